@@ -1,0 +1,18 @@
+"""The models that ship with the package: a small target, a smaller draft model, a speculator.
+
+They exist so that everything can be tried, tested and measured without a download. Each folder has
+a card (README.md) that tells data, licence, command and results.
+"""
+
+from pathlib import Path
+
+SHIPPED = {
+    "slipstream/small-target": "small_target",
+    "slipstream/small-draft": "small_draft",
+    "slipstream/small-streaming": "small_streaming",
+}
+
+
+def asset_folder(name: str) -> Path:
+    """The folder of a shipped model, e.g. 'slipstream/small-target'."""
+    return Path(__file__).parent / SHIPPED[name]

@@ -1,0 +1,94 @@
+"""StepCache: keys and values in one buffer that is allocated once.
+
+A forward *stages* its rows behind the committed ones; after verification `commit` moves the rows of
+the accepted path into place and forgets the others. Layers may stage different rows within a step
+(pruned nodes stay behind in the lower layers, streams exist in the upper ones only).
+
+It follows the part of transformers' cache interface that attention layers call, `update(key,
+value, layer_idx)`, and knows neither models nor trees.
+"""
+
+import torch
+
+
+class StepCache:
+    """Keys and values of L layers for one sequence (or B sequences of one common length).
+
+    Shapes: buffer (L, 2, B, H_kv, capacity, D_head). `length` counts the committed slots.
+    """
+
+    is_compileable = False
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_heads: int,
+        head_size: int,
+        capacity: int,
+        batch_size: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        self.buffer = torch.empty(
+            num_layers, 2, batch_size, num_heads, capacity, head_size, dtype=dtype, device=device
+        )
+        self._layers = [(layer[0], layer[1]) for layer in self.buffer.unbind(0)]
+        self.length = 0
+        self.staged = [0] * num_layers
+
+    @property
+    def capacity(self) -> int:
+        return self.buffer.shape[-2]
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_, **__
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stage rows of one layer, behind those already staged there in this step.
+
+        key, value: (B, H_kv, R, D_head). Returns views of all slots up to the staged ones,
+        (B, H_kv, length + staged, D_head). Raises ValueError when the capacity is exceeded.
+        """
+        start = self.length + self.staged[layer_idx]
+        stop = start + key.shape[-2]
+        if stop > self.capacity:
+            raise ValueError(f"the cache holds {self.capacity} rows and cannot stage row {stop}")
+        self.staged[layer_idx] += key.shape[-2]
+        keys, values = self._layers[layer_idx]
+        keys[..., start:stop, :] = key
+        values[..., start:stop, :] = value
+        return keys[..., :stop, :], values[..., :stop, :]
+
+    def commit(self, groups: list[tuple[range, list[int]]]) -> None:
+        """Keep some staged rows of each group of layers, in order, and forget the rest.
+
+        groups: (layers, rows) pairs that together cover all layers; `rows` are indices among the
+        rows staged there, and every group keeps equally many.
+
+        Example: 10 committed, staged rows 0..3 in every layer: `commit([(range(L), [0, 2])])`
+        leaves 12 committed, row 2 in slot 11.
+        """
+        kept = len(groups[0][1])
+        for layers, rows in groups:
+            if rows != list(range(kept)):
+                first = next(i for i, row in enumerate(rows) if row != i)
+                source = torch.tensor(rows[first:], device=self.buffer.device) + self.length
+                part = self.buffer[layers.start : layers.stop]
+                start = self.length + first
+                part[..., start : start + len(source), :] = part.index_select(-2, source)
+        self.length += kept
+        self.forget_staged()
+
+    def forget_staged(self) -> None:
+        """Drop every staged row."""
+        self.staged = [0] * len(self.staged)
+
+    def roll_back(self, length: int) -> None:
+        """Forget committed rows beyond `length` (ValueError if there are fewer)."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot roll back to {length}: {self.length} rows are committed")
+        self.length = length
+        self.forget_staged()
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Slots in use in a layer; transformers' layers ask for it."""
+        return self.length + self.staged[layer_idx]

@@ -1,0 +1,41 @@
+"""Boolean attention masks: rows of a forward against committed positions and rows of the forward.
+
+True means "may attend". Columns are cache slots: first the committed tokens, then the rows of this
+forward in order. Masks come from positions and parents alone; nothing here knows a model.
+"""
+
+import torch
+
+
+def tree_mask(committed: int, ancestors: torch.Tensor) -> torch.Tensor:
+    """(N, committed + N): every node sees all committed tokens, its ancestors and itself.
+
+    ancestors: (N, N) from `DraftTree.ancestor_mask`.
+
+    >>> tree_mask(1, torch.tensor([[True, False], [True, True]])).int().tolist()
+    [[1, 1, 0], [1, 1, 1]]
+    """
+    return torch.nn.functional.pad(ancestors, (committed, 0), value=True)
+
+
+def causal_mask(length: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """(length, length): row i sees rows 0..i."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
+
+
+def stream_mask(main_mask: torch.Tensor, num_streams: int) -> torch.Tensor:
+    """Mask of stream rows (Speculative Streaming, Eq. 2).
+
+    main_mask: (..., P, K), what the main row of each of P positions sees. Stream (t, j) sees what
+    its main row sees, and the streams (t, i) with i <= j; stream rows are ordered position by
+    position. Returns (..., P * S, K + P * S).
+
+    >>> stream_mask(torch.tensor([[True, False]]), 2).int().tolist()
+    [[1, 0, 1, 0], [1, 0, 1, 1]]
+    """
+    positions = main_mask.shape[-2]
+    main = main_mask.repeat_interleave(num_streams, dim=-2)
+    earlier = torch.ones(num_streams, num_streams, device=main.device).tril()
+    own = torch.eye(positions, device=main.device).kron(earlier).bool()
+    own = own.expand(*main.shape[:-2], *own.shape)
+    return torch.cat([main, own], dim=-1)

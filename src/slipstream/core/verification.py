@@ -1,0 +1,81 @@
+"""Which of a tree's nodes the target agrees with, and the token that follows them.
+
+Every rule here is exact: greedy output is the target's own, sampled output has the target's
+distribution. Sampling goes down the tree level by level; testing whole paths and keeping the
+longest would be biased. Sources: Leviathan et al. 2023 (sampled chain), SpecInfer (recursive
+rejection over siblings), SPECTRA algorithm 4 (deterministic siblings).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.core.sampling import Randomness
+from slipstream.core.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """path: accepted nodes from the root (root included); next_token: correction or bonus."""
+
+    path: list[int]
+    next_token: int
+
+
+def verify_greedy(tree: DraftTree, choices: list[int]) -> Verdict:
+    """Follow the target's argmax. choices: N token ids, the argmax after each node.
+
+    >>> verify_greedy(DraftTree([7, 1, 2], [-1, 0, 0]), [2, 5, 9])
+    Verdict(path=[0, 2], next_token=9)
+    """
+    path, parents, tokens = [0], tree.parents, tree.tokens
+    for node in range(1, len(tokens)):
+        if parents[node] == path[-1] and tokens[node] == choices[path[-1]]:
+            path.append(node)
+    return Verdict(path, choices[path[-1]])
+
+
+def verify_sampling(
+    tree: DraftTree, probabilities: torch.Tensor, randomness: Randomness
+) -> Verdict:
+    """Sample from the target, keeping drafted tokens where the laws of rejection allow it.
+
+    probabilities: (N, V), the target's distribution after each node (same temperature, top-k and
+    top-p as plain sampling). Children are tried in order; the distribution of every emitted token
+    is the target's whatever the tree proposes.
+    """
+    path = [0]
+    while True:
+        remaining = probabilities[path[-1]].clone()
+        children = tree.children(path[-1])
+        proposal = tree.proposals.get(path[-1])
+        drawn_from = None if proposal is None else proposal.probabilities.clone()
+        for child in children:
+            token = tree.tokens[child]
+            if drawn_from is None:
+                accepted = randomness.accept(float(remaining[token]))
+            else:
+                ratio = float(remaining[token]) / float(drawn_from[token])
+                accepted = randomness.accept(min(1.0, ratio))
+            if accepted:
+                path.append(child)
+                break
+            remaining = _residual(remaining, token, drawn_from)
+            if proposal is not None and not proposal.replacement:
+                drawn_from = _without(drawn_from, token)
+        else:
+            return Verdict(path, randomness.draw(remaining))
+
+
+def _residual(remaining: torch.Tensor, token: int, drawn_from: torch.Tensor | None) -> torch.Tensor:
+    """What is left of the target's distribution after one child was rejected."""
+    if drawn_from is None:
+        return _without(remaining, token)
+    left = (remaining - drawn_from).clamp(min=0)
+    return left / left.sum()
+
+
+def _without(probabilities: torch.Tensor, token: int) -> torch.Tensor:
+    left = probabilities.clone()
+    left[token] = 0
+    return left / left.sum()

@@ -1,0 +1,87 @@
+"""Batches of similar length under a token budget, in an order that can be resumed exactly.
+
+An epoch's order depends on seed and epoch alone, so a loader that remembers epoch and position
+goes on, bit for bit, where an interrupted run stopped.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.data.rendering import Sample
+
+
+@dataclass
+class Batch:
+    """Right-padded samples.
+
+    ids: (B, T) token ids; lengths: (B,) true lengths; supervised: (B, T), True where the token is
+    part of a completion (and so is predicted by the position before it).
+    """
+
+    ids: torch.Tensor
+    lengths: torch.Tensor
+    supervised: torch.Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.ids.to(device), self.lengths.to(device), self.supervised.to(device))
+
+
+def collate(samples: list[Sample], pad_id: int) -> Batch:
+    """Right-pad `samples` into one batch; padding is never supervised, whatever `pad_id` is."""
+    longest = max(len(sample.ids) for sample in samples)
+    ids = torch.full((len(samples), longest), pad_id)
+    supervised = torch.zeros(len(samples), longest, dtype=torch.bool)
+    for row, sample in enumerate(samples):
+        ids[row, : len(sample.ids)] = torch.tensor(sample.ids)
+        supervised[row, sample.prompt_length : len(sample.ids)] = True
+    lengths = torch.tensor([len(sample.ids) for sample in samples])
+    return Batch(ids, lengths, supervised)
+
+
+class TokenBatches:
+    """An iterable of `Batch` whose padded size stays within `batch_tokens` tokens."""
+
+    def __init__(
+        self, samples: list[Sample], pad_id: int, batch_tokens: int, seed: int, shuffle: bool
+    ):
+        self.samples, self.pad_id, self.batch_tokens = samples, pad_id, batch_tokens
+        self.seed, self.shuffle = seed, shuffle
+        self.epoch, self.position = 0, 0
+        self._count = len(self._order(0))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = self._order(self.epoch)
+        while self.position < len(order):
+            rows = order[self.position]
+            self.position += 1
+            yield collate([self.samples[row] for row in rows], self.pad_id)
+        self.epoch, self.position = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.position = state["epoch"], state["position"]
+
+    def _order(self, epoch: int) -> list[list[int]]:
+        """Rows of each batch: neighbours in length share a batch, batches come in random order."""
+        lengths = torch.tensor([len(sample.ids) for sample in self.samples], dtype=torch.float64)
+        generator = torch.Generator().manual_seed(self.seed + (epoch if self.shuffle else 0))
+        if self.shuffle:
+            lengths += torch.rand(len(lengths), generator=generator, dtype=torch.float64)
+        batches: list[list[int]] = [[]]
+        for row in lengths.argsort().tolist():
+            if (
+                batches[-1]
+                and (len(batches[-1]) + 1) * len(self.samples[row].ids) > self.batch_tokens
+            ):
+                batches.append([])
+            batches[-1].append(row)
+        if self.shuffle:
+            batches = [batches[i] for i in torch.randperm(len(batches), generator=generator)]
+        return batches

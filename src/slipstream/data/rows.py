@@ -1,0 +1,122 @@
+"""Prompt/completion rows from local JSON Lines files or from the Hugging Face hub.
+
+A row is one example: a prompt, and the completion that answers it. Local files are `.jsonl` or
+`.jsonl.gz`, one JSON object a line with the strings `prompt` and `completion`. This file knows
+nothing of tokens.
+"""
+
+import gzip
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.core.errors import InputError
+
+SUFFIXES = (".jsonl", ".jsonl.gz")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One example. `source` names the data set it came from (the folder or file name)."""
+
+    prompt: str
+    completion: str
+    source: str
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A data set on the hub, with templates that turn its columns into prompt and completion."""
+
+    name: str
+    prompt: str
+    completion: str
+    source: str
+
+    def rows(self, split: str) -> list[Row]:
+        """Download `split` and render it. Raises `InputError` when the hub cannot be reached."""
+        import datasets
+
+        try:
+            table = datasets.load_dataset(self.name, split=split)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"data.hub: {self.name!r} could not be loaded ({type(error).__name__}); check the "
+                "network, or give local JSONL files with data.path=FILE"
+            ) from error
+        return [
+            Row(self.prompt.format(**columns), self.completion.format(**columns), self.source)
+            for columns in table
+        ]
+
+
+def read_rows(path: str | Path, split: str, completion_required: bool = True) -> list[Row]:
+    """Read the rows of one file, or of the file named `split` in a folder.
+
+    `path` is a `.jsonl` or `.jsonl.gz` file, or a folder that holds `<split>.jsonl[.gz]`.
+    Raises `InputError` for a missing, empty, truncated, non-UTF-8 or malformed file.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = [
+            path / (split + suffix) for suffix in SUFFIXES if (path / (split + suffix)).exists()
+        ]
+        if not found:
+            raise InputError(
+                f"data.path: folder {path} holds no {split}.jsonl or {split}.jsonl.gz; "
+                "name a file, or a folder with that split"
+            )
+        path, source = found[0], path.name
+    else:
+        source = path.name.split(".")[0]
+        if source in ("train", "validation", "test"):
+            source = path.resolve().parent.name
+    if not path.exists():
+        raise InputError(f"data.path: {path} does not exist; give a .jsonl or .jsonl.gz file")
+    rows = [
+        _parse_line(path, number, line, source, completion_required)
+        for number, line in enumerate(_read_text(path).splitlines(), start=1)
+        if line.strip()
+    ]
+    if not rows:
+        raise InputError(
+            f"data.path: {path} holds no rows; give a file with one JSON object a line"
+        )
+    return rows
+
+
+def _read_text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        return content.decode("utf-8")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"data.path: {path} is truncated or not gzip ({error}); fetch the file again"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"data.path: {path} is not UTF-8 at byte {error.start}; convert it to UTF-8"
+        ) from error
+    except OSError as error:
+        raise InputError(f"data.path: {path} cannot be read ({error.strerror})") from error
+
+
+def _parse_line(path: Path, number: int, line: str, source: str, completion_required: bool) -> Row:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"data.path: {path} line {number} is not valid JSON ({error.msg}); "
+            "the file may be truncated: mend or remove that line"
+        ) from error
+    needed = ("prompt", "completion") if completion_required else ("prompt",)
+    for field in needed:
+        if not isinstance(record, dict) or not isinstance(record.get(field), str):
+            raise InputError(
+                f"data.path: {path} line {number} has no text field {field!r}; every row needs "
+                + " and ".join(repr(name) for name in needed)
+            )
+    return Row(record["prompt"], record.get("completion") or "", source)

@@ -1,0 +1,48 @@
+"""Counts and times of decoding, from which every reported rate is made."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Statistics:
+    """One answer, or the sum of several.
+
+    tokens: emitted, the end token included; target_forwards: after prefill; tokens after prefill
+    are those beyond the first of each answer. seconds: of the whole call, prefill included;
+    shares: seconds of prefill, draft and verify (the rest is overhead).
+    """
+
+    answers: int = 0
+    tokens: int = 0
+    target_forwards: int = 0
+    seconds: float = 0.0
+    shares: dict[str, float] = field(default_factory=dict)
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        names = self.shares.keys() | other.shares.keys()
+        return Statistics(
+            self.answers + other.answers,
+            self.tokens + other.tokens,
+            self.target_forwards + other.target_forwards,
+            self.seconds + other.seconds,
+            {name: self.shares.get(name, 0.0) + other.shares.get(name, 0.0) for name in names},
+        )
+
+    @property
+    def tau(self) -> float:
+        """Tokens per target forward, bonus token included; plain decoding has 1.00."""
+        return (self.tokens - self.answers) / max(1, self.target_forwards)
+
+    @property
+    def mean_accepted_draft_tokens(self) -> float:
+        """Drafted tokens kept per target forward: tau without the bonus or correction token."""
+        return max(0.0, self.tau - 1.0)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def overhead(self) -> float:
+        """Seconds that no forward accounts for."""
+        return self.seconds - sum(self.shares.values())

@@ -1,0 +1,77 @@
+"""What the engine asks of a drafter, and what it tells it.
+
+A drafter is one file and one YAML. It proposes a tree, may take part in the verifying forward
+through its `visitor`, and is told what was accepted. It never changes what is emitted: verification
+is the engine's.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from slipstream.core.cache import StepCache
+from slipstream.core.clock import Clock
+from slipstream.core.sampling import Randomness, Sampling
+from slipstream.core.tree import DraftTree
+from slipstream.targets.target import LayerVisitor, Rows, Target
+
+
+@dataclass
+class Context:
+    """What is known while one prompt is being answered.
+
+    tokens: prompt and answer so far; the last one is the root of the next tree. max_depth: how
+    many tokens beyond the root can still be used.
+    """
+
+    tokens: list[int]
+    cache: StepCache
+    sampling: Sampling
+    randomness: Randomness
+    clock: Clock = field(default_factory=Clock)
+    max_depth: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One verified forward.
+
+    tree: as verified (pruned nodes gone); path: accepted nodes of it, root included; next_token:
+    what follows; rows: the forward's result, nodes first, then rows the visitor added (prefill is
+    a step, too: a chain of the prompt's tokens, all accepted); logits: (N, V) of the nodes, or
+    (1, V) of the last prompt token.
+    """
+
+    tree: DraftTree
+    path: list[int]
+    next_token: int
+    rows: Rows
+    logits: torch.Tensor
+
+
+class Drafter:
+    """Base of all drafters; a plain one needs `propose` alone.
+
+    exact: whether outputs keep the target's distribution (all verified drafters do). visitor: its
+    part in the verifying forward, if any.
+    """
+
+    exact = True
+    visitor: LayerVisitor | None = None
+
+    def bind(self, target: Target) -> None:
+        """Called once, before decoding: check that the drafter fits, prepare what it needs."""
+
+    def begin(self, context: Context) -> None:
+        """Called before the prefill of each prompt."""
+
+    def extra_rows(self, budget: int) -> int:
+        """How many rows it may stage in a forward or a draft beyond the tree's `budget` nodes."""
+        return 0
+
+    def propose(self, context: Context, budget: int) -> DraftTree:
+        """A tree of at most `budget` nodes whose root is `context.tokens[-1]`."""
+        raise NotImplementedError
+
+    def observe(self, context: Context, step: Step) -> None:
+        """Called after each forward, prefill included, with the accepted path committed."""

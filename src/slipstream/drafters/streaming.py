@@ -1,0 +1,166 @@
+"""Speculative Streaming as a drafter: the target drafts its own next tree.
+
+Schedule *fused*: every node row of the verifying forward carries streams, and those of the last
+accepted node become the next tree. Schedule *deferred*: the streams of that node alone run in a
+short pass over the MSA layers after verification. Both draft from the same states; which is faster
+depends on the device. Children are the streams' most probable tokens, so proposals are
+deterministic. The pruning head may drop unlikely nodes in the middle of the forward.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from slipstream.core.errors import InputError
+from slipstream.core.tree import DraftTree, grow_best_first, prune
+from slipstream.drafters.base import Context, Drafter, Step
+from slipstream.speculators.checkpoint import load_speculator
+from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.target import Rows, Target
+
+SCHEDULES = ("fused", "deferred")
+
+
+class Streaming(Drafter):
+    """Drafts with the streams of a `StreamingSpeculator`, given itself or as a folder.
+
+    top_k: most children per level; prune_threshold: least transition probability of a node that
+    stays in the forward after the early exit; prune_cap: most nodes that stay. Threshold 0 with no
+    cap switches pruning off.
+    """
+
+    def __init__(
+        self,
+        speculator: StreamingSpeculator | str | Path,
+        schedule: str,
+        top_k: int,
+        prune_threshold: float = 0.0,
+        prune_cap: int | None = None,
+    ):
+        if schedule not in SCHEDULES:
+            raise InputError(f"drafter.schedule: must be one of {', '.join(SCHEDULES)}")
+        if top_k < 1:
+            raise InputError("drafter.top_k: must be at least 1")
+        if not 0 <= prune_threshold < 1 or (prune_cap is not None and prune_cap < 1):
+            raise InputError(
+                "drafter.prune_threshold, drafter.prune_cap: the threshold must be in [0, 1) and "
+                "the cap at least 1 (or null)"
+            )
+        self.speculator = speculator
+        self.schedule, self.top_k = schedule, top_k
+        self.prune_threshold, self.prune_cap = prune_threshold, prune_cap
+        self.target: Target | None = None
+        self.merged = None
+        self.visitor: _StreamVisitor | None = None
+
+    @property
+    def fused(self) -> bool:
+        return self.schedule == "fused"
+
+    def bind(self, target: Target) -> None:
+        if not isinstance(self.speculator, StreamingSpeculator):
+            self.speculator = load_speculator(self.speculator, target)
+        self.speculator = self.speculator.to(target.device, target.dtype).eval()
+        self.target = target
+        self.visitor = _StreamVisitor(self)
+        if self.speculator.adapters is not None and not self.fused:
+            self.merged = self.speculator.adapters.merged_layers(target)
+
+    def begin(self, context: Context) -> None:
+        self.visitor.tree = None
+
+    def extra_rows(self, budget: int) -> int:
+        return self.speculator.num_streams * (budget if self.fused else 1)
+
+    def propose(self, context: Context, budget: int) -> DraftTree:
+        root = context.tokens[-1]
+        levels = min(self.speculator.num_streams, context.max_depth)
+        if levels < 1 or budget < 2:
+            tree = DraftTree([root], [-1])
+        else:
+            with context.clock.share("draft"):
+                streams = self.visitor.streams if self.fused else self._run_streams(context)
+                logits = self.target.logits(streams[:levels]).float()
+                if not context.sampling.greedy:
+                    logits = logits / context.sampling.temperature
+                best = logits.softmax(-1).topk(min(self.top_k, logits.shape[-1]))
+                probabilities, tokens = best.values.tolist(), best.indices.tolist()
+            tree = grow_best_first(root, tokens, probabilities, budget)
+        self.visitor.tree = tree
+        return tree
+
+    def observe(self, context: Context, step: Step) -> None:
+        """Keep what the last accepted node has to say about its future."""
+        last, gamma = step.path[-1], self.speculator.num_streams
+        prefill = self.visitor.tree is None
+        if self.fused:
+            nodes = step.rows.hidden.shape[1] - gamma * (1 if prefill else len(step.tree))
+            start = nodes + (0 if prefill else last * gamma)
+            self.visitor.streams = step.rows.hidden[0, start : start + gamma]
+        else:
+            self.visitor.last = self.visitor.states[:, last : last + 1]
+            self.visitor.last_position = step.rows.positions[:, last : last + 1]
+
+    def _run_streams(self, context: Context) -> torch.Tensor:
+        """Deferred: (gamma, D) stream states of the last committed token."""
+        cache = context.cache
+        sees_all = torch.ones(1, 1, 1, cache.length, dtype=torch.bool, device=self.target.device)
+        streams = self.speculator.run_streams(
+            self.target, self.visitor.last, self.visitor.last_position, sees_all, cache, self.merged
+        )
+        cache.forget_staged()
+        return streams[0]
+
+
+class _StreamVisitor:
+    """The drafter's part in the verifying forward: prune nodes, keep states, add streams.
+
+    tree: the tree in the forward, None for a prefill, whose last row alone carries streams.
+    """
+
+    def __init__(self, drafter: Streaming):
+        self.drafter = drafter
+        self.layer = drafter.speculator.first_layer
+        self.tree: DraftTree | None = None
+        self.states: torch.Tensor | None = None
+        self.streams: torch.Tensor | None = None
+        self.last: torch.Tensor | None = None
+        self.last_position: torch.Tensor | None = None
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        drafter = self.drafter
+        rows = self._prune(rows)
+        self.states = rows.hidden
+        if not drafter.fused:
+            yield rows
+            return
+        count = rows.hidden.shape[1]
+        chosen = [count - 1] if self.tree is None else list(range(count))
+        with drafter.speculator.acting_on(drafter.target, count):
+            yield drafter.speculator.add_streams(rows, chosen)
+
+    def _prune(self, rows: Rows) -> Rows:
+        tree, drafter = self.tree, self.drafter
+        cap = drafter.prune_cap or rows.hidden.shape[1]
+        if tree is None or (drafter.prune_threshold == 0 and cap >= len(tree)):
+            return rows
+        logits = drafter.speculator.early_exit_logits(drafter.target, rows.hidden[0]).float()
+        parents = torch.tensor([0, *tree.parents[1:]], device=logits.device)
+        tokens = torch.tensor(tree.tokens, device=logits.device)
+        transitions = logits.softmax(-1)[parents, tokens].tolist()
+        kept = prune(tree, transitions, drafter.prune_threshold, cap)
+        if len(kept) == len(tree):
+            return rows
+        return keep_rows(rows, kept)
+
+
+def keep_rows(rows: Rows, kept: list[int]) -> Rows:
+    """The `kept` rows of a forward, seeing one another and all committed tokens as before."""
+    committed = rows.mask.shape[-1] - rows.hidden.shape[1]
+    columns = [*range(committed), *(committed + row for row in kept)]
+    return Rows(
+        rows.hidden[:, kept], rows.positions[:, kept], rows.mask[:, :, kept][..., columns], kept
+    )

@@ -1,0 +1,121 @@
+"""The speculator folder: config.json, model.safetensors (trained tensors only) and README.md.
+
+A folder opens by its path alone, given the target it was trained for, and refuses any other with
+one sentence. It is written to a temporary folder first, so a half-written one never stands there.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+from torch import nn
+
+from slipstream.core.errors import InputError
+from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.target import Target
+
+FORMAT_VERSION = 1
+KINDS = {StreamingSpeculator.kind: StreamingSpeculator}
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+
+
+def save_speculator(
+    folder: str | Path, speculator: nn.Module, target: Target, trained_length: int, card: str
+) -> Path:
+    """Write the folder (replacing one of the same name). trained_length: longest sample, tokens."""
+    folder = Path(folder)
+    config = {
+        "format_version": FORMAT_VERSION,
+        "kind": speculator.kind,
+        "arguments": speculator.arguments,
+        "target": target.name,
+        "target_fingerprint": target.fingerprint,
+        "chat_template": getattr(target.tokenizer, "chat_template", None),
+        "trained_length": trained_length,
+        "slipstream_version": version("slipstream"),
+    }
+    check_writable(folder.parent, "output_dir")
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        made = Path(scratch) / "speculator"
+        made.mkdir()
+        (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        tensors = {name: tensor.contiguous() for name, tensor in speculator.state_dict().items()}
+        safetensors.torch.save_file(tensors, made / WEIGHTS)
+        (made / CARD).write_text(card, encoding="utf-8")
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(made, folder)
+    return folder
+
+
+def read_config(folder: str | Path) -> dict:
+    """The folder's config.json; `InputError` when it is missing or of another format."""
+    path = Path(folder) / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(
+            f"speculator: {path} cannot be read ({type(error).__name__}); give a folder written "
+            "by train.py"
+        ) from error
+    if config.get("format_version") != FORMAT_VERSION or config.get("kind") not in KINDS:
+        raise InputError(
+            f"speculator: {folder} has format {config.get('format_version')!r} and kind "
+            f"{config.get('kind')!r}; this version opens format {FORMAT_VERSION} and kinds "
+            f"{', '.join(KINDS)}"
+        )
+    return config
+
+
+def load_speculator(folder: str | Path, target: Target) -> nn.Module:
+    """Open a speculator folder for `target`. Raises `InputError` for another target or tokenizer,
+    and for missing, superfluous, misshapen or unreadable tensors."""
+    config = read_config(folder)
+    for part, theirs in config["target_fingerprint"].items():
+        if target.fingerprint.get(part) != theirs:
+            raise InputError(
+                f"speculator: {folder} was trained for {config['target'] or 'another target'} and "
+                f"the {part} of {target.name or 'this target'} differs; use that target, or train "
+                "a speculator for this one"
+            )
+    speculator = KINDS[config["kind"]](target, **config["arguments"])
+    path = Path(folder) / WEIGHTS
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(
+            f"speculator: {path} is missing or corrupt ({error}); copy or train it again"
+        ) from error
+    expected = {name: tensor.shape for name, tensor in speculator.state_dict().items()}
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    wrong = sorted(
+        name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
+    )
+    if wrong:
+        raise InputError(
+            f"speculator: {path} does not fit its config.json at tensor {wrong[0]!r} (expected "
+            f"{_shape(expected, wrong[0])}, found {_shape(found, wrong[0])}); copy or train it again"
+        )
+    speculator.load_state_dict(tensors)
+    return speculator.to(target.device).eval()
+
+
+def check_writable(folder: Path, field: str) -> None:
+    """Create `folder` and check that files can be written there (`InputError` otherwise)."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        raise InputError(
+            f"{field}: cannot write to {folder} ({error.strerror}); choose another folder"
+        ) from error
+
+
+def _shape(shapes: dict, name: str) -> str:
+    return f"shape {tuple(shapes[name])}" if name in shapes else "none"

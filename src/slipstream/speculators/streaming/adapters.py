@@ -1,0 +1,151 @@
+"""Low-rank adapters that act on stream rows alone, and the layers with those adapters merged in.
+
+The target's modules are never changed: while streams run, forward hooks add the adapters' output
+to the stream rows of each linear, and every other row leaves bit for bit as it was. For a forward
+of stream rows only (deferred streams) a second set of layers with the adapters merged into the
+weights is faster; the hooks are its reference.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from slipstream.targets.packed import PackedLinear, pack_linears
+from slipstream.targets.target import Target
+
+
+class LowRank(nn.Module):
+    """x -> up(down(x)) with down (rank, in) and up (out, rank); zero at first unless `random_up`."""
+
+    def __init__(self, in_features: int, out_features: int, rank: int, random_up: bool = False):
+        super().__init__()
+        self.down = nn.Parameter(torch.empty(rank, in_features))
+        self.up = nn.Parameter(torch.zeros(out_features, rank))
+        nn.init.normal_(self.down, std=in_features**-0.5)
+        if random_up:
+            nn.init.normal_(self.up, std=rank**-0.5)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """(..., in) -> (..., out)."""
+        return F.linear(F.linear(rows, self.down), self.up)
+
+    def as_linears(self) -> nn.Sequential:
+        """The same function as two linear layers, which can be packed."""
+        layers = []
+        for weight in (self.down, self.up):
+            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+            linear.weight = nn.Parameter(weight.detach().clone())
+            layers.append(linear)
+        return nn.Sequential(*layers)
+
+
+class StreamAdapters(nn.Module):
+    """One `LowRank` per linear of the top layers of a target (and per MLP, where MLPs are skipped).
+
+    Shapes are read off the target; its modules are not kept, so it is not saved with the adapters.
+    """
+
+    def __init__(self, target: Target, num_msa_layers: int, rank: int, skip_mlp: bool):
+        super().__init__()
+        family = target.family
+        self.skip_mlp = skip_mlp
+        self.first_layer = target.num_layers - num_msa_layers
+        names = family.attention_linears + (() if skip_mlp else family.mlp_linears)
+        self.layers = nn.ModuleDict()
+        for index in range(self.first_layer, target.num_layers):
+            layer = family.layers[index]
+            adapters = {
+                name.replace(".", "/"): LowRank(*linear_shape(layer.get_submodule(name)), rank)
+                for name in names
+            }
+            if skip_mlp:
+                adapters[family.mlp] = LowRank(target.hidden_size, target.hidden_size, rank)
+            self.layers[str(index)] = nn.ModuleDict(adapters)
+
+    def _of(self, target: Target) -> Iterator[tuple[str, nn.Module, LowRank]]:
+        """(name inside the layer, module of the target, its adapter), over all MSA layers."""
+        for index, adapters in self.layers.items():
+            layer = target.family.layers[int(index)]
+            for key, adapter in adapters.items():
+                name = key.replace("/", ".")
+                yield name, layer.get_submodule(name), adapter
+
+    @contextmanager
+    def active(self, target: Target, first_row: int) -> Iterator[None]:
+        """Within, the adapters act on rows `first_row` and later of whatever runs in `target`."""
+        handles = []
+        for name, module, adapter in self._of(target):
+            if self.skip_mlp and name == target.family.mlp:
+                handles += _hook_in_place_of(module, adapter, first_row)
+            else:
+                handles.append(_hook_beside(module, adapter, first_row))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @torch.no_grad()
+    def merged_layers(self, target: Target) -> nn.ModuleList:
+        """Copies of the MSA layers for stream rows only, with the adapters merged in."""
+        layers = nn.ModuleList()
+        for index, adapters in self.layers.items():
+            layer = copy.deepcopy(target.family.layers[int(index)])
+            packed = any(isinstance(module, PackedLinear) for module in layer.modules())
+            for key, adapter in adapters.items():
+                name = key.replace("/", ".")
+                if self.skip_mlp and name == target.family.mlp:
+                    layer.set_submodule(name, adapter.as_linears().to(target.dtype))
+                else:
+                    layer.set_submodule(name, _merged(layer.get_submodule(name), adapter))
+            if packed:
+                pack_linears(layer)
+            layers.append(layer)
+        return layers.requires_grad_(False)
+
+
+def _merged(module: nn.Module, adapter: LowRank) -> nn.Linear:
+    """One linear layer that computes `module` and `adapter` together."""
+    weight = module.weight.t() if hasattr(module, "nx") else module.weight
+    out_features, in_features = weight.shape
+    linear = nn.Linear(in_features, out_features, bias=module.bias is not None)
+    linear.weight = nn.Parameter((weight.float() + adapter.up @ adapter.down).to(weight.dtype))
+    linear.bias = None if module.bias is None else nn.Parameter(module.bias)
+    return linear
+
+
+def linear_shape(module: nn.Module) -> tuple[int, int]:
+    """(in, out) of a linear layer, also of GPT-2's Conv1D."""
+    if hasattr(module, "in_features"):
+        return module.in_features, module.out_features
+    return module.nx, module.nf
+
+
+def _hook_beside(module: nn.Module, adapter: LowRank, first_row: int):
+    """Add the adapter's output to the stream rows of `module`'s output."""
+
+    def add(_, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        streams = output[..., first_row:, :] + adapter(inputs[0][..., first_row:, :])
+        if first_row == 0:
+            return streams
+        return torch.cat([output[..., :first_row, :], streams], dim=-2)
+
+    return module.register_forward_hook(add)
+
+
+def _hook_in_place_of(module: nn.Module, adapter: LowRank, first_row: int) -> list:
+    """Let `module` see main rows alone; stream rows get the adapter's output instead."""
+    streams: list[torch.Tensor] = []
+
+    def divide(_, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        streams.append(adapter(inputs[0][..., first_row:, :]))
+        return (inputs[0][..., :first_row, :],)
+
+    def join(_, __, output: torch.Tensor) -> torch.Tensor:
+        return torch.cat([output, streams.pop()], dim=-2)
+
+    return [module.register_forward_pre_hook(divide), module.register_forward_hook(join)]

@@ -1,0 +1,58 @@
+"""The constructor arguments of a streaming speculator, checked on their own and against a target."""
+
+from dataclasses import dataclass
+
+from slipstream.core.errors import InputError
+from slipstream.targets.target import Target
+
+MLP_VARIANTS = ("base+adapter", "adapter")
+POSITION_VARIANTS = ("shifted", "same")
+
+
+@dataclass(frozen=True)
+class StreamingConfig:
+    """Speculative Streaming, sections 2.1 to 2.3. Defaults are the paper's.
+
+    num_streams: gamma, how many tokens beyond the next one are drafted. num_msa_layers: N_s, how
+    many of the top layers the streams run through. adapter_rank: rank of the adapters that act on
+    stream rows alone, 0 for none. mlp: 'base+adapter' (adapters beside the frozen MLP) or
+    'adapter' (streams skip the MLP and take the low-rank adapter alone). initialisation_rank: rank
+    eta of f_eta, 0 for the identity. stream_positions: 'shifted' gives stream j of position t the
+    rotary position t + j, 'same' gives it t; learned positions are always those of t.
+    pruning_rank: rank of the pruning head.
+    """
+
+    num_streams: int = 4
+    num_msa_layers: int = 4
+    adapter_rank: int = 8
+    mlp: str = "base+adapter"
+    initialisation_rank: int = 0
+    stream_positions: str = "shifted"
+    pruning_rank: int = 8
+
+    def __post_init__(self) -> None:
+        for field, least in (
+            ("num_streams", 1),
+            ("num_msa_layers", 1),
+            ("adapter_rank", 0),
+            ("initialisation_rank", 0),
+            ("pruning_rank", 1),
+        ):
+            if getattr(self, field) < least:
+                raise InputError(f"speculator.{field}: must be at least {least}")
+        for field, variants in (("mlp", MLP_VARIANTS), ("stream_positions", POSITION_VARIANTS)):
+            if getattr(self, field) not in variants:
+                raise InputError(f"speculator.{field}: must be one of {', '.join(variants)}")
+
+    def check_against(self, target: Target) -> None:
+        """`InputError` when `target` cannot carry this speculator."""
+        if self.num_msa_layers > target.num_layers:
+            raise InputError(
+                f"speculator.num_msa_layers: {self.num_msa_layers} is more than the target's "
+                f"{target.num_layers} layers; choose at most {target.num_layers}"
+            )
+        if self.mlp == "adapter" and target.family.mlp is None:
+            raise InputError(
+                "speculator.mlp: 'adapter' needs an MLP module inside the layer, which "
+                f"{target.model.config.model_type} has not; choose 'base+adapter'"
+            )

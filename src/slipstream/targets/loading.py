@@ -1,0 +1,83 @@
+"""Loading targets: from the shipped assets, a local folder or the Hugging Face hub; and checks.
+
+The fingerprint tells whether a speculator fits a target. It is taken from the weights before
+anything is packed or cast further.
+"""
+
+import hashlib
+import json
+
+import torch
+
+from slipstream.assets import SHIPPED, asset_folder
+from slipstream.core.errors import InputError
+from slipstream.targets.packed import pack_linears
+from slipstream.targets.target import Target
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_target(
+    name: str, dtype: str = "float32", device: str = "auto", packed: bool = True
+) -> Target:
+    """Open the model and tokenizer called `name`: a shipped model, a folder, or a hub id.
+
+    device: 'auto' takes CUDA if there is any. packed: on the CPU, reorder the weights for small
+    batches (see targets/packed.py). Raises `InputError` for what cannot be opened.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if dtype not in DTYPES:
+        raise InputError(f"target.dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    location = asset_folder(name) if name in SHIPPED else name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(location)
+        model = AutoModelForCausalLM.from_pretrained(
+            location, dtype=DTYPES[dtype], attn_implementation="sdpa"
+        )
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"target.name: {name!r} cannot be opened ({str(error).splitlines()[0]}); give a model "
+            f"folder, a hub id, or one of {', '.join(SHIPPED)}"
+        ) from error
+    target = Target(model.to(device).eval().requires_grad_(False), tokenizer, name)
+    target.fingerprint = fingerprint(target)
+    if packed and target.device.type == "cpu":
+        pack_linears(model)
+    return target
+
+
+def vocabulary_of(target: Target) -> dict[str, int]:
+    """Token -> id, to compare vocabularies by content."""
+    return {} if target.tokenizer is None else target.tokenizer.get_vocab()
+
+
+def fingerprint(target: Target) -> dict[str, str]:
+    """SHA-256 digests of a target's config, tokenizer and weights.
+
+    Of each weight tensor its name, shape and up to 4,096 evenly spaced values count, rounded to
+    bfloat16, so that the dtype it was loaded in makes no difference.
+    """
+    config = target.model.config.to_diff_dict()
+    for volatile in ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"):
+        config.pop(volatile, None)
+    weights = hashlib.sha256()
+    for name, tensor in sorted(target.model.state_dict().items()):
+        flat = tensor.detach().flatten()
+        sample = flat[:: max(1, len(flat) // 4096)][:4096].to(torch.bfloat16).cpu()
+        weights.update(f"{name}{tuple(tensor.shape)}".encode())
+        weights.update(sample.view(torch.int16).numpy().tobytes())
+    tokenizer = {
+        "vocabulary": sorted(vocabulary_of(target).items(), key=lambda entry: entry[1]),
+        "chat_template": getattr(target.tokenizer, "chat_template", None),
+    }
+    return {
+        "config": _digest(config),
+        "tokenizer": _digest(tokenizer),
+        "weights": weights.hexdigest(),
+    }
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,118 @@
+"""Target: the causal language model whose output is sped up, as a few calls on rows.
+
+A *row* is one position in a forward: a token with its position and its line of the attention mask.
+A forward is: embed the rows, run layers, norm, head. Between two layers a `LayerVisitor` may drop
+rows (pruning) or add rows (streams), which is how a drafter takes part in the verifying forward
+without the engine knowing it. Nothing here knows trees, verification or sampling.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from slipstream.core.cache import StepCache
+from slipstream.targets.families import Family, family_of
+
+
+@dataclass
+class Rows:
+    """Rows on their way through the layers.
+
+    hidden: (B, R, D); positions: (B, R); mask: (B, 1, R, K) boolean, or None (plain causal
+    over an empty cache; without a visitor also a single row that sees everything); kept: which node rows of the forward are
+    still there, None for all. Node rows come first; rows a visitor added follow.
+    """
+
+    hidden: torch.Tensor
+    positions: torch.Tensor
+    mask: torch.Tensor | None
+    kept: list[int] | None = None
+
+
+class LayerVisitor(Protocol):
+    """Something that looks at, drops or adds rows before layer `layer` of a forward."""
+
+    layer: int
+
+    def visit(self, rows: Rows) -> AbstractContextManager[Rows]:
+        """The rows that go on; the context stays open while the layers above run."""
+
+
+class Target:
+    """A Hugging Face decoder behind calls on rows. L layers, width D, vocabulary V."""
+
+    def __init__(self, model: nn.Module, tokenizer=None, name: str = ""):
+        self.model, self.tokenizer, self.name = model, tokenizer, name
+        self.family: Family = family_of(model)
+        self.num_layers = len(self.family.layers)
+        self.hidden_size = model.config.hidden_size
+        self.vocab_size = model.config.vocab_size
+        self.max_positions = self.family.max_positions
+        self.fingerprint: dict[str, str] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Token ids that end an answer."""
+        ids = self.model.config.eos_token_id
+        if ids is None:
+            return frozenset()
+        return frozenset(ids) if isinstance(ids, list) else frozenset([ids])
+
+    def new_cache(self, capacity: int, batch_size: int = 1) -> StepCache:
+        """An empty cache with `capacity` slots for every layer."""
+        heads, size = self.family.cache_shape
+        return StepCache(
+            self.num_layers, heads, size, capacity, batch_size, self.dtype, self.device
+        )
+
+    def embed(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None) -> Rows:
+        """(B, R) ids and positions, (B, 1, R, K) mask -> rows before layer 0."""
+        return Rows(self.family.embed(ids, positions), positions, mask)
+
+    def run_layers(self, layers: range, rows: Rows, cache: StepCache | None) -> Rows:
+        """Run a span of the target's own layers; replaces `rows.hidden`."""
+        return self.run_modules(self.family.layers[layers.start : layers.stop], rows, cache)
+
+    def run_modules(
+        self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache | None
+    ) -> Rows:
+        """Run decoder layers of the target's architecture; replaces `rows.hidden`."""
+        if len(modules):
+            rotary = self.family.rotary(rows.hidden, rows.positions)
+            for module in modules:
+                rows.hidden = self.family.run_layer(
+                    module, rows.hidden, rows.mask, rows.positions, rotary, cache
+                )
+        return rows
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: StepCache | None,
+        visitor: LayerVisitor | None = None,
+    ) -> Rows:
+        """All layers over the rows; the result's hidden states are before the final norm."""
+        rows = self.embed(ids, positions, mask)
+        if visitor is None:
+            return self.run_layers(range(self.num_layers), rows, cache)
+        rows = self.run_layers(range(visitor.layer), rows, cache)
+        with visitor.visit(rows) as rows:
+            return self.run_layers(range(visitor.layer, self.num_layers), rows, cache)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Final norm and LM head: (..., D) -> (..., V)."""
+        return self.model.lm_head(self.family.norm(hidden))

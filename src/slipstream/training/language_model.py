@@ -1,0 +1,103 @@
+"""Training a small language model from scratch on prompt/completion data.
+
+This is how the models in `slipstream.assets` were made: next-token loss on completion tokens.
+Nothing here knows of speculation.
+"""
+
+from pathlib import Path
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+
+from slipstream.core.errors import InputError
+from slipstream.data.batches import Batch
+from slipstream.data.prompt_completion import PromptCompletionData
+from slipstream.data.tokenizer import train_tokenizer
+from slipstream.training.schedule import linear_schedule
+
+
+class LanguageModelTraining(L.LightningModule):
+    """Next-token training of a new transformers model.
+
+    architecture: `model_type` and the keyword arguments of its transformers config.
+    tokenizer: folder of a tokenizer to share, or None to train one with `vocab_size` entries.
+    """
+
+    def __init__(
+        self,
+        architecture: dict,
+        vocab_size: int,
+        tokenizer: str | None,
+        learning_rate: float,
+        weight_decay: float,
+        warmup_steps: int,
+    ):
+        super().__init__()
+        self.architecture, self.vocab_size, self.tokenizer_path = (
+            architecture,
+            vocab_size,
+            tokenizer,
+        )
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.warmup_steps = warmup_steps
+        self.model, self.tokenizer = None, None
+
+    def prepare(self, data: PromptCompletionData) -> None:
+        """Make the tokenizer and the model, and render the data."""
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+        if self.tokenizer_path is None:
+            self.tokenizer = train_tokenizer(data.rows("train"), self.vocab_size)
+        else:
+            self.tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_path)
+        config = AutoConfig.for_model(
+            **self.architecture,
+            vocab_size=len(self.tokenizer),
+            bos_token_id=None,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        self.model = AutoModelForCausalLM.from_config(config)
+        data.prepare(self.tokenizer)
+        if not any(batch.supervised.any() for batch in data.val_dataloader()):
+            raise InputError("data.path: no completion tokens to learn from; check `completion`")
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Mean cross-entropy over the batch's supervised tokens."""
+        hidden = self.model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
+        predicts = batch.supervised[:, 1:]
+        logits = self.model.lm_head(hidden[:, :-1][predicts])
+        return F.cross_entropy(logits.float(), batch.ids[:, 1:][predicts])
+
+    def training_step(self, batch: Batch, _: int) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Batch, _: int) -> None:
+        self.log(
+            "validation/loss",
+            self.loss(batch),
+            prog_bar=True,
+            batch_size=int(batch.supervised.sum()),
+        )
+
+    def configure_optimizers(self) -> dict[str, object]:
+        matrices = [p for p in self.parameters() if p.ndim >= 2]
+        others = [p for p in self.parameters() if p.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": self.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.98))
+        steps = int(self.trainer.estimated_stepping_batches)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": linear_schedule(optimizer, self.warmup_steps, steps),
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the model in bfloat16 and the tokenizer to `folder`."""
+        self.model.to(torch.bfloat16).save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)

@@ -1,0 +1,96 @@
+"""Greedy output of every drafter equals transformers' own, token for token, in float64."""
+
+import pytest
+import torch
+from tests.tiny import ARCHITECTURES, VOCABULARY, random_tree, tiny_speculator, tiny_target
+
+from slipstream.core.sampling import Sampling
+from slipstream.core.tree import DraftTree
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.drafters.base import Context, Drafter
+from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.drafters.streaming import Streaming
+
+NUM_TOKENS = 24
+
+
+class RandomTrees(Drafter):
+    """Proposes random trees that now and then hold the truth, and repeated siblings."""
+
+    def __init__(self, truth: list[int], seed: int):
+        self.truth = truth
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def propose(self, context: Context, budget: int) -> DraftTree:
+        tree = random_tree(
+            int(torch.randint(1, budget + 1, (), generator=self.generator)), self.generator
+        )
+        tree.tokens[0] = context.tokens[-1]
+        done = len(context.tokens)
+        for node, depth in enumerate(tree.depths()):
+            if depth and torch.rand((), generator=self.generator) < 0.7:
+                tree.tokens[node] = self.truth[min(done + depth - 1, len(self.truth) - 1)]
+        deep = [node for node, depth in enumerate(tree.depths()) if depth <= context.max_depth]
+        return tree.keep(deep)
+
+
+def reference(target, prompt: list[int], count: int = NUM_TOKENS) -> list[int]:
+    """Greedy tokens of transformers' `generate`, for a target that never ends by itself."""
+    output = target.model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+def prompts(seed: int, count: int = 3) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randint(0, VOCABULARY, (length,), generator=generator).tolist()
+        for length in range(1, 1 + 4 * count, 4)
+    ]
+
+
+def drafters(target, truth):
+    yield "prompt_lookup", PromptLookup(max_ngram=2, num_tokens=5)
+    yield "draft_model", DraftModel(tiny_target("llama", seed=5, num_hidden_layers=1), 4)
+    yield "draft_model_itself", DraftModel(target, 4)
+    yield "random_trees", RandomTrees(truth, seed=1)
+    variants = [
+        dict(),
+        dict(adapter_rank=0, initialisation_rank=2),
+        dict(stream_positions="same"),
+        dict(num_msa_layers=4, num_streams=1),
+    ]
+    if target.family.mlp is not None:
+        variants.append(dict(mlp="adapter"))
+    for schedule in ("fused", "deferred"):
+        for number, variant in enumerate(variants):
+            speculator = tiny_speculator(target, **variant)
+            yield f"{schedule}_{number}", Streaming(speculator, schedule, top_k=3)
+            yield (
+                f"{schedule}_{number}_pruned",
+                Streaming(speculator, schedule, top_k=3, prune_threshold=0.02, prune_cap=5),
+            )
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_every_drafter_gives_the_greedy_tokens_of_generate(architecture):
+    target = tiny_target(architecture)
+    taus = {}
+    for prompt in prompts(seed=3):
+        truth = reference(target, prompt)
+        assert PlainDecoder(target, Sampling(), Limits(NUM_TOKENS)).generate(prompt).ids == truth
+        for name, drafter in drafters(target, prompt + truth):
+            engine = Engine(target, drafter, Sampling(), Limits(NUM_TOKENS), budget=9)
+            generation = engine.generate(prompt)
+            assert generation.ids == truth, name
+            taus[name] = generation.statistics.tau
+    assert taus["draft_model_itself"] > 4.0
+    assert taus["random_trees"] > 1.3

@@ -1,0 +1,77 @@
+"""Tiny random models of every family, for tests."""
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from slipstream.core.tree import DraftTree
+from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.target import Target
+
+VOCABULARY = 40
+ARCHITECTURES = {
+    "llama": dict(
+        model_type="llama",
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    ),
+    "qwen3": dict(
+        model_type="qwen3",
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+    ),
+    "opt": dict(
+        model_type="opt",
+        hidden_size=24,
+        ffn_dim=40,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        word_embed_proj_dim=16,
+    ),
+    "gpt2": dict(model_type="gpt2", n_embd=24, n_layer=4, n_head=4, n_positions=128),
+}
+
+
+def tiny_target(architecture: str = "llama", seed: int = 0, **changes) -> Target:
+    """A random float64 target of four layers; large weights, so that answers vary."""
+    torch.manual_seed(seed)
+    arguments = (
+        dict(vocab_size=VOCABULARY, max_position_embeddings=128) | ARCHITECTURES[architecture]
+    )
+    if architecture == "gpt2":
+        arguments.pop("max_position_embeddings")
+    config = AutoConfig.for_model(
+        **(arguments | changes), bos_token_id=None, eos_token_id=None, pad_token_id=None
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.25)
+    return Target(model.double().eval().requires_grad_(False), name=f"tiny-{architecture}")
+
+
+def tiny_speculator(target: Target, seed: int = 0, **arguments) -> StreamingSpeculator:
+    """A random speculator whose adapters and pruning head are far from zero."""
+    torch.manual_seed(seed)
+    defaults = dict(num_streams=3, num_msa_layers=2, adapter_rank=4, pruning_rank=4)
+    speculator = StreamingSpeculator(target, **(defaults | arguments)).double()
+    with torch.no_grad():
+        for parameter in speculator.parameters():
+            parameter.normal_(std=0.3)
+    return speculator
+
+
+def random_tree(num_nodes: int, generator: torch.Generator) -> DraftTree:
+    """Random tokens under random parents."""
+    parents = [-1] + [
+        int(torch.randint(0, node, (), generator=generator)) for node in range(1, num_nodes)
+    ]
+    tokens = torch.randint(0, VOCABULARY, (num_nodes,), generator=generator).tolist()
+    return DraftTree(tokens, parents)
