@@ -4,6 +4,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from slipstream.core.tree import DraftTree
+from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
 
@@ -61,7 +62,7 @@ def tiny_speculator(target: Target, seed: int = 0, **arguments) -> StreamingSpec
     """A random speculator whose adapters and pruning head are far from zero."""
     torch.manual_seed(seed)
     defaults = dict(num_streams=3, num_msa_layers=2, adapter_rank=4, pruning_rank=4)
-    speculator = StreamingSpeculator(target, **(defaults | arguments)).double()
+    speculator = StreamingSpeculator(target, StreamingConfig(**(defaults | arguments))).double()
     with torch.no_grad():
         for parameter in speculator.parameters():
             parameter.normal_(std=0.3)

@@ -78,6 +78,11 @@ class StepCache:
         self.length += kept
         self.forget_staged()
 
+    def keep_sequences(self, sequences: list[int]) -> None:
+        """Let only these of the B sequences go on, in this order."""
+        self.buffer = self.buffer[:, :, sequences]
+        self._layers = [(layer[0], layer[1]) for layer in self.buffer.unbind(0)]
+
     def forget_staged(self) -> None:
         """Drop every staged row."""
         self.staged = [0] * len(self.staged)
@@ -92,3 +97,30 @@ class StepCache:
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots in use in a layer; transformers' layers ask for it."""
         return self.length + self.staged[layer_idx]
+
+
+class TrainingCache:
+    """The plain counterpart with gradients: it keeps the first rows given to each layer.
+
+    Rows of later calls see the first ones and themselves, and are not kept. That is what training
+    streams needs (main rows first, stream rows over them), and the reference for `StepCache`.
+    """
+
+    is_compileable = False
+
+    def __init__(self, num_layers: int):
+        self._first: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * num_layers
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_, **__
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """key, value: (B, H_kv, R, D_head); returns what these rows may attend to."""
+        first = self._first[layer_idx]
+        if first is None:
+            self._first[layer_idx] = (key, value)
+            return key, value
+        return torch.cat([first[0], key], dim=-2), torch.cat([first[1], value], dim=-2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        first = self._first[layer_idx]
+        return 0 if first is None else first[0].shape[-2]

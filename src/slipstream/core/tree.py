@@ -48,9 +48,7 @@ class DraftTree:
         if self.parents[0] != -1 or any(
             not 0 <= parent < node for node, parent in enumerate(self.parents) if node
         ):
-            raise ValueError(
-                "node 0 is the root (parent -1) and every parent precedes its children"
-            )
+            raise ValueError("node 0 is the root, with parent -1; parents precede their children")
         if self.confidences is None:
             self.confidences = [1.0] * len(self.tokens)
 

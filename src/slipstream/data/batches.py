@@ -28,10 +28,10 @@ class Batch:
         return Batch(self.ids.to(device), self.lengths.to(device), self.supervised.to(device))
 
 
-def collate(samples: list[Sample], pad_id: int) -> Batch:
-    """Right-pad `samples` into one batch; padding is never supervised, whatever `pad_id` is."""
+def collate(samples: list[Sample]) -> Batch:
+    """Right-pad `samples` into one batch; padding is known by length, never by its token (0)."""
     longest = max(len(sample.ids) for sample in samples)
-    ids = torch.full((len(samples), longest), pad_id)
+    ids = torch.zeros(len(samples), longest, dtype=torch.long)
     supervised = torch.zeros(len(samples), longest, dtype=torch.bool)
     for row, sample in enumerate(samples):
         ids[row, : len(sample.ids)] = torch.tensor(sample.ids)
@@ -43,10 +43,8 @@ def collate(samples: list[Sample], pad_id: int) -> Batch:
 class TokenBatches:
     """An iterable of `Batch` whose padded size stays within `batch_tokens` tokens."""
 
-    def __init__(
-        self, samples: list[Sample], pad_id: int, batch_tokens: int, seed: int, shuffle: bool
-    ):
-        self.samples, self.pad_id, self.batch_tokens = samples, pad_id, batch_tokens
+    def __init__(self, samples: list[Sample], batch_tokens: int, seed: int, shuffle: bool):
+        self.samples, self.batch_tokens = samples, batch_tokens
         self.seed, self.shuffle = seed, shuffle
         self.epoch, self.position = 0, 0
         self._count = len(self._order(0))
@@ -59,7 +57,7 @@ class TokenBatches:
         while self.position < len(order):
             rows = order[self.position]
             self.position += 1
-            yield collate([self.samples[row] for row in rows], self.pad_id)
+            yield collate([self.samples[row] for row in rows])
         self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """The Lightning data module for prompt/completion data.
 
-It reads the rows, renders them with the target's tokenizer and serves batches. It knows no model.
+Rows come from local files, from the hub or from the generator of synthetic prompts; completions
+are the given ones or the target's own answers. It serves batches and knows no speculator.
 """
 
 import logging
@@ -10,8 +11,16 @@ import lightning as L
 
 from slipstream.core.errors import InputError
 from slipstream.data.batches import TokenBatches
-from slipstream.data.rendering import Sample, check_generation_markers, render_sample
+from slipstream.data.regeneration import regenerate
+from slipstream.data.rendering import (
+    Sample,
+    check_generation_markers,
+    render_prompt,
+    render_sample,
+)
 from slipstream.data.rows import HubSource, Row, read_rows
+from slipstream.data.synthetic import SyntheticPrompts
+from slipstream.targets.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -19,71 +28,120 @@ log = logging.getLogger(__name__)
 class PromptCompletionData(L.LightningDataModule):
     """Prompt/completion rows of one or several sources.
 
-    path: local file or folder, or a list of them; wins over `hub`.
-    hub: data sets on the hub, used when no path is given.
-    max_length: samples with more tokens are dropped, counted and reported.
-    batch_tokens: padded tokens of one batch. max_rows: cap on the rows of a split, spread evenly.
+    path: local file or folder, or a list of them; wins over the others. hub: data sets on the hub.
+    synthetic_kinds: kinds of generated prompts, used when neither path nor hub is given.
+    max_train_rows, max_validation_rows: caps (spread evenly), or counts for generated prompts.
+    max_length: longer samples are dropped, counted and reported. batch_tokens: padded tokens of a
+    batch. regenerate: take the target's own answers, of up to max_new_tokens tokens, kept in
+    cache_dir.
     """
 
     def __init__(
         self,
         path: str | list[str] | None,
         hub: list[HubSource] | None,
+        synthetic_kinds: list[str] | None,
+        max_train_rows: int | None,
+        max_validation_rows: int | None,
         max_length: int,
         batch_tokens: int,
+        regenerate: bool,
+        max_new_tokens: int,
+        cache_dir: str,
         seed: int,
-        max_train_rows: int | None = None,
-        max_validation_rows: int | None = None,
     ):
         super().__init__()
         self.paths = [path] if isinstance(path, str | Path) else list(path or [])
-        self.hub = list(hub or [])
-        if not self.paths and not self.hub:
+        self.hub, self.synthetic_kinds = list(hub or []), list(synthetic_kinds or [])
+        if not (self.paths or self.hub or self.synthetic_kinds):
             raise InputError("data.path: no data given; name a JSONL file or folder")
-        self.max_length, self.batch_tokens, self.seed = max_length, batch_tokens, seed
         self.max_rows = {"train": max_train_rows, "validation": max_validation_rows}
+        self.max_length, self.batch_tokens, self.seed = max_length, batch_tokens, seed
+        self.regenerate, self.max_new_tokens = regenerate, max_new_tokens
+        self.cache_dir = cache_dir
         self.tokenizer = None
-        self.batches: dict[str, TokenBatches] = {}
+        self.samples: dict[str, list[Sample]] = {}
+        self.loaders: dict[str, TokenBatches] = {}
 
     def rows(self, split: str) -> list[Row]:
         """All rows of `split` ('train' or 'validation'), cut evenly to the cap of that split."""
-        if self.paths:
-            rows = [row for path in self.paths for row in read_rows(path, split)]
-        else:
-            rows = [row for source in self.hub for row in source.rows(split)]
         cap = self.max_rows[split]
+        if self.paths:
+            needed = not self.regenerate
+            rows = [row for path in self.paths for row in read_rows(path, split, needed)]
+        elif self.hub:
+            rows = [row for source in self.hub for row in source.rows(split)]
+        else:
+            return SyntheticPrompts(self.synthetic_kinds, cap, self.seed, split).rows()
         if cap is not None and len(rows) > cap:
             rows = [rows[index * len(rows) // cap] for index in range(cap)]
         return rows
 
-    def render(self, rows: list[Row]) -> list[Sample]:
-        """Rows as samples; drops those longer than `max_length` and says how many."""
-        check_generation_markers(self.tokenizer, rows[0].prompt, rows[0].completion)
-        samples = [render_sample(self.tokenizer, row.prompt, row.completion) for row in rows]
-        kept = [sample for sample in samples if len(sample.ids) <= self.max_length]
-        if len(kept) < len(samples):
-            log.warning(
-                "dropped %d of %d samples longer than data.max_length=%d tokens",
-                len(samples) - len(kept),
-                len(samples),
-                self.max_length,
-            )
-        return kept
-
-    def prepare(self, tokenizer) -> None:
-        """Render both splits with `tokenizer`; must be called before training."""
+    def prepare(self, tokenizer, target: Target | None = None) -> None:
+        """Render both splits; must be called before training. `target` answers, if asked to."""
         self.tokenizer = tokenizer
         for split in ("train", "validation"):
-            self.batches[split] = TokenBatches(
-                self.render(self.rows(split)),
-                tokenizer.pad_token_id,
-                self.batch_tokens,
-                self.seed,
-                shuffle=split == "train",
+            rows = self.rows(split)
+            if self.regenerate:
+                samples = self._answered(rows, target)
+            else:
+                check_generation_markers(tokenizer, rows[0].prompt, rows[0].completion)
+                samples = [render_sample(tokenizer, row.prompt, row.completion) for row in rows]
+            self.samples[split] = self._usable(samples, split)
+            self.loaders[split] = TokenBatches(
+                self.samples[split], self.batch_tokens, self.seed, shuffle=split == "train"
             )
 
+    def prompts(self, split: str, count: int) -> list[list[int]]:
+        """Token ids of `count` prompts of a split, spread evenly over it."""
+        samples = self.samples[split]
+        count = min(count, len(samples))
+        chosen = [samples[index * len(samples) // count] for index in range(count)]
+        return [sample.ids[: sample.prompt_length] for sample in chosen]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest training sample."""
+        return max(len(sample.ids) for sample in self.samples["train"])
+
+    @property
+    def supervised_share(self) -> float:
+        """Share of the training tokens that are part of a completion."""
+        samples = self.samples["train"]
+        supervised = sum(len(sample.ids) - sample.prompt_length for sample in samples)
+        return supervised / sum(len(sample.ids) for sample in samples)
+
     def train_dataloader(self) -> TokenBatches:
-        return self.batches["train"]
+        return self.loaders["train"]
 
     def val_dataloader(self) -> TokenBatches:
-        return self.batches["validation"]
+        return self.loaders["validation"]
+
+    def _answered(self, rows: list[Row], target: Target | None) -> list[Sample]:
+        if target is None:
+            raise InputError("data.regenerate: needs a target that answers; set it to false")
+        prompts = [render_prompt(self.tokenizer, row.prompt) for row in rows]
+        fitting = [prompt for prompt in prompts if len(prompt) < self.max_length]
+        return regenerate(target, fitting, self.max_new_tokens, self.cache_dir)
+
+    def _usable(self, samples: list[Sample], split: str) -> list[Sample]:
+        kept = [
+            sample
+            for sample in samples
+            if len(sample.ids) <= self.max_length and len(sample.ids) > sample.prompt_length
+        ]
+        if len(kept) < len(samples):
+            log.warning(
+                "dropped %d of %d %s samples that are longer than data.max_length=%d tokens or "
+                "have no answer",
+                len(samples) - len(kept),
+                len(samples),
+                split,
+                self.max_length,
+            )
+        if not any(sample.ids[sample.prompt_length + 1 :] for sample in kept):
+            raise InputError(
+                f"data: nothing is supervised in the {split} split ({len(samples)} samples); "
+                "check the completions, data.max_length and data.max_new_tokens"
+            )
+        return kept

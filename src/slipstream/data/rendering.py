@@ -29,7 +29,7 @@ def render_prompt(tokenizer, prompt: str) -> list[int]:
 
 
 def render_sample(tokenizer, prompt: str, completion: str) -> Sample:
-    """Token ids of prompt and completion; raises `InputError` if the template is not incremental."""
+    """Token ids of prompt and answer; `InputError` if the template is not incremental."""
     prompt_ids = render_prompt(tokenizer, prompt)
     if tokenizer.chat_template is None:
         completion_ids = tokenizer(completion, add_special_tokens=False).input_ids

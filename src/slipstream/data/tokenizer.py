@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer trained on the rows of a data set (for models trained from scratch)."""
+"""A byte-level BPE tokenizer trained on the rows of a data set, for models made from scratch."""
 
 from collections.abc import Iterable
 
@@ -20,12 +20,9 @@ def train_tokenizer(rows: Iterable[Row], vocab_size: int):
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,11 +17,12 @@ import safetensors.torch
 from torch import nn
 
 from slipstream.core.errors import InputError
+from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
 
 FORMAT_VERSION = 1
-KINDS = {StreamingSpeculator.kind: StreamingSpeculator}
+KINDS = {StreamingSpeculator.kind: (StreamingSpeculator, StreamingConfig)}
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
@@ -32,7 +34,7 @@ def save_speculator(
     config = {
         "format_version": FORMAT_VERSION,
         "kind": speculator.kind,
-        "arguments": speculator.arguments,
+        "arguments": asdict(speculator.config),
         "target": target.name,
         "target_fingerprint": target.fingerprint,
         "chat_template": getattr(target.tokenizer, "chat_template", None),
@@ -83,7 +85,8 @@ def load_speculator(folder: str | Path, target: Target) -> nn.Module:
                 f"the {part} of {target.name or 'this target'} differs; use that target, or train "
                 "a speculator for this one"
             )
-    speculator = KINDS[config["kind"]](target, **config["arguments"])
+    speculator_class, config_class = KINDS[config["kind"]]
+    speculator = speculator_class(target, config_class(**config["arguments"]))
     path = Path(folder) / WEIGHTS
     try:
         tensors = safetensors.torch.load_file(path)
@@ -99,7 +102,7 @@ def load_speculator(folder: str | Path, target: Target) -> nn.Module:
     if wrong:
         raise InputError(
             f"speculator: {path} does not fit its config.json at tensor {wrong[0]!r} (expected "
-            f"{_shape(expected, wrong[0])}, found {_shape(found, wrong[0])}); copy or train it again"
+            f"{_shape(expected, wrong[0])}, found {_shape(found, wrong[0])}); copy it again"
         )
     speculator.load_state_dict(tensors)
     return speculator.to(target.device).eval()

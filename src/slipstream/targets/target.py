@@ -23,8 +23,9 @@ class Rows:
     """Rows on their way through the layers.
 
     hidden: (B, R, D); positions: (B, R); mask: (B, 1, R, K) boolean, or None (plain causal
-    over an empty cache; without a visitor also a single row that sees everything); kept: which node rows of the forward are
-    still there, None for all. Node rows come first; rows a visitor added follow.
+    over an empty cache; without a visitor also a single row that sees everything); kept: which
+    node rows of the forward are still there, None for all. Node rows come first; rows a visitor
+    added follow.
     """
 
     hidden: torch.Tensor

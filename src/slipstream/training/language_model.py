@@ -10,7 +10,7 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 
-from slipstream.core.errors import InputError
+from slipstream.assets import SHIPPED, asset_folder
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.tokenizer import train_tokenizer
@@ -23,6 +23,10 @@ class LanguageModelTraining(L.LightningModule):
     architecture: `model_type` and the keyword arguments of its transformers config.
     tokenizer: folder of a tokenizer to share, or None to train one with `vocab_size` entries.
     """
+
+    title = "Small language model"
+    description = "Trained from scratch by Slipstream, next-token loss on completions."
+    rows_per_token = 1
 
     def __init__(
         self,
@@ -50,7 +54,9 @@ class LanguageModelTraining(L.LightningModule):
         if self.tokenizer_path is None:
             self.tokenizer = train_tokenizer(data.rows("train"), self.vocab_size)
         else:
-            self.tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_path)
+            path = self.tokenizer_path
+            location = asset_folder(path) if path in SHIPPED else path
+            self.tokenizer = AutoTokenizer.from_pretrained(location)
         config = AutoConfig.for_model(
             **self.architecture,
             vocab_size=len(self.tokenizer),
@@ -60,8 +66,14 @@ class LanguageModelTraining(L.LightningModule):
         )
         self.model = AutoModelForCausalLM.from_config(config)
         data.prepare(self.tokenizer)
-        if not any(batch.supervised.any() for batch in data.val_dataloader()):
-            raise InputError("data.path: no completion tokens to learn from; check `completion`")
+
+    @property
+    def model_config(self):
+        return self.model.config
+
+    @property
+    def num_trained_layers(self) -> int:
+        return self.model.config.num_hidden_layers
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Mean cross-entropy over the batch's supervised tokens."""
@@ -97,7 +109,8 @@ class LanguageModelTraining(L.LightningModule):
             "lr_scheduler": linear_schedule(optimizer, self.warmup_steps, steps),
         }
 
-    def save(self, folder: Path) -> None:
-        """Write the model in bfloat16 and the tokenizer to `folder`."""
+    def save(self, folder: Path, card: str) -> None:
+        """Write the model in bfloat16, the tokenizer and the card to `folder`."""
         self.model.to(torch.bfloat16).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+        (folder / "README.md").write_text(card, encoding="utf-8")

@@ -19,7 +19,7 @@ from slipstream.targets.target import Target
 
 
 class LowRank(nn.Module):
-    """x -> up(down(x)) with down (rank, in) and up (out, rank); zero at first unless `random_up`."""
+    """x -> up(down(x)), down (rank, in), up (out, rank); zero at first unless `random_up`."""
 
     def __init__(self, in_features: int, out_features: int, rank: int, random_up: bool = False):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The constructor arguments of a streaming speculator, checked on their own and against a target."""
+"""The arguments of a streaming speculator, checked on their own and against a target."""
 
 from dataclasses import dataclass
 

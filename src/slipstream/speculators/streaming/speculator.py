@@ -6,7 +6,6 @@ rows of a target, not trees, drafts or losses. Paper: section 2, Eqs. 2 and 4.
 """
 
 from contextlib import nullcontext
-from dataclasses import asdict
 
 import torch
 import torch.nn.functional as F
@@ -20,15 +19,17 @@ from slipstream.targets.target import Rows, Target
 
 
 class StreamingSpeculator(nn.Module):
-    """gamma streams in the top N_s layers of `target`; all arguments but the target are
-    `StreamingConfig`'s. Raises `InputError` for arguments the target cannot carry."""
+    """gamma streams in the top N_s layers of `target`.
+
+    Raises `InputError` for a config the target cannot carry.
+    """
 
     kind = "streaming"
 
-    def __init__(self, target: Target, **arguments):
+    def __init__(self, target: Target, config: StreamingConfig):
         super().__init__()
-        self.config = StreamingConfig(**arguments)
-        self.config.check_against(target)
+        config.check_against(target)
+        self.config = config
         width = target.hidden_size
         self.first_layer = target.num_layers - self.config.num_msa_layers
         self.num_streams = self.config.num_streams
@@ -45,11 +46,6 @@ class StreamingSpeculator(nn.Module):
                 skip_mlp=self.config.mlp == "adapter",
             )
         self.pruning = LowRank(width, width, self.config.pruning_rank)
-
-    @property
-    def arguments(self) -> dict[str, object]:
-        """The constructor arguments, for the speculator folder."""
-        return asdict(self.config)
 
     def msa_layers(self, target: Target) -> range:
         return range(self.first_layer, target.num_layers)

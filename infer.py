@@ -1,0 +1,16 @@
+"""Decode, compare and verify: python infer.py experiment=demo, or prompt=TEXT."""
+
+import hydra
+from omegaconf import DictConfig
+
+from slipstream import app
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="infer")
+def main(config: DictConfig) -> None:
+    with app.one_sentence():
+        app.infer(config)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,134 @@
+"""The two entry points: train(config) and infer(config). Instantiate and call, nothing else."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from slipstream.configuration import build, check_keys
+from slipstream.core.errors import InputError
+
+TRAIN_KEYS = frozenset(
+    [
+        "target",
+        "speculator",
+        "data",
+        "training",
+        "trainer",
+        "logger",
+        "callbacks",
+        "seed",
+        "check",
+        "resume",
+        "output_dir",
+    ]
+)
+INFER_KEYS = frozenset(
+    [
+        "target",
+        "drafter",
+        "speculator_path",
+        "data",
+        "methods",
+        "sampling",
+        "limits",
+        "budget",
+        "prompt",
+        "verify",
+        "num_prompts",
+        "repeats",
+        "seed",
+        "threads",
+        "output_dir",
+    ]
+)
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a Hydra entry point; a config that cannot be composed ends with one sentence."""
+    from hydra.errors import ConfigCompositionException, OverrideParseException
+
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    try:
+        main()
+    except (ConfigCompositionException, OverrideParseException) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        hint = "check its spelling against conf/ (unknown keys are errors, also with +)"
+        _stop(f"config: {lines[0].rstrip('.:')}; {hint}")
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Bad input ends with its one sentence and exit code 2, no traceback."""
+    try:
+        yield
+    except InputError as error:
+        _stop(str(error))
+
+
+def _stop(sentence: str) -> None:
+    print(f"error: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def train(config: DictConfig) -> Path:
+    """Train what the config says; returns the folder that was written."""
+    check_keys(config, TRAIN_KEYS)
+    import lightning as L
+
+    from slipstream.speculators.checkpoint import check_writable
+    from slipstream.training.run import finish, start
+
+    output = Path(config.output_dir)
+    check_writable(output, "output_dir")
+    L.seed_everything(config.seed)
+    parts = {"target": build(config.target), "speculator": build(config.speculator)}
+    module = build(config.training, **{name: part for name, part in parts.items() if part})
+    data = build(config.data)
+    trainer = build(
+        config.trainer,
+        logger=list(map(build, (config.logger or {}).values())),
+        callbacks=list(map(build, (config.callbacks or {}).values())),
+    )
+    module.prepare(data)
+    if config.check:
+        print("check: configuration, data and models fit; nothing was trained")
+        return output
+    start(trainer, module, data, config.resume)
+    return finish(trainer, module, output, OmegaConf.to_container(config, resolve=True))
+
+
+def infer(config: DictConfig) -> list:
+    """Answer one prompt, or compare methods on many; returns the result records."""
+    check_keys(config, INFER_KEYS)
+    import torch
+
+    from slipstream.evaluation.run import answer_one, compare_methods, verify_methods
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    target = build(config.target)
+    sampling, limits = build(config.sampling), build(config.limits)
+    if config.prompt is not None:
+        drafter = build(config.drafter)
+        return answer_one(
+            target, drafter, sampling, limits, config.budget, config.prompt, config.seed
+        )
+    methods = {name: build(node) for name, node in config.methods.items() if node is not None}
+    prompts = build(config.data).take(config.num_prompts)
+    if config.verify:
+        return verify_methods(target, methods, prompts, sampling, limits, config.seed)
+    return compare_methods(
+        target,
+        methods,
+        prompts,
+        sampling,
+        limits,
+        config.repeats,
+        config.seed,
+        Path(config.output_dir),
+        OmegaConf.to_container(config, resolve=True),
+    )

@@ -1,0 +1,64 @@
+"""Configs: unknown keys are errors, and so is anything that a constructor does not take.
+
+Hydra itself accepts `+key=1`; this file does not. It knows no component.
+"""
+
+import inspect
+
+import hydra
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from slipstream.core.errors import InputError
+
+
+def check_keys(config: DictConfig, allowed: frozenset[str]) -> None:
+    """`InputError` for an unknown or an unset key, anywhere in the config."""
+    unknown = sorted(set(map(str, config)) - allowed)
+    if unknown:
+        raise InputError(
+            f"{unknown[0]}: unknown config key; the keys here are {', '.join(sorted(allowed))}"
+        )
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise InputError(f"{missing[0]}: has no value; give one with {missing[0]}=...")
+    for key in config:
+        _check_node(config[key], str(key))
+
+
+def build(node: DictConfig | None, **objects):
+    """Instantiate a node with `_target_`; `objects` are further arguments. None stays None."""
+    if node is None:
+        return None
+    try:
+        # Called here, not by Hydra, which would turn dataclasses among `objects` into configs.
+        return hydra.utils.instantiate(node, _partial_=True, _convert_="all")(**objects)
+    except InstantiationException as error:
+        raise error.__cause__ or error from None
+
+
+def _check_node(node: object, path: str) -> None:
+    if isinstance(node, ListConfig):
+        for place, item in enumerate(node):
+            _check_node(item, f"{path}[{place}]")
+    if not isinstance(node, DictConfig):
+        return
+    if node.get("_target_") is not None:
+        _check_arguments(node, path)
+    for key in node:
+        _check_node(node[key], f"{path}.{key}")
+
+
+def _check_arguments(node: DictConfig, path: str) -> None:
+    """Every key of a node must be an argument of what it names."""
+    try:
+        component = hydra.utils.get_object(node["_target_"])
+    except Exception as error:
+        raise InputError(f"{path}._target_: {node['_target_']!r} does not exist") from error
+    parameters = inspect.signature(component).parameters
+    for key in node:
+        if not str(key).startswith("_") and key not in parameters:
+            raise InputError(
+                f"{path}.{key}: unknown config key; {node['_target_'].rpartition('.')[2]} takes "
+                f"{', '.join(name for name in parameters if name != 'self')}"
+            )

@@ -1,0 +1,117 @@
+"""Answers of the target itself as training data: greedy, cached on disk, resumable.
+
+A speculator learns to foresee what its target will write, so it is best trained on the target's own
+answers. They are kept as token ids under a hash of target, prompts and settings; an interrupted run
+goes on where it stopped.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from slipstream.data.rendering import Sample
+from slipstream.targets.target import Target
+
+log = logging.getLogger(__name__)
+
+
+def regenerate(
+    target: Target,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    cache_dir: str | Path,
+    batch_size: int = 64,
+) -> list[Sample]:
+    """The target's greedy answers to token-id `prompts`, as samples in the order given.
+
+    Answers that do not end within `max_new_tokens` are left out (and counted in the log).
+    """
+    order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
+    batches = list(_equal_lengths(prompts, order, batch_size))
+    path = Path(cache_dir) / f"{_key(target, prompts, max_new_tokens)}.jsonl"
+    answers = _read_answers(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        for batch in tqdm(batches, desc="regenerating", disable=len(answers) == len(prompts)):
+            if all(index in answers for index in batch):
+                continue
+            ids = torch.tensor([prompts[index] for index in batch], device=target.device)
+            for index, answer in zip(batch, greedy_batch(target, ids, max_new_tokens), strict=True):
+                answers[index] = answer
+                file.write(json.dumps([index, answer]) + "\n")
+            file.flush()
+    ended = [index for index in range(len(prompts)) if answers[index][-1] in target.end_ids]
+    if len(ended) < len(prompts):
+        log.warning(
+            "left out %d of %d regenerated answers that did not end within %d tokens",
+            len(prompts) - len(ended),
+            len(prompts),
+            max_new_tokens,
+        )
+    return [Sample(prompts[index] + answers[index], len(prompts[index])) for index in ended]
+
+
+@torch.inference_mode()
+def greedy_batch(target: Target, ids: torch.Tensor, max_new_tokens: int) -> list[list[int]]:
+    """Greedy answers, end token included, to (B, T) prompts of one length; ended ones drop out."""
+    batch_size, length = ids.shape
+    limit = min(max_new_tokens, target.max_positions - length)
+    cache = target.new_cache(length + limit, batch_size)
+    answers: list[list[int]] = [[] for _ in range(batch_size)]
+    alive = list(range(batch_size))
+    while alive:
+        count = ids.shape[1]
+        positions = torch.arange(cache.length, cache.length + count, device=target.device)
+        rows = target.forward(ids, positions.expand(len(alive), -1), None, cache)
+        cache.commit([(range(target.num_layers), list(range(count)))])
+        tokens = target.logits(rows.hidden[:, -1]).argmax(-1).tolist()
+        for sequence, token in zip(alive, tokens, strict=True):
+            answers[sequence].append(token)
+        going_on = [
+            place
+            for place, (sequence, token) in enumerate(zip(alive, tokens, strict=True))
+            if token not in target.end_ids and len(answers[sequence]) < limit
+        ]
+        if len(going_on) < len(alive):
+            cache.keep_sequences(going_on)
+        alive = [alive[place] for place in going_on]
+        ids = torch.tensor([[tokens[place]] for place in going_on], device=target.device)
+    return answers
+
+
+def _equal_lengths(
+    prompts: list[list[int]], order: list[int], batch_size: int
+) -> Iterator[list[int]]:
+    """Batches of prompts of one length each, so that no padding is needed."""
+    for _, group in groupby(order, key=lambda index: len(prompts[index])):
+        indices = list(group)
+        for start in range(0, len(indices), batch_size):
+            yield indices[start : start + batch_size]
+
+
+def _key(target: Target, prompts: list[list[int]], max_new_tokens: int) -> str:
+    content = json.dumps([target.fingerprint, str(target.dtype), max_new_tokens, prompts])
+    return hashlib.sha256(content.encode()).hexdigest()[:24]
+
+
+def _read_answers(path: Path) -> dict[int, list[int]]:
+    """Finished answers; a last line cut off by an interruption is removed."""
+    answers: dict[int, list[int]] = {}
+    if not path.exists():
+        return answers
+    whole = [
+        line
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
+    for line in whole:
+        index, answer = json.loads(line)
+        answers[index] = answer
+    path.write_text("".join(whole), encoding="utf-8")
+    return answers

@@ -1,0 +1,206 @@
+"""How people ask about particular columns: 'Who directed the episode', 'against {}', 'held in {}'.
+
+Both tables are looked up by a column's identifier, then by the kind of its cells. `{}` is the cell
+value, `{subject}` what a row is called. A column without an entry is spoken of by its header alone.
+"""
+
+# fmt: off
+ASKS = {
+    "directed_by": ("Who directed the {subject}", "Who was the director of the {subject}"),
+    "director": ("Who directed the {subject}", "Who is the director of the {subject}"),
+    "written_by": ("Who wrote the {subject}", "Who was the writer of the {subject}"),
+    "author": ("Who wrote the {subject}", "Who is the author of the {subject}"),
+    "original_air_date": ("When did the {subject} first air", "On what date did the {subject} air"),
+    "airdate": ("When did the {subject} air", "What date did the {subject} air"),
+    "date": ("When was the {subject}", "On what date was the {subject}",
+             "What day was the {subject}", "When did the {subject} take place",
+             "On which date was the {subject} played"),
+    "year": ("In what year was the {subject}", "What year was the {subject}",
+             "When was the {subject}"),
+    "venue": ("Where was the {subject} played", "Where was the {subject} held"),
+    "location": ("Where was the {subject}", "Where is the {subject} located",
+                 "Where did the {subject} take place"),
+    "city": ("What city is the {subject} in", "Where is the {subject}"),
+    "opponent": ("Who was the opponent", "Who did they play against",
+                 "Which team was the opponent"),
+    "attendance": ("How many people attended the {subject}", "How many fans were at the {subject}",
+                   "How many people went to the {subject}"),
+    "crowd": ("How big was the crowd at the {subject}", "How large was the crowd"),
+    "winner": ("Who won the {subject}", "Who was the winner"),
+    "winning_driver": ("Who won the {subject}", "Which driver won"),
+    "pole_position": ("Who was on the pole position for the {subject}", "Who had the pole"),
+    "fastest_lap": ("Who had the fastest lap", "Who drove the fastest lap in the {subject}"),
+    "score": ("What was the final score of the {subject}", "What was the score"),
+    "result": ("What was the outcome of the {subject}", "What was the result"),
+    "opponents_in_the_final": ("Who did they play in the final",
+                               "Who were the opponents in the final"),
+    "partner": ("Who was the partner", "Who did the player partner with"),
+    "surface": ("On what surface was the {subject} played", "What type of surface was played on"),
+    "college": ("Where did the {subject} go to college", "What college was the {subject} from"),
+    "school_club_team": ("What school did the {subject} play for",),
+    "nationality": ("What nationality is the {subject}", "Where is the {subject} from"),
+    "height": ("How tall is the {subject}",),
+    "position": ("What position did the {subject} play", "What position was held"),
+    "points": ("How many points were scored", "How many points did the {subject} have"),
+    "laps": ("How many laps were completed", "How many laps did the {subject} do"),
+    "party": ("What party does the {subject} belong to", "Which party won"),
+    "first_elected": ("When was the {subject} first elected",
+                      "What year was the {subject} elected"),
+    "founded": ("When was the {subject} founded", "What year was the {subject} established"),
+    "opened": ("When did the {subject} open", "What year was the {subject} opened"),
+    "capacity": ("How many people can the {subject} hold", "How big is the {subject}"),
+    "enrollment": ("How many students attend the {subject}", "How many students are enrolled"),
+    "population": ("How many people live in the {subject}",),
+    "u_s_viewers_millions": ("How many million U.S. viewers watched the {subject}",
+                             "How many viewers, in millions, saw the {subject}"),
+    "viewers_in_millions": ("How many million people watched the {subject}",),
+    "engine": ("What kind of engine was used", "Which engine does the {subject} have"),
+    "home_team": ("Who was the home team", "Which team played at home"),
+    "away_team": ("Who was the away team", "Who was the visiting team"),
+    "high_points": ("Who had the most points", "Who scored the most points"),
+    "high_rebounds": ("Who had the most rebounds",),
+    "high_assists": ("Who had the most assists", "Who did the most high assists"),
+    "replaced_by": ("Who replaced the manager",),
+    "owner": ("Who owns the {subject}", "Who is the owner of the {subject}"),
+    "builder": ("Who built the {subject}", "What company built the {subject}"),
+    "developer": ("Who developed the {subject}",),
+    "capital": ("What is the capital city of the {subject}",),
+    "hometown": ("Where is the {subject} from",),
+    "portrayed_by": ("Who played the {subject}", "Who portrayed the {subject}"),
+    "original_artist": ("Who sang the {subject} originally",),
+}
+
+CONDITIONS = {
+    "date": ("on {}", "on {}", "on {}", "that took place on {}", "dated {}", "from {}"),
+    "original_air_date": ("that aired on {}", "that first aired {}", "originally aired on {}"),
+    "year": ("in {}", "from {}", "in the year {}", "of {}"),
+    "venue": ("at {}", "at {}", "held at {}", "played at {}", "at the venue {}"),
+    "place": ("in {}", "located in {}", "held in {}", "from {}"),
+    "town": ("in {}", "of {}", "from {}"),
+    "state": ("in {}", "from {}", "of {}"),
+    "circuit": ("at {}", "held at the {}", "on the {} track"),
+    "opponent": ("against {}", "against the {}", "with {} as the opponent", "played against {}"),
+    "directed_by": ("directed by {}", "that {} directed"),
+    "director": ("directed by {}", "that {} directed"),
+    "written_by": ("written by {}", "that {} wrote"),
+    "author": ("written by {}", "by {}"),
+    "title": ("titled {}", "called {}", "named {}", "for {}", "with the title {}"),
+    "u_s_viewers_millions": ("that had {} million U.S. viewers", "watched by {} million viewers",
+                             "with {} million US viewers", "seen by {} million people"),
+    "viewers_in_millions": ("watched by {} million people", "with {} million viewers"),
+    "production_code": ("with production code {}", "with a production code of {}"),
+    "no_in_series": ("number {} in the series", "that is no. {} in the series"),
+    "no_in_season": ("number {} in the season", "that is number {} in season"),
+    "home_team": ("when {} was the home team", "with {} at home", "when {} played at home"),
+    "away_team": ("when {} was the away team", "when {} was visiting", "with {} as the away team"),
+    "home": ("when {} was the home team", "with {} at home"),
+    "visitor": ("when {} was the visiting team", "with {} as the visitor",
+                "when the visitor was {}"),
+    "score": ("with a score of {}", "that ended {}", "where the score was {}", "that was {}"),
+    "result": ("with a result of {}", "when the result was {}", "that resulted in {}"),
+    "record": ("with a record of {}", "when the record was {}", "that resulted in a {} record"),
+    "attendance": ("with {} people in attendance", "that had {} fans", "attended by {} people",
+                   "with an attendance of {}"),
+    "crowd": ("with a crowd of {}", "when the crowd was {}", "that had {} people in the crowd"),
+    "country": ("from {}", "for {}", "in {}", "of {}"),
+    "nationality": ("from {}", "who is {}", "of {} nationality"),
+    "player": ("for {}", "by {}", "of {}", "featuring {}"),
+    "position": ("who plays {}", "who played {}", "in the {} position", "playing {}"),
+    "college": ("from {}", "who went to {}", "who attended {}", "at {}"),
+    "winner": ("won by {}", "when {} won", "that {} won"),
+    "winning_driver": ("won by {}", "where {} won", "that {} won"),
+    "fastest_lap": ("when {} had the fastest lap", "with the fastest lap by {}"),
+    "pole_position": ("when {} had the pole position", "with {} on pole"),
+    "driver": ("driven by {}", "for {}", "of driver {}", "with {} driving"),
+    "rider": ("ridden by {}", "for {}", "of rider {}"),
+    "engine": ("with a {} engine", "that has a {} engine", "powered by {}"),
+    "constructor": ("built by {}", "constructed by {}", "by {}"),
+    "grid": ("on grid {}", "that started {} on the grid", "with grid {}"),
+    "laps": ("with {} laps", "that completed {} laps", "after {} laps"),
+    "surface": ("on {}", "played on {}", "on a {} surface", "on {} courts"),
+    "partner": ("with {}", "with {} as partner", "partnered with {}"),
+    "opponent_in_the_final": ("against {} in the final", "when {} was the opponent in the final"),
+    "party": ("from the {} party", "of the {} party", "who is {}"),
+    "incumbent": ("with incumbent {}", "where {} was the incumbent", "held by {}"),
+    "first_elected": ("first elected in {}", "who was elected in {}"),
+    "founded": ("founded in {}", "that was established in {}"),
+    "opened": ("opened in {}", "that opened in {}"),
+    "week": ("in week {}", "for week {}", "of week {}", "during week {}"),
+    "round": ("in round {}", "of round {}", "for round {}"),
+    "rank": ("ranked {}", "with rank {}", "with a rank of {}"),
+    "gold": ("with {} gold medals", "with {} golds"), "silver": ("with {} silver medals",),
+    "bronze": ("with {} bronze medals",), "wins": ("with {} wins", "that won {} times"),
+    "played": ("with {} games played", "that played {}"),
+    "points": ("with {} points", "scoring {}"),
+    "language": ("in {}", "with {} language"), "genre": ("in the {} genre", "of {} genre"),
+    "artist": ("by {}", "sung by {}", "performed by {}"),
+    "call_sign": ("with call sign {}", "of {}"),
+    "frequency_mhz": ("on {}", "at frequency {}", "with a frequency of {} mhz"),
+    "tournament": ("at the {}", "in the {}", "for the {}", "of the {} tournament"),
+    "high_points": ("when {} had the high points", "where {} scored the most points"),
+    "high_assists": ("when {} had the high assists", "with {} having the most assists"),
+    "high_rebounds": ("when {} had the high rebounds",), "loss": ("with a loss of {}",),
+    "to_par": ("with a to par of {}", "who was {} to par"), "club": ("of {}", "for {}", "with {}"),
+    "capacity": ("that holds {}", "with a capacity of {}"), "builder": ("built by {}", "from {}"),
+    "percent": ("with {}", "at {}"), "person": ("for {}", "of {}", "with {}"),
+    "franchise": ("for the {}", "with the {}"), "company": ("by {}", "of {}", "from {}"),
+    "district": ("in {}", "of {}", "for district {}"), "yes_no": ("that says {}",),
+}
+
+SUPERLATIVES = {
+    "MAX": ("highest", "highest", "highest", "largest", "maximum", "most", "greatest", "top"),
+    "MIN": ("lowest", "lowest", "lowest", "smallest", "minimum", "least", "fewest"),
+    "AVG": ("average", "average", "average", "mean"),
+    "SUM": ("total", "sum of", "sum of the", "total number of", "total amount of", "combined"),
+    "COUNT": ("number of", "total number of", "total number of", "count of", "amount of"),
+}
+YEAR_SUPERLATIVES = {"MAX": ("latest", "most recent", "last"), "MIN": ("earliest", "first")}
+
+COMPARISONS = {
+    ">": ("more than", "larger than", "greater than", "bigger than", "over", "higher than",
+          "above"),
+    "<": ("less than", "less than", "smaller than", "under", "lower than", "below", "fewer than"),
+}
+YEAR_COMPARISONS = {">": ("after", "later than"), "<": ("before", "earlier than")}
+
+# How conditions follow what is asked: weight, opening, form of each condition. {c}: the header,
+# {a}: the header with its article, {v}: the value with its comparison. The second set: '=' only.
+LINKS = (
+    (10, "with ", "{a} of {v}"), (3, "with ", "{a} that is {v}"), (6, "when the ", "{c} {be} {v}"),
+    (3, "when ", "{c} is {v}"), (4, "where the ", "{c} {be} {v}"), (3, "for ", "{c} {v}"),
+    (3, "for the ", "{c} {v}"), (2, "for ", "{c} of {v}"), (4, "that {have} ", "{a} of {v}"),
+    (2, "if the ", "{c} is {v}"), (2, "of the ", "{c} {v}"), (2, "with ", "{c} {v}"),
+    (2, "with ", "{c} being {v}"), (1, "associated with ", "{a} of {v}"), (1, "in ", "{c} {v}"),
+)
+EQUAL_LINKS = (
+    (5, "when ", "{v} {be} the {c}"), (6, "for ", "{v}"), (4, "of ", "{v}"),
+    (4, "with ", "{v} as the {c}"), (3, "with ", "{v} {c}"), (3, "that {have} ", "{v} as the {c}"),
+    (3, "for the ", "{v} {c}"), (2, "of the ", "{v} {c}"), (1, "in the ", "{v} {c}"),
+    (1, "when ", "{v} is listed as the {c}"),
+)
+
+IMPERATIVES = {
+    "Name the": 50, "Tell me the": 8, "Can you tell me the": 5, "I want the": 4, "List the": 2,
+    "I want to know the": 1, "Give the": 1, "Give me the": 1, "Please name the": 1, "Show the": 1,
+}
+
+# About one named person, team or title: {n} the name, {w} what is sought.
+ABOUT_NAME = {
+    "What {be} {n}'s {w}?": 8, "What {be} the {w} for {n}?": 4, "What {be} the {w} of {n}?": 3,
+    "What {w} did {n} have?": 2, "What {w} does {n} have?": 2, "What {w} is {n}?": 1,
+    "{n} has what {w}?": 1, "Which {w} is {n} from?": 1, "What's {n}'s {w}?": 1,
+}
+
+# Counting: {w} the plural of what is counted, {s} of the rows; the conditions as {with}, {when},
+# {that} (starting so) or {natural}.
+HOW_MANY = {
+    "How many {w} are there {with}?": 4, "How many {w} {that}?": 4, "How many {w} {with}?": 3,
+    "How many {w} were there {natural}?": 3, "How many {s} were {natural}?": 2,
+    "How many different {w} are there {with}?": 1, "How many total {w} {that}?": 1,
+    "How many {w} {natural}?": 2, "How many times {when}?": 2,
+}
+WITHOUT_CONDITIONS = (
+    "What is the {w}?", "Name the {w}", "What was the {w}?", "What is the {w} of all {s}?",
+    "what is the {w}", "What is the {w} listed?", "Tell me the {w}",
+)
+# fmt: on

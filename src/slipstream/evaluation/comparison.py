@@ -1,0 +1,175 @@
+"""Side-by-side runs: the same prompts through every method, interleaved, in one process.
+
+Each prompt is answered by all methods in turn before the next prompt, in rotating order, several
+times; per prompt and method the median run counts. So drift of the machine hits all alike.
+"""
+
+from dataclasses import asdict, dataclass, field
+
+from rich.progress import Progress
+
+from slipstream.core.sampling import Sampling
+from slipstream.data.rendering import render_prompt
+from slipstream.decoding.answer import Generation, Limits
+from slipstream.decoding.statistics import Statistics
+from slipstream.evaluation.methods import Method
+from slipstream.evaluation.metrics import rouge_l, sql_exact_match
+from slipstream.evaluation.prompts import Prompt
+from slipstream.targets.target import Target
+
+ALL_SETS = "all"
+
+
+@dataclass
+class Run:
+    """What one method did with each prompt: the median run of each, in the prompts' order."""
+
+    method: str
+    drafter: str | None
+    exact: bool
+    generations: list[Generation] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of the results: a method on a prompt set. Seconds are sums over the prompts."""
+
+    method: str
+    drafter: str | None
+    prompt_set: str
+    exact: bool
+    dtype: str
+    num_prompts: int
+    identical: int
+    tokens: int
+    tokens_per_second: float
+    speedup_vs_transformers: float | None
+    speedup_vs_plain: float | None
+    tau: float
+    tau_mean_over_prompts: float
+    mean_accepted_draft_tokens: float
+    target_forwards: int
+    seconds: float
+    seconds_prefill: float
+    seconds_draft: float
+    seconds_verify: float
+    seconds_overhead: float
+    ended: int
+    rouge_l: float | None
+    exact_match: float | None
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+def compare(
+    methods: dict[str, Method],
+    prompts: list[Prompt],
+    target: Target,
+    sampling: Sampling,
+    limits: Limits,
+    repeats: int,
+    seed: int,
+) -> list[Run]:
+    """Run every method on every prompt `repeats` times, interleaved, after a warm-up."""
+    ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
+    for method in methods.values():
+        method.prepare(target, sampling, limits)
+    runs = {name: Run(name, method.drafter, method.exact) for name, method in methods.items()}
+    names = list(methods)
+    with Progress() as progress:
+        task = progress.add_task("decoding", total=len(ids) * len(names) * repeats)
+        for warm_up in ids[:2]:
+            for method in methods.values():
+                method.generate(warm_up, seed)
+        for number, prompt_ids in enumerate(ids):
+            tries: dict[str, list[Generation]] = {name: [] for name in names}
+            for repeat in range(repeats):
+                shift = (number + repeat) % len(names)
+                for name in names[shift:] + names[:shift]:
+                    tries[name].append(methods[name].generate(prompt_ids, seed + number))
+                    progress.advance(task)
+            for name in names:
+                ordered = sorted(tries[name], key=lambda run: run.statistics.seconds)
+                runs[name].generations.append(ordered[len(ordered) // 2])
+    return list(runs.values())
+
+
+def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record]:
+    """A record per method for each prompt set, and one for all of them together.
+
+    Outputs are compared with those of `transformers` where it was run, else with the first
+    method's; speeds with `transformers` and `plain`, each where it was run.
+    """
+    reference = next((run for run in runs if run.method == "transformers"), runs[0])
+    sets = list(dict.fromkeys(prompt.source for prompt in prompts))
+    records = []
+    for name in [*sets, ALL_SETS] if len(sets) > 1 else sets:
+        chosen = [
+            place for place, prompt in enumerate(prompts) if name in (prompt.source, ALL_SETS)
+        ]
+        totals = {run.method: _total(run, chosen) for run in runs}
+        for run in runs:
+            records.append(_record(run, reference, name, chosen, prompts, totals, dtype))
+    return records
+
+
+def _total(run: Run, chosen: list[int]) -> Statistics:
+    return sum((run.generations[place].statistics for place in chosen), Statistics())
+
+
+def _record(
+    run: Run,
+    reference: Run,
+    prompt_set: str,
+    chosen: list[int],
+    prompts: list[Prompt],
+    totals: dict[str, Statistics],
+    dtype: str,
+) -> Record:
+    total = totals[run.method]
+    answers = [run.generations[place] for place in chosen]
+
+    def speedup(other: str) -> float | None:
+        if other not in totals:
+            return None
+        return total.tokens_per_second / totals[other].tokens_per_second
+
+    return Record(
+        method=run.method,
+        drafter=run.drafter,
+        prompt_set=prompt_set,
+        exact=run.exact,
+        dtype=dtype,
+        num_prompts=len(chosen),
+        identical=sum(
+            run.generations[place].ids == reference.generations[place].ids for place in chosen
+        ),
+        tokens=total.tokens,
+        tokens_per_second=total.tokens_per_second,
+        speedup_vs_transformers=speedup("transformers"),
+        speedup_vs_plain=speedup("plain"),
+        tau=total.tau,
+        tau_mean_over_prompts=sum(answer.statistics.tau for answer in answers) / len(answers),
+        mean_accepted_draft_tokens=total.mean_accepted_draft_tokens,
+        target_forwards=total.target_forwards,
+        seconds=total.seconds,
+        seconds_prefill=total.shares.get("prefill", 0.0),
+        seconds_draft=total.shares.get("draft", 0.0),
+        seconds_verify=total.shares.get("verify", 0.0),
+        seconds_overhead=total.overhead,
+        ended=sum(answer.finished == "end" for answer in answers),
+        **_quality(answers, [prompts[place] for place in chosen]),
+    )
+
+
+def _quality(answers: list[Generation], prompts: list[Prompt]) -> dict[str, float | None]:
+    """ROUGE-L and exact match against the references, where all prompts have some."""
+    references = [list(prompt.references) for prompt in prompts]
+    if not all(references):
+        return {"rouge_l": None, "exact_match": None}
+    texts = [answer.text for answer in answers]
+    return {
+        "rouge_l": rouge_l(texts, references),
+        "exact_match": sql_exact_match(texts, references),
+    }

@@ -1,0 +1,167 @@
+"""Results as a record, a table and a picture: results.json, table.md and speedup.png."""
+
+import json
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from slipstream.evaluation.comparison import Record
+
+COLUMNS = (
+    "method", "prompts", "tokens/s", "vs transformers", "vs plain", "tau", "accepted", "forwards",
+    "draft/verify/overhead", "identical", "exact",
+)  # fmt: skip
+PACKAGES = ("slipstream", "torch", "transformers", "tokenizers", "lightning", "peft")
+
+
+def environment(target) -> dict[str, object]:
+    """Device, thread count, package versions and commit of this run."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    return {
+        "device": _device_name(target.device),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions,
+        "commit": _commit(),
+    }
+
+
+def write_report(
+    folder: Path, records: list[Record], config: dict, environment: dict[str, object]
+) -> None:
+    """Write results.json, table.md and speedup.png into `folder`."""
+    content = {
+        "config": config,
+        "environment": environment,
+        "results": [record.as_dict() for record in records],
+    }
+    (folder / "results.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    (folder / "table.md").write_text(markdown(records), encoding="utf-8")
+    plot(folder / "speedup.png", records)
+
+
+def cells(record: Record) -> list[str]:
+    """One line of the table, as text, in the order of `COLUMNS`."""
+    shares = (record.seconds_draft, record.seconds_verify, record.seconds_overhead)
+    split = "/".join(f"{100 * share / record.seconds:.0f}" for share in shares) + " %"
+    measured = record.seconds_verify > 0
+    return [
+        record.method,
+        str(record.num_prompts),
+        f"{record.tokens_per_second:.0f}",
+        _times(record.speedup_vs_transformers),
+        _times(record.speedup_vs_plain),
+        f"{record.tau:.2f}",
+        f"{record.mean_accepted_draft_tokens:.2f}",
+        str(record.target_forwards),
+        split if measured else "-",
+        f"{record.identical}/{record.num_prompts}",
+        "yes" if record.exact else "no",
+    ]
+
+
+def markdown(records: list[Record]) -> str:
+    """All records as Markdown tables, one per prompt set."""
+    parts = []
+    for prompt_set in dict.fromkeys(record.prompt_set for record in records):
+        lines = [
+            f"### {prompt_set}",
+            "",
+            "| " + " | ".join(COLUMNS) + " |",
+            "|" + "---|" * len(COLUMNS),
+        ]
+        lines += [
+            "| " + " | ".join(cells(record)) + " |"
+            for record in records
+            if record.prompt_set == prompt_set
+        ]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def print_tables(records: list[Record], console: Console) -> None:
+    """The same tables on the terminal."""
+    for prompt_set in dict.fromkeys(record.prompt_set for record in records):
+        table = Table(title=prompt_set)
+        for place, column in enumerate(COLUMNS):
+            table.add_column(column, justify="left" if place == 0 else "right", no_wrap=place == 0)
+        for record in records:
+            if record.prompt_set == prompt_set:
+                table.add_row(*cells(record))
+        console.print(table)
+
+
+def plot(path: Path, records: list[Record]) -> None:
+    """Speed of every method on every prompt set, relative to the first method."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    sets = list(dict.fromkeys(record.prompt_set for record in records))
+    methods = list(dict.fromkeys(record.method for record in records))
+    height = 0.8 / len(sets)
+    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.32 * len(methods) * len(sets)))
+    for place, prompt_set in enumerate(sets):
+        chosen = [record for record in records if record.prompt_set == prompt_set]
+        speeds = [record.tokens_per_second / chosen[0].tokens_per_second for record in chosen]
+        rows = [methods.index(record.method) + place * height for record in chosen]
+        bars = axes.barh(rows, speeds, height=height * 0.92, label=prompt_set)
+        labels = [
+            f" {speed:.2f}x, tau {record.tau:.2f}"
+            for speed, record in zip(speeds, chosen, strict=True)
+        ]
+        axes.bar_label(bars, labels, fontsize=8)
+    axes.axvline(1.0, color="grey", linewidth=0.8)
+    axes.set_yticks([place + 0.4 - height / 2 for place in range(len(methods))], methods)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"tokens per second, relative to {methods[0]}")
+    axes.margins(x=0.18)
+    axes.legend(loc="lower right", fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "cpu"
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, with '+changes' if it is not clean; None outside of git."""
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"],
+            cwd=here, capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+        changes = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=here, capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+changes" if changes else "")

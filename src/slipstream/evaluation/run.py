@@ -1,0 +1,127 @@
+"""The three things `infer.py` does: answer one prompt, compare methods, verify exactness."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
+from slipstream.data.rendering import render_prompt
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
+from slipstream.drafters.base import Drafter
+from slipstream.evaluation.comparison import Record, compare, summarise
+from slipstream.evaluation.exactness import Divergence, first_divergence
+from slipstream.evaluation.methods import Method, Speculative
+from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.report import environment, print_tables, write_report
+from slipstream.speculators.checkpoint import check_writable
+from slipstream.targets.target import Target
+
+LOW_TAU = 1.05
+
+
+def answer_one(
+    target: Target,
+    drafter: Drafter,
+    sampling: Sampling,
+    limits: Limits,
+    budget: int,
+    prompt: str,
+    seed: int,
+) -> list[Record]:
+    """Answer one prompt on the terminal as it is decided: accepted drafts green, the rest plain."""
+    console = Console()
+    engine = Engine(target, drafter, sampling, limits, budget)
+    shown: list[int] = []
+
+    def show(token: int, drafted: bool) -> None:
+        before = target.tokenizer.decode(shown, skip_special_tokens=True)
+        shown.append(token)
+        after = target.tokenizer.decode(shown, skip_special_tokens=True)
+        style = "green" if drafted else "bold yellow"
+        console.print(Text(after[len(before) :], style=style), end="", soft_wrap=True)
+
+    generation = engine.generate(render_prompt(target.tokenizer, prompt), seed, show)
+    numbers = generation.statistics
+    console.print(
+        f"\n\n{numbers.tokens} tokens in {1000 * numbers.seconds:.0f} ms "
+        f"({numbers.tokens_per_second:.0f} tokens/s), tau {numbers.tau:.2f}, "
+        f"finished by {generation.finished}; [green]accepted drafts[/green], "
+        "[bold yellow]the target's own tokens[/bold yellow]"
+        + ("" if engine.exact else "; approximate drafter: not the target's exact output"),
+        highlight=False,
+    )
+    return []
+
+
+def compare_methods(
+    target: Target,
+    methods: dict[str, Method],
+    prompts: list[Prompt],
+    sampling: Sampling,
+    limits: Limits,
+    repeats: int,
+    seed: int,
+    output: Path,
+    config: dict,
+) -> list[Record]:
+    """Run all methods side by side, print the tables and write the report into `output`."""
+    check_writable(output, "output_dir")
+    _check_methods(methods)
+    console = Console(width=None if Console().is_terminal else 150)
+    runs = compare(methods, prompts, target, sampling, limits, repeats, seed)
+    records = summarise(runs, prompts, str(target.dtype).removeprefix("torch."))
+    write_report(output, records, config, environment(target))
+    print_tables(records, console)
+    for record in records:
+        if record.drafter is not None and record.tau < LOW_TAU:
+            console.print(
+                f"warning: {record.method} on {record.prompt_set} has tau "
+                f"{record.tau:.2f}: it hardly drafts anything that is accepted"
+            )
+        ours = isinstance(methods[record.method], Speculative)
+        if ours and record.speedup_vs_plain is not None and record.speedup_vs_plain < 1:
+            console.print(
+                f"note: {record.method} on {record.prompt_set} is slower than our plain "
+                f"decoding ({record.speedup_vs_plain:.2f}x)"
+            )
+    console.print(f"results: {output}/results.json, table.md, speedup.png", soft_wrap=True)
+    return records
+
+
+def verify_methods(
+    target: Target,
+    methods: dict[str, Method],
+    prompts: list[Prompt],
+    sampling: Sampling,
+    limits: Limits,
+    seed: int,
+) -> list[Divergence]:
+    """Compare every exact method with plain decoding and say what differs, if anything."""
+    if not sampling.greedy:
+        raise InputError("verify: compares greedy outputs; set sampling.temperature=0")
+    _check_methods(methods)
+    found = []
+    for name, method in methods.items():
+        method.prepare(target, sampling, limits)
+        for number, prompt in enumerate(prompts):
+            ids = render_prompt(target.tokenizer, prompt.text)
+            divergence = first_divergence(
+                name, number, target, ids, method.generate(ids, seed).ids, limits
+            )
+            if divergence is not None:
+                found.append(divergence)
+                print(divergence.sentence())
+    exact = len(methods) * len(prompts) - len(found)
+    print(
+        f"verify: {exact} of {len(methods) * len(prompts)} answers are identical to plain "
+        f"decoding ({str(target.dtype).removeprefix('torch.')})"
+    )
+    return found
+
+
+def _check_methods(methods: dict[str, Method]) -> None:
+    if not methods:
+        raise InputError("methods: nothing to run; name at least one method")

@@ -1,0 +1,93 @@
+"""What a training run tells before its first step."""
+
+import lightning as L
+from lightning.pytorch.callbacks import TQDMProgressBar
+from rich.console import Console
+
+from slipstream.data.rendering import Sample
+
+
+class RunSummary(L.Callback):
+    """Prints parameters, a memory estimate, the supervised share and one sample with its mask."""
+
+    def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        console, data = Console(), trainer.datamodule
+        trained = [p for p in module.parameters() if p.requires_grad]
+        num_trained = sum(p.numel() for p in trained)
+        num_total = sum(p.numel() for p in module.parameters())
+        console.print(
+            f"parameters: {num_trained:,} trained of {num_total:,} "
+            f"({100 * num_trained / num_total:.2f} %)"
+        )
+        console.print(f"memory estimate: {_gigabytes(memory_estimate(module, data.batch_tokens))}")
+        console.print(
+            f"data: {len(data.samples['train']):,} training samples, "
+            f"{100 * data.supervised_share:.1f} % of their tokens supervised"
+        )
+        console.print("first sample, supervised tokens in green:")
+        console.print(_masked(data.samples["train"][0], data.tokenizer), highlight=False)
+
+
+def memory_estimate(module: L.LightningModule, batch_tokens: int) -> int:
+    """Bytes for weights, gradients, AdamW's two moments and, roughly, activations of a batch.
+
+    Activations: per token about 34 values of the model's width in each layer that gradients pass
+    through, and the logits in float32 (Korthikanti et al. 2022).
+    """
+    trained = [p for p in module.parameters() if p.requires_grad]
+    weights = sum(p.numel() * p.element_size() for p in module.parameters())
+    optimiser = sum(p.numel() * (p.element_size() + 8) for p in trained)
+    config = module.model_config
+    layers = module.num_trained_layers
+    per_token = 34 * config.hidden_size * layers * 2 + 4 * config.vocab_size
+    return weights + optimiser + batch_tokens * module.rows_per_token * per_token
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"
+
+
+def _masked(sample: Sample, tokenizer) -> str:
+    """The sample's text in rich markup, the supervised part green."""
+    prompt = tokenizer.decode(sample.ids[: sample.prompt_length]).replace("[", r"\[")
+    answer = tokenizer.decode(sample.ids[sample.prompt_length :]).replace("[", r"\[")
+    return f"[dim]{prompt}[/dim][green]{answer}[/green]"
+
+
+class SaveWhenInterrupted(L.Callback):
+    """On any exception or signal, saves a checkpoint from which `resume=` goes on."""
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def on_exception(self, trainer: L.Trainer, module: L.LightningModule, _: BaseException) -> None:
+        if trainer.global_step:
+            trainer.save_checkpoint(self.path)
+            print(f"interrupted; go on with resume={self.path}")
+
+
+class Progress(TQDMProgressBar):
+    """A bar over all steps of the run (not one per epoch), with the time that is left."""
+
+    def __init__(self, refresh_rate: int = 5):
+        super().__init__(refresh_rate=refresh_rate)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, *_) -> None:
+        self.train_progress_bar.total = int(trainer.estimated_stepping_batches)
+        self.train_progress_bar.set_description("training")
+        if self.train_progress_bar.n == 0:
+            self.train_progress_bar.reset(total=int(trainer.estimated_stepping_batches))
+            self.train_progress_bar.initial = trainer.global_step
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_) -> None:
+        bar = self.train_progress_bar
+        if trainer.global_step % self.refresh_rate == 0 or trainer.global_step == bar.total:
+            bar.update(trainer.global_step - bar.n)
+            bar.set_postfix(self.get_metrics(trainer, module))
+
+    def init_validation_tqdm(self):
+        bar = super().init_validation_tqdm()
+        bar.disable = True
+        return bar

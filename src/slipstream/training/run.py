@@ -1,0 +1,49 @@
+"""Fitting and finishing a run: resume, keep the best state, write the folder and its card."""
+
+import time
+from pathlib import Path
+
+import lightning as L
+import torch
+
+from slipstream.core.errors import InputError
+
+
+def start(trainer: L.Trainer, module: L.LightningModule, data, resume: str | None) -> None:
+    """Fit, from the state in the checkpoint `resume` if one is given."""
+    if resume is not None and not Path(resume).is_file():
+        raise InputError(f"resume: {resume} does not exist; give a .ckpt file of an earlier run")
+    started = time.perf_counter()
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=False)
+    module.training_seconds = time.perf_counter() - started
+
+
+def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: dict) -> Path:
+    """Go back to the best checkpoint and write the model folder; returns that folder."""
+    best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    score = getattr(trainer.checkpoint_callback, "best_model_score", None)
+    if best:
+        state = torch.load(best, map_location="cpu", weights_only=False)["state_dict"]
+        module.load_state_dict(state, strict=False)
+    folder = output / "model"
+    module.save(folder, card(module, config, trainer, score))
+    print(f"saved to {folder}" + ("" if score is None else f" (best state, {float(score):.3f})"))
+    return folder
+
+
+def card(module: L.LightningModule, config: dict, trainer: L.Trainer, score) -> str:
+    """The model card of what was trained."""
+    data = config["data"]
+    source = data.get("path") or data.get("hub") or data.get("synthetic_kinds")
+    monitored = getattr(trainer.checkpoint_callback, "monitor", None)
+    lines = [
+        f"# {module.title}",
+        "",
+        module.description,
+        "",
+        f"- data: {source}" + (", answers by the target" if data.get("regenerate") else ""),
+        f"- steps: {trainer.global_step}, seconds: {module.training_seconds:.0f}",
+    ]
+    if score is not None:
+        lines.append(f"- {monitored}: {float(score):.3f}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,61 @@
+"""Which positions carry streams, what each stream should predict, and the loss (Eq. 6).
+
+Pure tensor functions; they know nothing of models or Lightning.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from slipstream.data.batches import Batch
+
+NO_LABEL = -100
+
+
+@dataclass
+class StreamLabels:
+    """positions: (B, P) rows that carry streams, padded with 0; next_tokens: (B, P) what the main
+    row predicts; tokens: (B, P, gamma) what each stream predicts; `NO_LABEL` where there is none."""
+
+    positions: torch.Tensor
+    next_tokens: torch.Tensor
+    tokens: torch.Tensor
+
+
+def stream_labels(batch: Batch, num_streams: int) -> StreamLabels:
+    """Rows from which completion tokens are predicted (the last prompt token and after) carry
+    streams; stream j at row t predicts token t + 1 + j.
+
+    Example: ids [5, 6, 7, 8] with 7 and 8 supervised, two streams: positions [1, 2], next tokens
+    [7, 8], stream tokens [[8, none], [none, none]].
+    """
+    predicts = F.pad(batch.supervised[:, 1:], (0, 1))
+    count = int(predicts.sum(1).max())
+    order = predicts.int().argsort(dim=1, descending=True, stable=True)[:, :count]
+    valid = predicts.gather(1, order)
+    positions = torch.where(valid, order, 0)
+    supervised = torch.where(batch.supervised, batch.ids, NO_LABEL)
+    padded = F.pad(supervised, (0, num_streams + 1), value=NO_LABEL)
+    offsets = torch.arange(1, num_streams + 2, device=positions.device)
+    places = (positions.unsqueeze(-1) + offsets).flatten(1)
+    labels = padded.gather(1, places).view(*positions.shape, num_streams + 1)
+    labels = labels.masked_fill(~valid.unsqueeze(-1), NO_LABEL)
+    return StreamLabels(positions, labels[..., 0], labels[..., 1:])
+
+
+def stream_loss(
+    logits: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Cross-entropy, accuracy and count of each stream.
+
+    logits: (M, gamma, V); labels: (M, gamma) with `NO_LABEL` where there is none. Returns three
+    (gamma,) tensors; a stream without labels has loss 0.
+    """
+    losses = F.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="none"
+    ).view(labels.shape)
+    known = labels != NO_LABEL
+    count = known.sum(0)
+    hits = ((logits.argmax(-1) == labels) & known).sum(0)
+    return losses.sum(0) / count.clamp(min=1), hits / count.clamp(min=1), count
