@@ -1,0 +1,9 @@
+"""Slipstream trains learned speculators for large language models, and decodes with them.
+
+>>> import slipstream
+>>> answer = slipstream.generate("name[The Mill], eatType[pub], food[English]")  # doctest: +SKIP
+"""
+
+from slipstream.generation import custom_generate, generate
+
+__all__ = ["custom_generate", "generate"]

@@ -46,25 +46,30 @@ class TokenBatches:
     def __init__(self, samples: list[Sample], batch_tokens: int, seed: int, shuffle: bool):
         self.samples, self.batch_tokens = samples, batch_tokens
         self.seed, self.shuffle = seed, shuffle
-        self.epoch, self.position = 0, 0
+        self.epoch, self.position = -1, 0
+        self._resuming = False
         self._count = len(self._order(0))
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Batch]:
+        """The next epoch, or the rest of the one whose state was loaded."""
+        if not self._resuming or self.position >= self._count:
+            self.epoch, self.position = self.epoch + 1, 0
+        self._resuming = False
         order = self._order(self.epoch)
-        while self.position < len(order):
+        while self.position < self._count:
             rows = order[self.position]
             self.position += 1
             yield collate([self.samples[row] for row in rows])
-        self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.epoch, self.position = state["epoch"], state["position"]
+        self._resuming = True
 
     def _order(self, epoch: int) -> list[list[int]]:
         """Rows of each batch: neighbours in length share a batch, batches come in random order."""

@@ -16,7 +16,7 @@ NO_LABEL = -100
 @dataclass
 class StreamLabels:
     """positions: (B, P) rows that carry streams, padded with 0; next_tokens: (B, P) what the main
-    row predicts; tokens: (B, P, gamma) what each stream predicts; `NO_LABEL` where there is none."""
+    row predicts; tokens: (B, P, gamma) what each stream predicts; `NO_LABEL` for none."""
 
     positions: torch.Tensor
     next_tokens: torch.Tensor
