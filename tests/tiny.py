@@ -1,7 +1,12 @@
 """Tiny random models of every family, for tests."""
 
+from pathlib import Path
+
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from slipstream.core.tree import DraftTree
 from slipstream.speculators.streaming.config import StreamingConfig
@@ -76,3 +81,20 @@ def random_tree(num_nodes: int, generator: torch.Generator) -> DraftTree:
     ]
     tokens = torch.randint(0, VOCABULARY, (num_nodes,), generator=generator).tolist()
     return DraftTree(tokens, parents)
+
+
+def tiny_tokenizer(size: int = VOCABULARY, prefix: str = "w") -> PreTrainedTokenizerFast:
+    """A tokenizer of `size` words: 'w0 w1 w2' becomes [0, 1, 2]."""
+    words = {f"{prefix}{number}": number for number in range(size)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token=f"{prefix}0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=f"{prefix}0")
+
+
+def save_tiny_target(
+    folder: Path, seed: int = 0, tokenizer: PreTrainedTokenizerFast | None = None, **changes
+) -> Path:
+    """A tiny Llama in float32 with a tokenizer, as a folder that `load_target` opens."""
+    tiny_target("llama", seed, **changes).model.float().save_pretrained(folder)
+    (tokenizer or tiny_tokenizer()).save_pretrained(folder)
+    return folder

@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# oneDNN compiles a kernel for every new shape; with its default of 1,024 a training run would
+# compile some again and again. It reads this when first used.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
+
 from omegaconf import DictConfig, OmegaConf
 
 from slipstream.configuration import build, check_keys

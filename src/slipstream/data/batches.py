@@ -11,6 +11,8 @@ import torch
 
 from slipstream.data.rendering import Sample
 
+LENGTH_STEP = 16
+
 
 @dataclass
 class Batch:
@@ -30,7 +32,7 @@ class Batch:
 
 def collate(samples: list[Sample]) -> Batch:
     """Right-pad `samples` into one batch; padding is known by length, never by its token (0)."""
-    longest = max(len(sample.ids) for sample in samples)
+    longest = max(padded_length(sample) for sample in samples)
     ids = torch.zeros(len(samples), longest, dtype=torch.long)
     supervised = torch.zeros(len(samples), longest, dtype=torch.bool)
     for row, sample in enumerate(samples):
@@ -73,18 +75,22 @@ class TokenBatches:
 
     def _order(self, epoch: int) -> list[list[int]]:
         """Rows of each batch: neighbours in length share a batch, batches come in random order."""
-        lengths = torch.tensor([len(sample.ids) for sample in self.samples], dtype=torch.float64)
+        lengths = torch.tensor([padded_length(sample) for sample in self.samples])
         generator = torch.Generator().manual_seed(self.seed + (epoch if self.shuffle else 0))
+        ranks = lengths.double()
         if self.shuffle:
-            lengths += torch.rand(len(lengths), generator=generator, dtype=torch.float64)
+            ranks += torch.rand(len(lengths), generator=generator, dtype=torch.float64)
         batches: list[list[int]] = [[]]
-        for row in lengths.argsort().tolist():
-            if (
-                batches[-1]
-                and (len(batches[-1]) + 1) * len(self.samples[row].ids) > self.batch_tokens
-            ):
+        for row in ranks.argsort(stable=True).tolist():
+            if batches[-1] and (len(batches[-1]) + 1) * int(lengths[row]) > self.batch_tokens:
                 batches.append([])
             batches[-1].append(row)
         if self.shuffle:
             batches = [batches[i] for i in torch.randperm(len(batches), generator=generator)]
         return batches
+
+
+def padded_length(sample: Sample) -> int:
+    """The sample's length, rounded up so that batches come in few shapes (kernels are compiled
+    for each)."""
+    return -(-len(sample.ids) // LENGTH_STEP) * LENGTH_STEP

@@ -18,7 +18,7 @@ from slipstream.data.rendering import (
     render_prompt,
     render_sample,
 )
-from slipstream.data.rows import HubSource, Row, read_rows
+from slipstream.data.rows import HubSource, Row, read_rows, spread
 from slipstream.data.synthetic import SyntheticPrompts
 from slipstream.targets.target import Target
 
@@ -30,7 +30,8 @@ class PromptCompletionData(L.LightningDataModule):
 
     path: local file or folder, or a list of them; wins over the others. hub: data sets on the hub.
     synthetic_kinds: kinds of generated prompts, used when neither path nor hub is given.
-    max_train_rows, max_validation_rows: caps (spread evenly), or counts for generated prompts.
+    max_train_rows, max_validation_rows: most rows of each source (spread evenly over it), or the
+    count of generated prompts.
     max_length: longer samples are dropped, counted and reported. batch_tokens: padded tokens of a
     batch. regenerate: take the target's own answers, of up to max_new_tokens tokens, kept in
     cache_dir.
@@ -64,18 +65,18 @@ class PromptCompletionData(L.LightningDataModule):
         self.loaders: dict[str, TokenBatches] = {}
 
     def rows(self, split: str) -> list[Row]:
-        """All rows of `split` ('train' or 'validation'), cut evenly to the cap of that split."""
+        """The rows of `split` ('train' or 'validation'); prompts to be answered come once each."""
         cap = self.max_rows[split]
         if self.paths:
             needed = not self.regenerate
-            rows = [row for path in self.paths for row in read_rows(path, split, needed)]
+            sources = [read_rows(path, split, needed) for path in self.paths]
         elif self.hub:
-            rows = [row for source in self.hub for row in source.rows(split)]
+            sources = [source.rows(split) for source in self.hub]
         else:
             return SyntheticPrompts(self.synthetic_kinds, cap, self.seed, split).rows()
-        if cap is not None and len(rows) > cap:
-            rows = [rows[index * len(rows) // cap] for index in range(cap)]
-        return rows
+        if self.regenerate:
+            sources = [list({row.prompt: row for row in rows}.values()) for rows in sources]
+        return [row for rows in sources for row in spread(rows, cap)]
 
     def prepare(self, tokenizer, target: Target | None = None) -> None:
         """Render both splits; must be called before training. `target` answers, if asked to."""
@@ -95,9 +96,7 @@ class PromptCompletionData(L.LightningDataModule):
     def prompts(self, split: str, count: int) -> list[list[int]]:
         """Token ids of `count` prompts of a split, spread evenly over it."""
         samples = self.samples[split]
-        count = min(count, len(samples))
-        chosen = [samples[index * len(samples) // count] for index in range(count)]
-        return [sample.ids[: sample.prompt_length] for sample in chosen]
+        return [sample.ids[: sample.prompt_length] for sample in spread(samples, count)]
 
     @property
     def longest(self) -> int:

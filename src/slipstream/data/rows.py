@@ -10,9 +10,11 @@ import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from slipstream.core.errors import InputError
 
+Item = TypeVar("Item")
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
 
@@ -84,6 +86,17 @@ def read_rows(path: str | Path, split: str, completion_required: bool = True) ->
             f"data.path: {path} holds no rows; give a file with one JSON object a line"
         )
     return rows
+
+
+def spread(items: list[Item], count: int | None) -> list[Item]:
+    """`count` of the items, evenly over the list; all of them if there are no more, or for None.
+
+    >>> spread([0, 1, 2, 3, 4, 5], 3)
+    [0, 2, 4]
+    """
+    if count is None or count >= len(items):
+        return items
+    return [items[place * len(items) // count] for place in range(count)]
 
 
 def _read_text(path: Path) -> str:

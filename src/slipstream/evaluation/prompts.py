@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.core.errors import InputError
-from slipstream.data.rows import read_rows
+from slipstream.data.rows import read_rows, spread
 from slipstream.data.synthetic import SyntheticPrompts
 
 
@@ -40,7 +40,7 @@ class PromptSets:
         sets = []
         for number, path in enumerate(self.paths):
             share = (count - number - 1) // len(self.paths) + 1
-            sets.append(_spread(_distinct(path), share))
+            sets.append(spread(_distinct(path), share))
         return [
             prompts[place]
             for place in range(max(map(len, sets)))
@@ -60,8 +60,3 @@ def _distinct(path: str) -> list[Prompt]:
         Prompt(text, source, tuple(answer for answer in answers if answer))
         for text, answers in references.items()
     ]
-
-
-def _spread(prompts: list[Prompt], count: int) -> list[Prompt]:
-    count = min(count, len(prompts))
-    return [prompts[place * len(prompts) // count] for place in range(count)]

@@ -16,6 +16,7 @@ from slipstream.evaluation.exactness import Divergence, first_divergence
 from slipstream.evaluation.methods import Method, Speculative
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.report import environment, print_tables, write_report
+from slipstream.evaluation.row_cost import row_costs
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.targets.target import Target
 
@@ -73,8 +74,12 @@ def compare_methods(
     console = Console(width=None if Console().is_terminal else 150)
     runs = compare(methods, prompts, target, sampling, limits, repeats, seed)
     records = summarise(runs, prompts, str(target.dtype).removeprefix("torch."))
-    write_report(output, records, config, environment(target))
+    costs = row_costs(target)
+    facts = environment(target) | {"seconds_by_rows": costs}
+    write_report(output, records, config, facts)
     print_tables(records, console)
+    ratios = ", ".join(f"{n} rows {cost / costs[1]:.2f}x" for n, cost in costs.items() if n > 1)
+    console.print(f"a forward of 1 row takes {1000 * costs[1]:.2f} ms; {ratios}", highlight=False)
     for record in records:
         if record.drafter is not None and record.tau < LOW_TAU:
             console.print(

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from slipstream.core.cache import StepCache
+from slipstream.core.errors import InputError
 from slipstream.targets.families import Family, family_of
 
 
@@ -47,6 +48,12 @@ class Target:
     """A Hugging Face decoder behind calls on rows. L layers, width D, vocabulary V."""
 
     def __init__(self, model: nn.Module, tokenizer=None, name: str = ""):
+        attention = model.config._attn_implementation
+        if attention != "sdpa":
+            raise InputError(
+                f"target: attention {attention!r} cannot take boolean masks; load the model with "
+                "attn_implementation='sdpa'"
+            )
         self.model, self.tokenizer, self.name = model, tokenizer, name
         self.family: Family = family_of(model)
         self.num_layers = len(self.family.layers)

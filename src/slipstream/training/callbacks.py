@@ -74,18 +74,24 @@ class Progress(TQDMProgressBar):
     def __init__(self, refresh_rate: int = 5):
         super().__init__(refresh_rate=refresh_rate)
 
-    def on_train_epoch_start(self, trainer: L.Trainer, *_) -> None:
-        self.train_progress_bar.total = int(trainer.estimated_stepping_batches)
-        self.train_progress_bar.set_description("training")
-        if self.train_progress_bar.n == 0:
-            self.train_progress_bar.reset(total=int(trainer.estimated_stepping_batches))
-            self.train_progress_bar.initial = trainer.global_step
+    def on_train_start(self, trainer: L.Trainer, *_) -> None:
+        super().on_train_start()
+        bar = self.train_progress_bar
+        bar.reset(total=int(trainer.estimated_stepping_batches))
+        bar.initial = bar.n = trainer.global_step
+        bar.set_description("training")
+
+    def on_train_epoch_start(self, *_) -> None:
+        """The bar goes on over epochs."""
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_) -> None:
         bar = self.train_progress_bar
         if trainer.global_step % self.refresh_rate == 0 or trainer.global_step == bar.total:
             bar.update(trainer.global_step - bar.n)
             bar.set_postfix(self.get_metrics(trainer, module))
+
+    def get_metrics(self, trainer: L.Trainer, module: L.LightningModule) -> dict:
+        return {k: v for k, v in super().get_metrics(trainer, module).items() if k != "v_num"}
 
     def init_validation_tqdm(self):
         bar = super().init_validation_tqdm()

@@ -14,7 +14,7 @@ def start(trainer: L.Trainer, module: L.LightningModule, data, resume: str | Non
     if resume is not None and not Path(resume).is_file():
         raise InputError(f"resume: {resume} does not exist; give a .ckpt file of an earlier run")
     started = time.perf_counter()
-    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=False)
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     module.training_seconds = time.perf_counter() - started
 
 
@@ -23,7 +23,7 @@ def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: 
     best = getattr(trainer.checkpoint_callback, "best_model_path", "")
     score = getattr(trainer.checkpoint_callback, "best_model_score", None)
     if best:
-        state = torch.load(best, map_location="cpu", weights_only=False)["state_dict"]
+        state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
         module.load_state_dict(state, strict=False)
     folder = output / "model"
     module.save(folder, card(module, config, trainer, score))

@@ -1,0 +1,37 @@
+# Two commands on a bare machine with Python 3.11 or newer: `make test` and `make demo`.
+# Both make or reuse .venv, with the exact versions of constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+RUNS := runs/demo
+
+.PHONY: install test demo gpu-test clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+test: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+# Train a speculator for the shipped target on answers of its own, then compare all ways to decode.
+demo: install
+	rm -rf $(RUNS)
+	WANDB_MODE=$${WANDB_MODE:-offline} $(BIN)/python train.py experiment=streaming_demo \
+		output_dir=$(RUNS)/train
+	$(BIN)/python infer.py experiment=demo speculator_path=$(RUNS)/train/model \
+		output_dir=$(RUNS)/infer
+
+# The checks that need a CUDA device, for a machine that has one.
+gpu-test: install
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,189 @@
+"""StepCache: random steps against plain lists, layers with different rows, errors."""
+
+from random import Random
+
+import pytest
+import torch
+
+from slipstream.core.cache import StepCache, TrainingCache
+
+HEADS, SIZE, CAPACITY = 2, 3, 24
+
+
+class PlainCache:
+    """The reference: one Python list of rows per layer, committed and staged."""
+
+    def __init__(self, num_layers: int):
+        self.committed: list[list[tuple]] = [[] for _ in range(num_layers)]
+        self.staged: list[list[tuple]] = [[] for _ in range(num_layers)]
+
+    def stage(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.staged[layer] += list(zip(keys.unbind(-2), values.unbind(-2), strict=True))
+
+    def all_rows(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = zip(*(self.committed[layer] + self.staged[layer]), strict=True)
+        return torch.stack(keys, -2), torch.stack(values, -2)
+
+    def commit(self, groups: list[tuple[range, list[int]]]) -> None:
+        for layers, rows in groups:
+            for layer in layers:
+                self.committed[layer] += [self.staged[layer][row] for row in rows]
+        self.forget_staged()
+
+    def forget_staged(self) -> None:
+        self.staged = [[] for _ in self.staged]
+
+    def roll_back(self, length: int) -> None:
+        self.committed = [rows[:length] for rows in self.committed]
+        self.forget_staged()
+
+    @property
+    def length(self) -> int:
+        return len(self.committed[0])
+
+
+def stage(cache: StepCache, plain: PlainCache, layer: int, count: int, batch: int = 1) -> None:
+    """Stage random rows in both; what `update` hands back must be all rows so far."""
+    keys, values = torch.randn(2, batch, HEADS, count, SIZE)
+    plain.stage(layer, keys, values)
+    seen = cache.update(keys, values, layer)
+    for ours, theirs in zip(seen, plain.all_rows(layer), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def assert_equal(cache: StepCache, plain: PlainCache) -> None:
+    """Committed rows of all layers are the same."""
+    assert cache.length == plain.length
+    for layer in range(len(plain.committed)):
+        assert cache.get_seq_length(layer) == plain.length + len(plain.staged[layer])
+        if plain.length:
+            ours = cache.buffer[layer][..., : plain.length, :]
+            theirs = plain.all_rows(layer)
+            assert torch.equal(ours[0], theirs[0][..., : plain.length, :])
+            assert torch.equal(ours[1], theirs[1][..., : plain.length, :])
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("batch", [1, 2])
+def test_random_steps_agree_with_plain_lists(seed, batch):
+    random = Random(seed)
+    torch.manual_seed(seed)
+    cache, plain = StepCache(4, HEADS, SIZE, CAPACITY, batch), PlainCache(4)
+    commits = moved = 0
+    for _ in range(60):
+        action = random.choice(["step", "step", "step", "forget", "roll_back"])
+        room = CAPACITY - cache.length
+        if action == "roll_back" or room < 4:
+            length = random.randint(0, cache.length)
+            cache.roll_back(length)
+            plain.roll_back(length)
+        else:
+            split = random.randint(1, 3)
+            groups = [range(split), range(split, 4)]
+            counts = [random.randint(1, min(room, 7)) for _ in groups]
+            for layers, count in zip(groups, counts, strict=True):
+                first = random.randint(1, count)
+                for layer in layers:
+                    stage(cache, plain, layer, first, batch)
+                    if count > first:
+                        stage(cache, plain, layer, count - first, batch)
+            if action == "forget":
+                cache.forget_staged()
+                plain.forget_staged()
+            else:
+                kept = random.randint(0, min(counts))
+                chosen = [
+                    (layers, random.sample(range(count), kept))
+                    for layers, count in zip(groups, counts, strict=True)
+                ]
+                cache.commit(chosen)
+                plain.commit(chosen)
+                commits += 1
+                moved += any(rows != list(range(kept)) for _, rows in chosen)
+        assert_equal(cache, plain)
+    assert commits > 10 and moved > 5
+
+
+def test_streams_in_the_upper_layers_leave_no_trace():
+    torch.manual_seed(0)
+    cache, plain = StepCache(3, HEADS, SIZE, CAPACITY), PlainCache(3)
+    for layer in range(3):
+        stage(cache, plain, layer, 5)
+    stage(cache, plain, 2, 8)
+    assert [cache.get_seq_length(layer) for layer in range(3)] == [5, 5, 13]
+    for each in (cache, plain):
+        each.commit([(range(1), [0, 2, 4]), (range(1, 3), [0, 1, 3])])
+    for layer in range(3):
+        stage(cache, plain, layer, 2)
+    assert_equal(cache, plain)
+    assert cache.staged == [2, 2, 2]
+
+
+def test_rows_beyond_the_capacity_are_refused_and_change_nothing():
+    torch.manual_seed(0)
+    cache, plain = StepCache(2, HEADS, SIZE, capacity=4), PlainCache(2)
+    for layer in range(2):
+        stage(cache, plain, layer, 3)
+    for each in (cache, plain):
+        each.commit([(range(2), [0, 1, 2])])
+    with pytest.raises(ValueError, match="4 rows"):
+        cache.update(*torch.randn(2, 1, HEADS, 2, SIZE), 1)
+    assert cache.staged == [0, 0]
+    for layer in range(2):
+        stage(cache, plain, layer, 1)
+    with pytest.raises(ValueError, match="4 rows"):
+        cache.update(*torch.randn(2, 1, HEADS, 1, SIZE), 0)
+    for each in (cache, plain):
+        each.commit([(range(2), [0])])
+    assert_equal(cache, plain)
+
+
+def test_roll_back_refuses_lengths_that_are_not_committed():
+    cache = StepCache(1, HEADS, SIZE, CAPACITY)
+    cache.update(*torch.randn(2, 1, HEADS, 3, SIZE), 0)
+    cache.commit([(range(1), [0, 1])])
+    cache.update(*torch.randn(2, 1, HEADS, 3, SIZE), 0)
+    for length in (-1, 3):
+        with pytest.raises(ValueError, match="roll back"):
+            cache.roll_back(length)
+    cache.roll_back(2)
+    assert cache.length == 2 and cache.staged == [0]
+
+
+def test_finished_sequences_leave_and_the_others_go_on():
+    torch.manual_seed(0)
+    cache = StepCache(2, HEADS, SIZE, CAPACITY, batch_size=3)
+    rows = torch.randn(2, 2, 3, HEADS, 4, SIZE)
+    for layer in range(2):
+        cache.update(rows[layer, 0], rows[layer, 1], layer)
+    cache.commit([(range(2), [0, 1, 2, 3])])
+    cache.keep_sequences([2, 0])
+    more = torch.randn(2, 2, 2, HEADS, 1, SIZE)
+    for layer in range(2):
+        keys, values = cache.update(more[layer, 0], more[layer, 1], layer)
+        assert torch.equal(keys, torch.cat([rows[layer, 0, [2, 0]], more[layer, 0]], -2))
+        assert torch.equal(values, torch.cat([rows[layer, 1, [2, 0]], more[layer, 1]], -2))
+
+
+def test_the_buffer_is_never_allocated_again():
+    cache = StepCache(2, HEADS, SIZE, CAPACITY)
+    address = cache.buffer.data_ptr()
+    for _ in range(3):
+        for layer in range(2):
+            keys, _ = cache.update(*torch.randn(2, 1, HEADS, 5, SIZE), layer)
+            assert keys.data_ptr() == cache.buffer[layer].data_ptr()
+        cache.commit([(range(2), [0, 3, 4])])
+    assert cache.buffer.data_ptr() == address and cache.length == 9
+
+
+def test_the_training_cache_shows_later_rows_the_first_ones_and_themselves():
+    torch.manual_seed(0)
+    cache = TrainingCache(2)
+    first, second, third = torch.randn(3, 2, 2, HEADS, 4, SIZE)
+    assert cache.get_seq_length(1) == 0
+    assert torch.equal(cache.update(*first, 1)[0], first[0])
+    for later in (second, third):
+        keys, values = cache.update(*later, 1)
+        assert torch.equal(keys, torch.cat([first[0], later[0]], -2))
+        assert torch.equal(values, torch.cat([first[1], later[1]], -2))
+    assert cache.get_seq_length(1) == 4 and cache.get_seq_length(0) == 0

@@ -1,0 +1,121 @@
+"""Sampling: every combination of options against plain Python, ties, bad arguments, draws."""
+
+import math
+
+import pytest
+import torch
+
+from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling, SeededRandomness
+
+
+def reference(
+    logits: list[float], temperature: float, top_k: int | None, top_p: float | None
+) -> list[float]:
+    """Temperature, then top-k (ties of the last one stay), then top-p (ties by token id)."""
+    scaled = [logit / temperature for logit in logits]
+    allowed = set(range(len(scaled)))
+    if top_k is not None:
+        worst = sorted(scaled, reverse=True)[min(top_k, len(scaled)) - 1]
+        allowed = {token for token in allowed if scaled[token] >= worst}
+    largest = max(scaled)
+    weights = {token: math.exp(scaled[token] - largest) for token in allowed}
+    total = sum(weights.values())
+    probabilities = {token: weight / total for token, weight in weights.items()}
+    if top_p is not None:
+        mass, nucleus = 0.0, set()
+        for token in sorted(probabilities, key=lambda token: (-probabilities[token], token)):
+            if mass >= top_p:
+                break
+            nucleus.add(token)
+            mass += probabilities[token]
+        probabilities = {token: probabilities[token] / mass for token in nucleus}
+    return [probabilities.get(token, 0.0) for token in range(len(scaled))]
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("top_k", [None, 1, 3, 9, 50])
+@pytest.mark.parametrize("top_p", [None, 1e-6, 0.4, 0.9, 1.0])
+def test_probabilities_agree_with_plain_python(temperature, top_k, top_p):
+    logits = torch.randn(4, 3, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = Sampling(temperature, top_k, top_p).probabilities(3 * logits)
+    for row, line in zip(3 * logits.flatten(0, 1), found.flatten(0, 1), strict=True):
+        expected = reference(row.tolist(), temperature, top_k, top_p)
+        assert line.tolist() == pytest.approx(expected, abs=1e-13)
+        assert float(line.sum()) == pytest.approx(1.0, abs=1e-13)
+
+
+def test_ties_at_the_edge():
+    even = torch.zeros(4, dtype=torch.float64)
+    assert Sampling(1.0, top_k=2).probabilities(even).tolist() == [0.25] * 4
+    assert Sampling(1.0, top_p=0.5).probabilities(even).tolist() == [0.5, 0.5, 0.0, 0.0]
+    pair = torch.tensor([0.0, 3.0, 1.0, 3.0], dtype=torch.float64)
+    assert Sampling(1.0, top_k=1).probabilities(pair).tolist() == [0.0, 0.5, 0.0, 0.5]
+    assert Sampling(1.0, top_k=1, top_p=0.5).probabilities(pair).tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_half_precision_logits_give_float32_probabilities():
+    logits = torch.tensor([0.0, 1.0, 2.0])
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        found = Sampling(1.0).probabilities(logits.to(dtype))
+        assert found.dtype == torch.float32 and torch.equal(found, logits.softmax(-1))
+
+
+def test_forbidden_tokens_stay_forbidden():
+    logits = torch.tensor([1.0, -math.inf, 0.5, -math.inf], dtype=torch.float64)
+    for sampling in (Sampling(0.7), Sampling(0.7, top_k=3), Sampling(0.7, top_p=0.99)):
+        found = sampling.probabilities(logits)
+        assert found[1] == found[3] == 0 and float(found.sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("temperature", dict(temperature=-0.1)),
+        ("temperature", dict(temperature=math.nan)),
+        ("temperature", dict(temperature=math.inf)),
+        ("top_k", dict(temperature=1.0, top_k=0)),
+        ("top_k", dict(temperature=1.0, top_k=-3)),
+        ("top_p", dict(temperature=1.0, top_p=0.0)),
+        ("top_p", dict(temperature=1.0, top_p=1.1)),
+        ("top_p", dict(temperature=1.0, top_p=-0.5)),
+        ("top_p", dict(temperature=1.0, top_p=math.nan)),
+    ],
+)
+def test_bad_arguments_name_their_field(field, arguments):
+    with pytest.raises(InputError, match=rf"^sampling\.{field}: "):
+        Sampling(**arguments)
+
+
+def test_greedy_has_no_distribution():
+    assert Sampling().greedy and not Sampling(0.5).greedy
+    with pytest.raises(ValueError, match="argmax"):
+        Sampling().probabilities(torch.zeros(3))
+
+
+def test_draws_follow_the_distribution_and_never_leave_it():
+    probabilities = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
+    randomness = SeededRandomness(1)
+    counts = torch.zeros(6)
+    for _ in range(4000):
+        counts[randomness.draw(probabilities)] += 1
+    assert counts[[0, 2, 5]].sum() == 0
+    assert (counts / 4000 - probabilities).abs().max() < 0.03
+
+
+def test_acceptance_follows_its_probability():
+    randomness = SeededRandomness(2)
+    assert sum(randomness.accept(0.3) for _ in range(4000)) / 4000 == pytest.approx(0.3, abs=0.03)
+    assert all(randomness.accept(1.0) for _ in range(200))
+    assert not any(randomness.accept(0.0) for _ in range(200))
+
+
+def test_a_seed_decides_everything():
+    probabilities = torch.full((7,), 1 / 7)
+
+    def sequence(seed: int) -> list:
+        randomness = SeededRandomness(seed)
+        return [(randomness.draw(probabilities), randomness.accept(0.5)) for _ in range(30)]
+
+    assert sequence(3) == sequence(3)
+    assert sequence(3) != sequence(4)

@@ -1,0 +1,299 @@
+"""The speculator folder: it opens by its path alone, and refuses what does not fit or is broken."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from tests.tiny import save_tiny_target, tiny_tokenizer
+
+from slipstream.core.errors import InputError
+from slipstream.speculators.checkpoint import load_speculator, read_config, save_speculator
+from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.loading import load_target
+from slipstream.targets.target import Target
+
+CONFIG = StreamingConfig(
+    num_streams=2,
+    num_msa_layers=2,
+    adapter_rank=3,
+    mlp="adapter",
+    initialisation_rank=2,
+    stream_positions="same",
+    pruning_rank=5,
+)
+FRESH_PROCESS = """
+import sys
+import torch
+from slipstream.speculators.checkpoint import load_speculator
+from slipstream.targets.loading import load_target
+from tests.speculators.test_checkpoint import digest_of_streams
+torch.set_num_threads(1)
+target = load_target(sys.argv[1], device="cpu", packed=False)
+print(digest_of_streams(target, load_speculator(sys.argv[2], target)))
+"""
+
+
+def open_target(folder: Path) -> Target:
+    return load_target(str(folder), device="cpu", packed=False)
+
+
+@torch.no_grad()
+def digest_of_streams(target: Target, speculator: StreamingSpeculator) -> str:
+    """SHA-256 of streams and early-exit logits over fixed states."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1, 3, target.hidden_size, generator=generator)
+    sees = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
+    cache = target.new_cache(9)
+    ids = torch.tensor([[1, 2, 3]])
+    target.forward(ids, torch.arange(3)[None], None, cache)
+    cache.commit([(range(target.num_layers), [0, 1, 2])])
+    streams = speculator.run_streams(target, hidden, torch.arange(3)[None], sees, cache)
+    early = speculator.early_exit_logits(target, hidden)
+    return hashlib.sha256(streams.numpy().tobytes() + early.numpy().tobytes()).hexdigest()
+
+
+def random_speculator(target: Target, seed: int = 0) -> StreamingSpeculator:
+    torch.manual_seed(seed)
+    speculator = StreamingSpeculator(target, CONFIG)
+    with torch.no_grad():
+        for parameter in speculator.parameters():
+            parameter.normal_(std=0.3)
+    return speculator
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def target_folder(tmp_path_factory) -> Path:
+    return save_tiny_target(tmp_path_factory.mktemp("target") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def target(target_folder) -> Target:
+    return open_target(target_folder)
+
+
+@pytest.fixture
+def folder(tmp_path, target) -> Path:
+    return save_speculator(tmp_path / "speculator", random_speculator(target), target, 77, "# A")
+
+
+def refused(folder: Path, target: Target) -> str:
+    """The one sentence with which the folder is refused."""
+    with pytest.raises(InputError) as caught:
+        load_speculator(folder, target)
+    message = str(caught.value)
+    assert message.startswith("speculator: ") and "\n" not in message
+    return message
+
+
+def change_tensors(folder: Path, change) -> None:
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    change(tensors)
+    safetensors.torch.save_file(tensors, path)
+
+
+def change_config(folder: Path, **changes) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_folder_opens_by_its_path_alone_in_a_fresh_process(target_folder, target, folder):
+    expected = digest_of_streams(target, random_speculator(target))
+    assert expected != digest_of_streams(target, random_speculator(target, seed=1))
+    result = subprocess.run(
+        [sys.executable, "-c", FRESH_PROCESS, str(target_folder), str(folder)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == expected
+
+
+def test_a_round_trip_gives_back_every_tensor_and_argument(target, folder):
+    loaded, saved = load_speculator(folder, target), random_speculator(target)
+    assert loaded.config == CONFIG and not loaded.training
+    assert loaded.state_dict().keys() == saved.state_dict().keys()
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_the_folder_holds_its_own_description_and_trained_tensors_only(target, folder):
+    assert set(content(folder)) == {"config.json", "model.safetensors", "README.md"}
+    assert (folder / "README.md").read_text() == "# A"
+    config = read_config(folder)
+    assert config["trained_length"] == 77 and config["target"] == target.name
+    assert config["target_fingerprint"] == target.fingerprint
+    assert StreamingConfig(**config["arguments"]) == CONFIG
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    trained = sum(parameter.numel() for parameter in random_speculator(target).parameters())
+    assert sum(tensor.numel() for tensor in tensors.values()) == trained
+
+
+def test_a_missing_folder_is_refused(tmp_path, target):
+    assert "nothing" in refused(tmp_path / "nothing", target)
+
+
+def test_a_missing_tensor_is_named(folder, target):
+    change_tensors(folder, lambda tensors: tensors.pop("pruning.up"))
+    assert "'pruning.up'" in refused(folder, target) and "none" in refused(folder, target)
+
+
+def test_one_tensor_too_many_is_named(folder, target):
+    change_tensors(folder, lambda tensors: tensors.update(extra=torch.zeros(2)))
+    assert "'extra'" in refused(folder, target)
+
+
+def test_a_tensor_of_another_shape_is_named(folder, target):
+    change_tensors(folder, lambda tensors: tensors.update(embeddings=torch.zeros(3, 24)))
+    message = refused(folder, target)
+    assert "'embeddings'" in message and "(2, 24)" in message and "(3, 24)" in message
+
+
+@pytest.mark.parametrize("size", [0, 5, 200, -1])
+def test_a_truncated_weight_file_is_refused(folder, target, size):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    assert "model.safetensors" in refused(folder, target)
+
+
+def test_a_missing_weight_file_is_refused(folder, target):
+    (folder / "model.safetensors").unlink()
+    assert "model.safetensors" in refused(folder, target)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '"text"', "\x00\xff"])
+def test_a_config_that_is_no_json_object_is_refused(folder, target, text):
+    (folder / "config.json").write_bytes(text.encode("latin-1"))
+    refused(folder, target)
+
+
+def test_a_missing_config_is_refused(folder, target):
+    (folder / "config.json").unlink()
+    assert "config.json" in refused(folder, target)
+
+
+@pytest.mark.parametrize("version", [2, 0, None, "1"])
+def test_an_unknown_format_version_is_refused(folder, target, version):
+    change_config(folder, format_version=version)
+    assert f"format {version!r}" in refused(folder, target)
+
+
+@pytest.mark.parametrize("kind", ["medusa", None, ["streaming"]])
+def test_an_unknown_kind_is_refused(folder, target, kind):
+    change_config(folder, kind=kind)
+    assert "streaming" in refused(folder, target)
+
+
+@pytest.mark.parametrize("key", ["arguments", "target_fingerprint"])
+def test_a_config_without_a_key_is_refused(folder, target, key):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config[key]
+    path.write_text(json.dumps(config))
+    refused(folder, target)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_streams": "two"},
+        {"num_streams": 2.5},
+        {"num_msa_layers": None},
+        {"unknown": 1},
+        {"mlp": "none"},
+        {"num_msa_layers": 9},
+    ],
+)
+def test_broken_arguments_are_refused(folder, target, arguments):
+    config = json.loads((folder / "config.json").read_text())
+    change_config(folder, arguments=config["arguments"] | arguments)
+    with pytest.raises(InputError) as caught:
+        load_speculator(folder, target)
+    assert next(iter(arguments)) in str(caught.value)
+
+
+def test_a_fingerprint_of_nothing_fits_nothing(folder, target):
+    change_config(folder, target_fingerprint={})
+    refused(folder, target)
+
+
+def test_another_target_is_refused(folder, tmp_path):
+    other = open_target(save_tiny_target(tmp_path / "other", seed=1))
+    message = refused(folder, other)
+    assert "weights" in message and str(other.name) in message
+
+
+def test_another_tokenizer_is_refused(folder, tmp_path):
+    other = save_tiny_target(tmp_path / "other", tokenizer=tiny_tokenizer(prefix="v"))
+    assert "tokenizer" in refused(folder, open_target(other))
+
+
+def test_another_config_is_refused(folder, tmp_path):
+    other = save_tiny_target(tmp_path / "other", rms_norm_eps=1e-3)
+    assert "config" in refused(folder, open_target(other))
+
+
+def test_overwriting_replaces_the_whole_folder(folder, target):
+    (folder / "left-over").write_text("of an earlier format")
+    save_speculator(folder, random_speculator(target, seed=1), target, 5, "# B")
+    assert set(content(folder)) == {"config.json", "model.safetensors", "README.md"}
+    loaded = load_speculator(folder, target)
+    assert torch.equal(loaded.embeddings, random_speculator(target, seed=1).embeddings)
+    assert [path.name for path in folder.parent.iterdir()] == ["speculator"]
+
+
+@pytest.mark.parametrize(
+    "broken", ["safetensors.torch.save_file", "os.replace", "os.rename", "pathlib.Path.write_text"]
+)
+def test_a_failing_save_leaves_the_old_folder_intact(folder, target, monkeypatch, broken):
+    before = content(folder)
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broken, fail)
+        try:
+            save_speculator(folder, random_speculator(target, seed=1), target, 5, "# B")
+        except OSError:
+            assert content(folder) == before
+        else:
+            load_speculator(folder, target)
+    assert [path.name for path in folder.parent.iterdir()] == ["speculator"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, target):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(InputError, match="file"):
+        save_speculator(tmp_path / "file" / "inner", random_speculator(target), target, 5, "# A")
+
+
+def test_a_file_in_the_way_is_refused_and_left_alone(tmp_path, target):
+    place = tmp_path / "speculator"
+    place.write_text("mine")
+    with pytest.raises(InputError, match="speculator"):
+        save_speculator(place, random_speculator(target), target, 5, "# A")
+    assert place.read_text() == "mine"
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path, target):
+    place = tmp_path / "thesis"
+    place.mkdir()
+    (place / "chapter.txt").write_text("mine")
+    with pytest.raises(InputError, match="thesis"):
+        save_speculator(place, random_speculator(target), target, 5, "# A")
+    assert content(place) == {"chapter.txt": b"mine"}

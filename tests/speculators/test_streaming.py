@@ -1,0 +1,395 @@
+"""The streaming speculator on every family: lossless, fused = deferred = merged, training form."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import product
+
+import pytest
+import torch
+from tests.tiny import ARCHITECTURES, random_tree, tiny_speculator, tiny_target
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from slipstream.core.cache import StepCache, TrainingCache
+from slipstream.core.errors import InputError
+from slipstream.core.masks import causal_mask, tree_mask
+from slipstream.core.tree import DraftTree
+from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.packed import pack_linears
+from slipstream.targets.target import Rows, Target
+
+PREFIX = [3, 17, 5, 29, 11, 8]
+TOLERANCE = 1e-10
+
+VARIANTS = {
+    "paper": dict(),
+    "no_adapters": dict(adapter_rank=0),
+    "initialisation": dict(initialisation_rank=2),
+    "same_positions": dict(stream_positions="same", initialisation_rank=3),
+    "all_layers": dict(num_msa_layers=4, num_streams=1),
+    "skipped_mlp": dict(mlp="adapter"),
+    "skipped_mlp_same_positions": dict(mlp="adapter", stream_positions="same"),
+}
+EVERY_CASE = [
+    (architecture, variant)
+    for architecture, variant in product(sorted(ARCHITECTURES), VARIANTS)
+    if architecture != "opt" or VARIANTS[variant].get("mlp") != "adapter"
+]
+each_case = pytest.mark.parametrize(("architecture", "variant"), EVERY_CASE)
+
+
+class Watching:
+    """A visitor that keeps the main rows before the MSA layers, and may add streams to all."""
+
+    def __init__(self, target: Target, speculator: StreamingSpeculator, fused: bool, acting=True):
+        self.target, self.speculator, self.fused = target, speculator, fused
+        self.acting, self.layer = acting, speculator.first_layer
+        self.states: torch.Tensor | None = None
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        self.states, count = rows.hidden, rows.hidden.shape[1]
+        acting = self.speculator.acting_on(self.target, count) if self.acting else nullcontext()
+        with acting:
+            yield self.speculator.add_streams(rows, list(range(count))) if self.fused else rows
+
+
+def pair(architecture: str, variant: str) -> tuple[Target, StreamingSpeculator]:
+    target = tiny_target(architecture)
+    return target, tiny_speculator(target, **VARIANTS[variant])
+
+
+@torch.no_grad()
+def filled_cache(target: Target, tokens: list[int]) -> StepCache:
+    cache = target.new_cache(120)
+    target.forward(torch.tensor([tokens]), torch.arange(len(tokens))[None], None, cache)
+    cache.commit([(range(target.num_layers), list(range(len(tokens))))])
+    return cache
+
+
+@torch.no_grad()
+def run_tree(target: Target, tree: DraftTree, cache: StepCache, visitor=None) -> Rows:
+    positions = torch.tensor([tree.depths()]) + cache.length
+    mask = tree_mask(cache.length, tree.ancestor_mask())[None, None]
+    return target.forward(torch.tensor([tree.tokens]), positions, mask, cache, visitor)
+
+
+@torch.no_grad()
+def deferred_streams(target, speculator, tokens: list[int], merged=None) -> torch.Tensor:
+    """(gamma, D): streams of the last of `tokens`, over the cache of all of them."""
+    cache = target.new_cache(len(tokens) + speculator.num_streams)
+    watching = Watching(target, speculator, fused=False, acting=False)
+    positions = torch.arange(len(tokens))[None]
+    target.forward(torch.tensor([tokens]), positions, None, cache, watching)
+    cache.commit([(range(target.num_layers), list(range(len(tokens))))])
+    sees_all = torch.ones(1, 1, 1, len(tokens), dtype=torch.bool)
+    return speculator.run_streams(
+        target, watching.states[:, -1:], positions[:, -1:], sees_all, cache, merged
+    )[0]
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+
+
+@each_case
+def test_the_target_is_bit_identical_before_and_after(architecture, variant):
+    target, speculator = pair(architecture, variant)
+    tree = random_tree(7, torch.Generator().manual_seed(1))
+    weights = {name: tensor.clone() for name, tensor in target.model.state_dict().items()}
+    modules = list(target.model.modules())
+    bare = target.logits(run_tree(target, tree, filled_cache(target, PREFIX)).hidden)
+    merged = speculator.adapters.merged_layers(target) if speculator.adapters else None
+    run_tree(target, tree, filled_cache(target, PREFIX), Watching(target, speculator, fused=True))
+    deferred_streams(target, speculator, PREFIX)
+    deferred_streams(target, speculator, PREFIX, merged)
+    again = target.logits(run_tree(target, tree, filled_cache(target, PREFIX)).hidden)
+    assert torch.equal(again, bare)
+    after = target.model.state_dict()
+    assert after.keys() == weights.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in weights.items())
+    assert all(now is then for now, then in zip(target.model.modules(), modules, strict=True))
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in target.model.modules()
+    )
+
+
+@each_case
+def test_main_rows_are_lossless(architecture, variant):
+    """The same rows with and without adapters at work: the main rows' logits do not change."""
+    target, speculator = pair(architecture, variant)
+    tree = random_tree(7, torch.Generator().manual_seed(2))
+    plain = target.logits(run_tree(target, tree, filled_cache(target, PREFIX)).hidden)
+    logits = {}
+    for fused, acting in product((False, True), (False, True)):
+        watching = Watching(target, speculator, fused, acting)
+        rows = run_tree(target, tree, filled_cache(target, PREFIX), watching)
+        assert rows.hidden.shape[1] == len(tree) * (1 + fused * speculator.num_streams)
+        logits[fused, acting] = target.logits(rows.hidden)[:, : len(tree)]
+        assert_close(logits[fused, acting], plain)
+    assert torch.equal(logits[False, False], plain)
+    assert torch.equal(logits[False, True], plain)
+    if speculator.config.mlp == "base+adapter":
+        assert torch.equal(logits[True, True], logits[True, False])
+
+
+@each_case
+def test_fused_deferred_and_merged_streams_are_the_same(architecture, variant):
+    target, speculator = pair(architecture, variant)
+    tree = random_tree(8, torch.Generator().manual_seed(3))
+    watching = Watching(target, speculator, fused=True)
+    rows = run_tree(target, tree, filled_cache(target, PREFIX), watching)
+    fused = rows.hidden[0, len(tree) :].unflatten(0, (len(tree), -1))
+    merged = speculator.adapters.merged_layers(target) if speculator.adapters else None
+    for node in range(len(tree)):
+        tokens = PREFIX + [tree.tokens[step] for step in tree.path(node)]
+        hooked = deferred_streams(target, speculator, tokens)
+        assert hooked.shape == (speculator.num_streams, target.hidden_size)
+        assert_close(fused[node], hooked)
+        if merged is not None:
+            assert_close(deferred_streams(target, speculator, tokens, merged), hooked)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("kind", ["shifted", "same"])
+def test_streams_attend_like_a_causal_text_of_their_main_row_and_them(architecture, kind):
+    """Without adapters: the top layers over [all main rows, streams of the last one], causal."""
+    target = tiny_target(architecture)
+    speculator = tiny_speculator(target, adapter_rank=0, stream_positions=kind)
+    bare = Watching(target, speculator, fused=False, acting=False)
+    positions = torch.arange(len(PREFIX))[None]
+    target.forward(torch.tensor([PREFIX]), positions, None, None, bare)
+    last = len(PREFIX) - 1
+    ours = [last + 1, last + 2, last + 3] if kind == "shifted" else [last] * 3
+    streams = bare.states[:, -1:] + speculator.embeddings.detach()
+    rows = Rows(
+        torch.cat([bare.states, streams], 1),
+        torch.cat([positions, torch.tensor([ours])], 1),
+        torch.ones(len(PREFIX) + 3, len(PREFIX) + 3).tril().bool()[None, None],
+    )
+    expected = target.run_layers(speculator.msa_layers(target), rows, None).hidden[0, -3:]
+    assert_close(deferred_streams(target, speculator, PREFIX), expected)
+
+
+@each_case
+def test_every_option_changes_the_streams(architecture, variant):
+    """What the equalities above compare is not trivially equal."""
+    target, speculator = pair(architecture, variant)
+    streams = deferred_streams(target, speculator, PREFIX)
+    bare = Watching(target, speculator, fused=False, acting=False)
+    rows = target.forward(torch.tensor([PREFIX]), torch.arange(len(PREFIX))[None], None, None, bare)
+    assert (streams - rows.hidden[0, -1]).abs().amax(-1).min() > 1e-2
+    for stream in range(1, speculator.num_streams):
+        assert (streams[stream] - streams[stream - 1]).abs().max() > 1e-2
+    if speculator.adapters is not None:
+        for parameter in speculator.adapters.parameters():
+            parameter.data.zero_()
+        changed = deferred_streams(target, speculator, PREFIX)
+        assert (streams - changed).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_shifted_streams_stand_at_the_rotary_positions_of_their_tokens(architecture):
+    target = tiny_target(architecture)
+    shifted, same = (tiny_speculator(target, stream_positions=kind) for kind in ("shifted", "same"))
+    positions = torch.tensor([[4, 9]])
+    assert shifted.positions_of(positions).tolist() == [[5, 6, 7, 10, 11, 12]]
+    assert same.positions_of(positions).tolist() == [[4, 4, 4, 9, 9, 9]]
+    difference = deferred_streams(target, shifted, PREFIX) - deferred_streams(target, same, PREFIX)
+    assert difference.abs().amax(-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("architecture", ["opt", "gpt2"])
+def test_learned_positions_are_those_of_the_main_row(architecture):
+    target = tiny_target(architecture)
+    streams = [
+        deferred_streams(target, tiny_speculator(target, stream_positions=kind), PREFIX)
+        for kind in ("shifted", "same")
+    ]
+    assert torch.equal(*streams)
+
+
+def test_streams_start_from_the_main_row_and_their_embedding():
+    target = tiny_target()
+    hidden = torch.randn(2, 3, 24, dtype=torch.float64)
+    plain = tiny_speculator(target, num_streams=2)
+    streams = plain.streams_of(hidden).unflatten(1, (3, 2))
+    for stream in range(2):
+        assert torch.equal(streams[:, :, stream], hidden + plain.embeddings[stream])
+    low_rank = tiny_speculator(target, num_streams=2, initialisation_rank=3)
+    start = hidden @ low_rank.initialisation.down.T @ low_rank.initialisation.up.T
+    streams = low_rank.streams_of(hidden).unflatten(1, (3, 2))
+    for stream in range(2):
+        assert_close(streams[:, :, stream], start + low_rank.embeddings[stream])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+@pytest.mark.parametrize("mlp", ["base+adapter", "adapter"])
+def test_merging_keeps_weights_that_float32_cannot_hold(architecture, mlp):
+    target = tiny_target(architecture)
+    with torch.no_grad():
+        for parameter in target.model.parameters():
+            parameter.add_(torch.rand_like(parameter) * 1e-6)
+    speculator = tiny_speculator(target, mlp=mlp)
+    merged = speculator.adapters.merged_layers(target)
+    hooked = deferred_streams(target, speculator, PREFIX)
+    assert_close(deferred_streams(target, speculator, PREFIX, merged), hooked)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("mlp", ["base+adapter", "adapter"])
+def test_a_packed_target_carries_the_same_streams(architecture, mlp):
+    mlp = "base+adapter" if architecture == "opt" else mlp
+    plain, packed = (Target(tiny_target(architecture).model.float()) for _ in range(2))
+    assert pack_linears(packed.model) > 8
+    speculator = tiny_speculator(plain, mlp=mlp).float()
+    expected = deferred_streams(plain, speculator, PREFIX)
+    merged = speculator.adapters.merged_layers(packed)
+    for layers in (None, merged):
+        found = deferred_streams(packed, speculator, PREFIX, layers)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)
+
+
+def training_streams(target, speculator, ids: torch.Tensor, positions: torch.Tensor):
+    """The training form: main rows without gradients, then the streams of many positions."""
+    cache = TrainingCache(target.num_layers)
+    watching = Watching(target, speculator, fused=False, acting=False)
+    everywhere = torch.arange(ids.shape[1]).expand_as(ids)
+    with torch.no_grad():
+        target.forward(ids, everywhere, None, cache, watching)
+    index = positions.unsqueeze(-1).expand(-1, -1, target.hidden_size)
+    hidden = watching.states.gather(1, index)
+    sees = causal_mask(ids.shape[1])[positions].unsqueeze(1)
+    streams = speculator.run_streams(target, hidden, positions, sees, cache)
+    return streams.unflatten(1, (-1, speculator.num_streams)), hidden
+
+
+@each_case
+def test_many_positions_at_once_equal_one_at_a_time(architecture, variant):
+    target, speculator = pair(architecture, variant)
+    ids = torch.randint(0, 40, (2, 9), generator=torch.Generator().manual_seed(6))
+    positions = torch.tensor([[1, 4, 8], [0, 5, 6]])
+    found, _ = training_streams(target, speculator, ids, positions)
+    for sequence, row in product(range(2), range(3)):
+        tokens = ids[sequence, : positions[sequence, row] + 1].tolist()
+        assert_close(found[sequence, row], deferred_streams(target, speculator, tokens))
+
+
+@each_case
+def test_gradients_reach_all_of_the_speculator_and_none_of_the_target(architecture, variant):
+    target, speculator = pair(architecture, variant)
+    ids = torch.randint(0, 40, (2, 9), generator=torch.Generator().manual_seed(7))
+    streams, hidden = training_streams(target, speculator, ids, torch.tensor([[1, 4], [0, 5]]))
+    target.logits(streams).logsumexp(-1).mean().backward()
+    for name, parameter in speculator.named_parameters():
+        if name.startswith("pruning."):
+            assert parameter.grad is None, name
+        else:
+            assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+    speculator.zero_grad()
+    early = speculator.early_exit_logits(target, hidden)
+    early.logsumexp(-1).mean().backward()
+    for name, parameter in speculator.named_parameters():
+        used = parameter.grad is not None and bool(parameter.grad.abs().max() > 0)
+        assert used == name.startswith("pruning."), name
+    assert all(parameter.grad is None for parameter in target.model.parameters())
+
+
+@each_case
+def test_the_training_form_has_the_gradients_of_single_positions(architecture, variant):
+    """The plain reference: every position alone, by autograd through a forward of its own."""
+    target, speculator = pair(architecture, variant)
+    ids = torch.randint(0, 40, (1, 7), generator=torch.Generator().manual_seed(8))
+    positions = torch.tensor([[2, 3, 6]])
+    weights = torch.randn(3, speculator.num_streams, target.hidden_size).double()
+    together, _ = training_streams(target, speculator, ids, positions)
+    (together[0] * weights).sum().backward()
+    used = {
+        name: parameter.grad.clone()
+        for name, parameter in speculator.named_parameters()
+        if parameter.grad is not None
+    }
+    speculator.zero_grad(set_to_none=True)
+    for row, position in enumerate(positions[0].tolist()):
+        alone, _ = training_streams(
+            target, speculator, ids[:, : position + 1], torch.tensor([[position]])
+        )
+        (alone[0, 0] * weights[row]).sum().backward()
+    assert used
+    for name, parameter in speculator.named_parameters():
+        if name in used:
+            torch.testing.assert_close(parameter.grad, used[name], rtol=1e-9, atol=1e-9)
+
+
+def test_early_exit_starts_as_the_logits_of_the_early_states():
+    target = tiny_target()
+    speculator = StreamingSpeculator(target, StreamingConfig(num_msa_layers=2)).double()
+    hidden = torch.randn(5, 24, dtype=torch.float64)
+    assert torch.equal(speculator.early_exit_logits(target, hidden), target.logits(hidden))
+    random = tiny_speculator(target)
+    low_rank = hidden @ random.pruning.down.T @ random.pruning.up.T
+    assert_close(random.early_exit_logits(target, hidden), target.logits(hidden + low_rank))
+
+
+def test_fresh_adapters_change_nothing():
+    target = tiny_target()
+    torch.manual_seed(0)
+    fresh = StreamingSpeculator(target, StreamingConfig(num_msa_layers=2)).double()
+    bare = StreamingSpeculator(target, StreamingConfig(num_msa_layers=2, adapter_rank=0)).double()
+    bare.embeddings.data.copy_(fresh.embeddings)
+    assert torch.equal(
+        deferred_streams(target, fresh, PREFIX), deferred_streams(target, bare, PREFIX)
+    )
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "expected"), [(4096, 81_920), (3072, 61_440), (2048, 40_960)]
+)
+def test_extra_parameters_are_the_numbers_of_the_paper(hidden_size, expected):
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=hidden_size,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+    )
+    with torch.device("meta"):
+        target = Target(LlamaForCausalLM(config))
+        bare, adapted = (
+            StreamingSpeculator(
+                target, StreamingConfig(num_streams=4, adapter_rank=rank, pruning_rank=8)
+            )
+            for rank in (0, 8)
+        )
+    assert bare.num_extra_parameters() == adapted.num_extra_parameters() == expected
+    assert sum(parameter.numel() for parameter in bare.parameters()) == expected
+    assert sum(parameter.numel() for parameter in adapted.parameters()) > 2 * expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_streams", 0),
+        ("num_msa_layers", 0),
+        ("adapter_rank", -1),
+        ("initialisation_rank", -1),
+        ("pruning_rank", 0),
+        ("mlp", "none"),
+        ("stream_positions", "rotated"),
+    ],
+)
+def test_a_bad_argument_is_named(field, value):
+    with pytest.raises(InputError, match=rf"^speculator\.{field}: ") as caught:
+        StreamingConfig(**{field: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_more_msa_layers_than_layers_are_refused():
+    with pytest.raises(InputError, match=r"^speculator\.num_msa_layers: 5 .* at most 4"):
+        StreamingSpeculator(tiny_target(), StreamingConfig(num_msa_layers=5))
+
+
+def test_skipping_an_mlp_that_is_not_there_is_refused():
+    with pytest.raises(InputError, match=r"^speculator\.mlp: .*opt.*'base\+adapter'"):
+        StreamingSpeculator(tiny_target("opt"), StreamingConfig(mlp="adapter"))

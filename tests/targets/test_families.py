@@ -1,0 +1,191 @@
+"""Every family: rows of trees, committed paths and pruned forwards against the plain model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from tests.tiny import ARCHITECTURES, VOCABULARY, random_tree, tiny_target
+from torch import nn
+from transformers import DynamicCache, MambaConfig
+
+from slipstream.core.cache import StepCache
+from slipstream.core.errors import InputError
+from slipstream.core.masks import tree_mask
+from slipstream.core.tree import DraftTree
+from slipstream.drafters.streaming import keep_rows
+from slipstream.targets.families import family_of
+from slipstream.targets.target import Rows, Target
+
+PREFIX = [3, 17, 5, 29, 11]
+TOLERANCE = 1e-10
+
+
+class Dropping:
+    """A visitor that keeps chosen rows only, from layer 2 on."""
+
+    layer = 2
+
+    def __init__(self, kept: list[int]):
+        self.kept = kept
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        yield keep_rows(rows, self.kept)
+
+
+def everywhere(target: Target, rows: list[int]) -> list[tuple[range, list[int]]]:
+    return [(range(target.num_layers), rows)]
+
+
+def filled_cache(target: Target, tokens: list[int]) -> StepCache:
+    """A cache in which `tokens` are committed."""
+    cache = target.new_cache(80)
+    target.forward(torch.tensor([tokens]), torch.arange(len(tokens))[None], None, cache)
+    cache.commit(everywhere(target, list(range(len(tokens)))))
+    return cache
+
+
+def run_tree(target: Target, tree: DraftTree, cache: StepCache, visitor=None) -> Rows:
+    positions = torch.tensor([tree.depths()]) + cache.length
+    mask = tree_mask(cache.length, tree.ancestor_mask())[None, None]
+    return target.forward(torch.tensor([tree.tokens]), positions, mask, cache, visitor)
+
+
+def path_tokens(tree: DraftTree, node: int) -> list[int]:
+    return [tree.tokens[step] for step in tree.path(node)]
+
+
+def plain_logits(target: Target, tokens: list[int]) -> torch.Tensor:
+    """(V,) of the plain transformers model after `tokens`."""
+    return target.model(torch.tensor([tokens])).logits[0, -1]
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+
+
+def assert_cache_holds(target: Target, cache: StepCache, tokens: list[int]) -> None:
+    """Keys and values of every layer are those of the plain model over `tokens`."""
+    plain = DynamicCache()
+    target.model(torch.tensor([tokens]), past_key_values=plain)
+    assert cache.length == len(tokens)
+    for layer in range(target.num_layers):
+        keys, values = cache.buffer[layer][..., : cache.length, :]
+        assert_close(keys, plain.layers[layer].keys)
+        assert_close(values, plain.layers[layer].values)
+
+
+def assert_goes_on(target: Target, cache: StepCache, tokens: list[int]) -> None:
+    """One more token, and one more tree, over the committed rows."""
+    tree = random_tree(5, torch.Generator().manual_seed(9))
+    logits = target.logits(run_tree(target, tree, cache).hidden[0])
+    for node in range(len(tree)):
+        assert_close(logits[node], plain_logits(target, tokens + path_tokens(tree, node)))
+    cache.forget_staged()
+    rows = target.forward(torch.tensor([[7]]), torch.tensor([[cache.length]]), None, cache)
+    assert_close(target.logits(rows.hidden[0, 0]), plain_logits(target, [*tokens, 7]))
+
+
+def deep_leaf(tree: DraftTree, among: list[int]) -> int:
+    """The deepest of some nodes, the last one of several."""
+    depths = tree.depths()
+    return max(among, key=lambda node: (depths[node], node))
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("num_nodes", [1, 2, 6, 13])
+def test_rows_of_a_tree_equal_plain_forwards_of_their_paths(architecture, num_nodes):
+    target = tiny_target(architecture)
+    for seed in range(3):
+        tree = random_tree(num_nodes, torch.Generator().manual_seed(seed))
+        cache = filled_cache(target, PREFIX[: 1 + 2 * seed])
+        prefix = PREFIX[: cache.length]
+        logits = target.logits(run_tree(target, tree, cache).hidden[0])
+        for node in range(num_nodes):
+            assert_close(logits[node], plain_logits(target, prefix + path_tokens(tree, node)))
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_a_prefill_equals_the_plain_forward_at_every_position(architecture):
+    target = tiny_target(architecture)
+    cache = target.new_cache(10)
+    rows = target.forward(torch.tensor([PREFIX]), torch.arange(5)[None], None, cache)
+    assert_close(target.logits(rows.hidden), target.model(torch.tensor([PREFIX])).logits)
+    uncached = target.forward(torch.tensor([PREFIX]), torch.arange(5)[None], None, None)
+    assert torch.equal(uncached.hidden, rows.hidden)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_a_committed_path_leaves_the_cache_of_a_plain_forward(architecture):
+    target = tiny_target(architecture)
+    out_of_order = 0
+    for seed in range(3):
+        tree = random_tree(11, torch.Generator().manual_seed(seed))
+        cache = filled_cache(target, PREFIX)
+        run_tree(target, tree, cache)
+        path = tree.path(deep_leaf(tree, list(range(11))))
+        out_of_order += path != list(range(len(path)))
+        cache.commit(everywhere(target, path))
+        tokens = PREFIX + [tree.tokens[node] for node in path]
+        assert_cache_holds(target, cache, tokens)
+        assert_goes_on(target, cache, tokens)
+    assert out_of_order
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_two_steps_in_a_row(architecture):
+    target = tiny_target(architecture)
+    cache, tokens = filled_cache(target, PREFIX), list(PREFIX)
+    for seed in (5, 6):
+        tree = random_tree(8, torch.Generator().manual_seed(seed))
+        run_tree(target, tree, cache)
+        path = tree.path(deep_leaf(tree, list(range(8))))
+        cache.commit(everywhere(target, path))
+        tokens += [tree.tokens[node] for node in path]
+    assert_cache_holds(target, cache, tokens)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_rows_dropped_in_the_middle_leave_the_others_as_they_were(architecture):
+    target = tiny_target(architecture)
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        tree = random_tree(12, generator)
+        chance = torch.rand(12, generator=generator)
+        kept = [0]
+        for node in range(1, 12):
+            if tree.parents[node] in kept and chance[node] < 0.7:
+                kept.append(node)
+        cache = filled_cache(target, PREFIX)
+        rows = run_tree(target, tree, cache, Dropping(kept))
+        assert 1 < len(kept) < 12 and rows.kept == kept
+        assert cache.staged == [12, 12, len(kept), len(kept)]
+        logits = target.logits(rows.hidden[0])
+        for row, node in enumerate(kept):
+            assert_close(logits[row], plain_logits(target, PREFIX + path_tokens(tree, node)))
+        path = tree.path(deep_leaf(tree, kept))
+        cache.commit([(range(2), path), (range(2, 4), [kept.index(node) for node in path])])
+        tokens = PREFIX + [tree.tokens[node] for node in path]
+        assert_cache_holds(target, cache, tokens)
+        assert_goes_on(target, cache, tokens)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_a_batch_of_sequences_equals_each_of_them(architecture):
+    target = tiny_target(architecture)
+    ids = torch.randint(0, VOCABULARY, (3, 6), generator=torch.Generator().manual_seed(4))
+    cache = target.new_cache(12, batch_size=3)
+    positions = torch.arange(6).expand(3, 6)
+    rows = target.forward(ids, positions, None, cache)
+    assert_close(target.logits(rows.hidden), target.model(ids).logits)
+
+
+def test_an_unsupported_architecture_is_named_in_one_sentence():
+    model = nn.Module()
+    model.config = MambaConfig()
+    with pytest.raises(InputError, match="'mamba' is not supported") as caught:
+        family_of(model)
+    assert "\n" not in str(caught.value)
+    for architecture in ARCHITECTURES:
+        assert architecture in str(caught.value)

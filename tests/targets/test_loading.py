@@ -1,0 +1,169 @@
+"""Loading from a folder: the fingerprint, packing, and what cannot be opened."""
+
+import json
+
+import pytest
+import torch
+from tests.tiny import save_tiny_target, tiny_target, tiny_tokenizer
+from transformers import AutoModelForCausalLM, StableLmConfig
+
+from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.targets.loading import load_target, vocabulary_of
+from slipstream.targets.packed import PackedLinear
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_target(tmp_path_factory.mktemp("target") / "tiny")
+
+
+def prints(path, **arguments) -> dict[str, str]:
+    return load_target(str(path), **({"device": "cpu", "packed": False} | arguments)).fingerprint
+
+
+def differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
+    assert set(one) == set(other) == {"config", "tokenizer", "weights"}
+    return {part for part in one if one[part] != other[part]}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_fingerprint_does_not_depend_on_the_dtype(folder, dtype):
+    assert prints(folder) == prints(folder, dtype=dtype)
+
+
+def test_the_fingerprint_does_not_depend_on_packing_or_place(folder, tmp_path):
+    moved = save_tiny_target(tmp_path / "elsewhere")
+    assert prints(moved) == prints(folder) == prints(folder, packed=True)
+
+
+def test_the_fingerprint_does_not_depend_on_the_dtype_it_was_saved_in(folder, tmp_path):
+    target = load_target(str(folder), dtype="bfloat16", device="cpu", packed=False)
+    target.model.save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    assert prints(tmp_path) == prints(folder)
+
+
+def test_other_weights_give_another_fingerprint(folder, tmp_path):
+    other = save_tiny_target(tmp_path, seed=1)
+    assert differing(prints(folder), prints(other)) == {"weights"}
+
+
+@pytest.mark.parametrize("name", ["model.layers.3.mlp.down_proj.weight", "model.norm.weight"])
+def test_one_changed_tensor_gives_another_fingerprint(folder, tmp_path, name):
+    target = load_target(str(folder), device="cpu", packed=False)
+    with torch.no_grad():
+        target.model.get_parameter(name).mul_(1.05)
+    target.model.save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    assert differing(prints(folder), prints(tmp_path)) == {"weights"}
+
+
+def test_a_change_in_the_second_half_of_a_large_tensor_counts(tmp_path):
+    """8,160 values: more than the 4,096 of which the fingerprint is made, evenly spaced."""
+    tokenizer = tiny_tokenizer(340)
+    first = save_tiny_target(tmp_path / "first", tokenizer=tokenizer, vocab_size=340)
+    target = load_target(str(first), device="cpu", packed=False)
+    with torch.no_grad():
+        target.model.model.embed_tokens.weight[180:].neg_()
+    target.model.save_pretrained(tmp_path / "second")
+    tokenizer.save_pretrained(tmp_path / "second")
+    assert differing(prints(first), prints(tmp_path / "second")) == {"weights"}
+
+
+def test_another_tokenizer_gives_another_fingerprint(folder, tmp_path):
+    words = save_tiny_target(tmp_path / "words", tokenizer=tiny_tokenizer(prefix="v"))
+    assert differing(prints(folder), prints(words)) == {"tokenizer"}
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    template = save_tiny_target(tmp_path / "template", tokenizer=tokenizer)
+    assert differing(prints(folder), prints(template)) == {"tokenizer"}
+
+
+def test_another_config_gives_another_fingerprint(folder, tmp_path):
+    other = save_tiny_target(tmp_path, rms_norm_eps=1e-3)
+    assert differing(prints(folder), prints(other)) == {"config"}
+
+
+def test_a_loaded_target_is_frozen_named_and_computes_what_was_saved(folder):
+    target = load_target(str(folder), device="cpu", packed=False)
+    assert target.name == str(folder) and target.dtype == torch.float32
+    assert not target.model.training
+    assert not any(parameter.requires_grad for parameter in target.model.parameters())
+    assert vocabulary_of(target) == {f"w{number}": number for number in range(40)}
+    ids = torch.tensor([[1, 2, 3]])
+    expected = tiny_target().model.float()(ids).logits
+    assert torch.equal(target.model(ids).logits, expected)
+
+
+def test_packing_is_on_by_default_and_changes_no_greedy_token(folder):
+    fast = load_target(str(folder), device="cpu")
+    plain = load_target(str(folder), device="cpu", packed=False)
+    assert sum(isinstance(module, PackedLinear) for module in fast.model.modules()) == 29
+    answers = [
+        PlainDecoder(target, Sampling(), Limits(20)).generate([4, 5, 6]) for target in (fast, plain)
+    ]
+    assert answers[0].ids == answers[1].ids and answers[0].text == answers[1].text
+    assert answers[0].text.split() == [f"w{token}" for token in answers[0].ids]
+
+
+def refused(name: str, **arguments) -> str:
+    """The one sentence with which loading is refused."""
+    with pytest.raises(InputError) as caught:
+        load_target(name, **({"device": "cpu"} | arguments))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    message = refused(str(tmp_path / "nothing"))
+    assert message.startswith("target.name: ") and "nothing" in message
+
+
+def test_an_unknown_dtype_is_named(folder):
+    assert refused(str(folder), dtype="int3").startswith("target.dtype: 'int3'")
+
+
+def test_an_unknown_device_is_named(folder):
+    assert refused(str(folder), device="warp").startswith("target.device: 'warp'")
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path):
+    tiny_target().model.float().save_pretrained(tmp_path)
+    assert refused(str(tmp_path)).startswith("target.name: ")
+
+
+def test_a_truncated_weight_file_is_refused(tmp_path):
+    path = save_tiny_target(tmp_path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:2000])
+    assert refused(str(tmp_path)).startswith("target.name: ")
+
+
+def test_a_broken_config_is_refused(tmp_path):
+    path = save_tiny_target(tmp_path) / "config.json"
+    path.write_text(path.read_text()[:40])
+    assert refused(str(tmp_path)).startswith("target.name: ")
+
+
+@pytest.mark.parametrize("changes", [{"num_attention_heads": 5}, {"hidden_size": "wide"}])
+def test_a_config_that_makes_no_model_is_refused(tmp_path, changes):
+    path = save_tiny_target(tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert refused(str(tmp_path)).startswith("target.name: ")
+
+
+def test_an_architecture_without_a_family_is_refused(tmp_path):
+    config = StableLmConfig(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert "'stablelm' is not supported" in refused(str(tmp_path))

@@ -1,0 +1,113 @@
+"""The two commands end to end, on the shipped models: what they write, and that it opens again."""
+
+import json
+
+import pytest
+from tests.commands import config_of
+
+from slipstream import app
+from slipstream.assets import asset_folder
+from slipstream.evaluation.comparison import Record
+
+STABLE_KEYS = {
+    "method", "drafter", "prompt_set", "exact", "dtype", "num_prompts", "identical",
+    "tokens_per_second", "speedup_vs_transformers", "speedup_vs_plain", "tau",
+    "mean_accepted_draft_tokens", "target_forwards", "seconds_draft", "seconds_verify",
+    "seconds_overhead",
+}  # fmt: skip
+
+
+def train(output, *overrides):
+    return app.train(
+        config_of(
+            "train", "debug=quick", "logger=csv", "trainer.precision=32-true",
+            f"data.cache_dir={output}/answers", f"output_dir={output}", *overrides,
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("train"))
+
+
+def test_train_writes_a_folder_that_infer_opens(trained, tmp_path):
+    config = json.loads((trained / "config.json").read_text())
+    assert config["kind"] == "streaming" and config["target"] == "slipstream/small-target"
+    assert "tau" in (trained / "README.md").read_text()
+    app.infer(config_of("infer", f"speculator_path={trained}", "num_prompts=2", "repeats=1",
+                        f"output_dir={tmp_path}"))  # fmt: skip
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {"config", "environment", "results"} <= results.keys()
+    assert all(record.keys() >= STABLE_KEYS for record in results["results"])
+    assert all(record["identical"] == record["num_prompts"] for record in results["results"])
+    assert (tmp_path / "table.md").read_text().count("| plain |") == 3
+    assert (tmp_path / "speedup.png").stat().st_size > 10_000
+
+
+def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path):
+    records: list[Record] = app.infer(
+        config_of(
+            "infer", "experiment=demo", "num_prompts=6", "repeats=1", f"output_dir={tmp_path}"
+        )
+    )
+    methods = {record.method for record in records}
+    assert {"transformers", "plain", "prompt_lookup", "draft_model", "streaming_fused",
+            "streaming_deferred", "streaming_shipped"} <= methods  # fmt: skip
+    for record in records:
+        assert record.exact and record.identical == record.num_prompts, record.method
+    taus = {record.method: record.tau for record in records if record.prompt_set == "all"}
+    assert taus["plain"] == 1.0 and taus["streaming_fused"] > 1.5
+
+
+def test_fused_and_deferred_draft_the_same_trees(tmp_path):
+    """Greedy, with equal budgets, the two schedules need the same number of target forwards."""
+    counts = []
+    for schedule in ("fused", "deferred"):
+        records = app.infer(
+            config_of("infer", f"drafter.schedule={schedule}", "num_prompts=4", "repeats=1",
+                      f"output_dir={tmp_path}"))  # fmt: skip
+        counts.append([record.target_forwards for record in records])
+    assert counts[0] == counts[1]
+
+
+def test_the_same_training_command_gives_the_same_speculator(trained, tmp_path):
+    again = train(tmp_path)
+    assert (again / "model.safetensors").read_bytes() == (
+        trained / "model.safetensors"
+    ).read_bytes()
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    """Going on from a checkpoint in the middle of an epoch gives bit for bit the same weights."""
+    common = [
+        f"data.cache_dir={tmp_path}/answers",
+        "callbacks.best.monitor=null",
+        "callbacks.best.filename=state-{step}",
+        "+callbacks.best.auto_insert_metric_name=false",
+        "+callbacks.best.every_n_train_steps=2",
+        "+callbacks.best.save_top_k=-1",
+    ]
+    whole = train(tmp_path / "whole", *common)
+    middle = tmp_path / "whole" / "checkpoints" / "state-2.ckpt"
+    resumed = train(tmp_path / "resumed", *common, f"resume={middle}")
+    assert (resumed / "model.safetensors").read_bytes() == (
+        whole / "model.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["slipstream/small-target", "slipstream/small-draft",
+                                  "slipstream/small-streaming"])  # fmt: skip
+def test_every_shipped_model_has_a_card(name):
+    card = (asset_folder(name) / "README.md").read_text()
+    for word in ("licence", "python train.py", "seconds", "loss"):
+        assert word in card.lower(), word
+
+
+def test_the_assets_are_small():
+    sizes = [
+        path.stat().st_size
+        for path in asset_folder("slipstream/small-target").parent.rglob("*")
+        if path.is_file()
+    ]
+    assert sum(sizes) < 40 * 2**20

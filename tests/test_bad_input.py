@@ -1,0 +1,137 @@
+"""Bad input ends with one sentence that names the field and the remedy, and nothing overwritten."""
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from tests.commands import ROOT, config_of
+
+from slipstream import app
+from slipstream.assets import asset_folder
+from slipstream.core.errors import InputError
+
+GOOD_ROW = json.dumps({"prompt": "name[The Mill]", "completion": "The Mill is a pub."})
+
+
+def train(tmp_path, *overrides):
+    app.train(config_of("train", "debug=quick", "logger=csv", f"output_dir={tmp_path}", *overrides))
+
+
+def infer(tmp_path, *overrides):
+    app.infer(config_of("infer", "num_prompts=2", f"output_dir={tmp_path}", *overrides))
+
+
+def sentence(call, tmp_path, *overrides) -> str:
+    with pytest.raises(InputError) as caught:
+        call(tmp_path, *overrides)
+    text = str(caught.value)
+    assert "\n" not in text and text.count(". ") == 0, text
+    return text
+
+
+@pytest.mark.parametrize(
+    "call, overrides, expected",
+    [
+        (train, ["+colour=red"], "colour: unknown config key"),
+        (train, ["+speculator.colour=red"], "speculator.colour: unknown config key"),
+        (infer, ["+drafter.colour=red"], "drafter.colour: unknown config key"),
+        (infer, ["+sampling.colour=red"], "sampling.colour: unknown config key"),
+        (train, ["speculator.num_msa_layers=9"], "speculator.num_msa_layers: 9 is more than"),
+        (train, ["speculator.mlp=none"], "speculator.mlp: must be one of"),
+        (train, ["data.synthetic_kinds=[poems]"], "poems"),
+        (train, ["data.synthetic_kinds=null"], "data.path: no data given"),
+        (train, ["data=jsonl", "data.path=missing.jsonl"], "data.path: missing.jsonl does not"),
+        (train, ["data=jsonl"], "data.path: has no value"),
+        (train, ["resume=missing.ckpt"], "resume: missing.ckpt does not exist"),
+        (train, ["target.name=missing/model"], "target.name: 'missing/model' cannot be opened"),
+        (infer, ["sampling.temperature=-1"], "sampling.temperature: must be"),
+        (infer, ["sampling.top_p=2"], "sampling.top_p: must be"),
+        (infer, ["budget=0"], "engine.budget"),
+        (infer, ["drafter.schedule=later"], "drafter.schedule: must be one of"),
+        (infer, ["num_prompts=0"], "num_prompts: must be at least 1"),
+        (infer, ["speculator_path=missing"], "speculator: missing"),
+        (infer, ["target.dtype=int3"], "target.dtype: 'int3' is not one of"),
+        (infer, ["prompt=''"], "prompt: "),
+        (infer, ["verify=true", "sampling.temperature=1"], "verify: compares greedy outputs"),
+    ],
+)
+def test_config_errors(tmp_path, call, overrides, expected):
+    assert expected in sentence(call, tmp_path, *overrides)
+
+
+@pytest.mark.parametrize(
+    "content, expected",
+    [
+        (b"", "is empty"),
+        (GOOD_ROW.encode() + b'\n{"prompt": "x", "compl', "line 2 is not valid JSON"),
+        (GOOD_ROW.encode() + b"\n\xff\xfe", "is not UTF-8"),
+        (b'{"prompt": "x"}', "line 1 has no text field 'completion'"),
+        (b'{"completion": "x"}', "line 1 has no text field 'prompt'"),
+        (b"[1, 2]", "line 1 has no text field 'prompt'"),
+        (b'{"prompt": "x", "completion": ""}', "nothing is supervised"),
+    ],
+)
+def test_bad_data_files(tmp_path, content, expected):
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(content)
+    (tmp_path / "validation.jsonl").write_bytes(content)
+    overrides = ["data=jsonl", f"data.path={tmp_path}", "data.regenerate=false"]
+    assert expected in sentence(train, tmp_path, *overrides)
+    assert path.read_bytes() == content
+
+
+def test_truncated_gzip(tmp_path):
+    whole = gzip.compress("\n".join([GOOD_ROW] * 100).encode())
+    (tmp_path / "train.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    assert "truncated" in sentence(train, tmp_path, "data=jsonl", f"data.path={tmp_path}")
+
+
+def test_a_prompt_beyond_the_context(tmp_path):
+    text = sentence(infer, tmp_path, "prompt='" + "word " * 1100 + "'")
+    assert text.startswith("prompt: ") and "context of 1024" in text
+
+
+def test_another_vocabulary(tmp_path):
+    """A draft model whose tokenizer has the same size and other tokens is refused."""
+    folder = tmp_path / "draft"
+    shutil.copytree(asset_folder("slipstream/small-draft"), folder)
+    tokenizer = folder / "tokenizer.json"
+    content = json.loads(tokenizer.read_text())
+    content["added_tokens"][3]["content"] = "<|helper|>"
+    vocabulary = content["model"]["vocab"]
+    vocabulary["<|helper|>"] = vocabulary.pop("<|assistant|>")
+    tokenizer.write_text(json.dumps(content))
+    text = sentence(infer, tmp_path / "out", "drafter=draft_model", f"drafter.model.name={folder}")
+    assert "has another vocabulary" in text
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    text = sentence(infer, tmp_path / "file" / "below")
+    assert text.startswith("output_dir: cannot write")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "script, overrides",
+    [
+        ("train.py", ["colour=red"]),
+        ("infer.py", ["drafter=magic"]),
+        ("infer.py", ["+colour=red"]),
+        ("infer.py", ["budget=[1"]),
+    ],
+)
+def test_the_scripts_print_one_sentence_and_exit_with_2(tmp_path, script, overrides):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / script), f"output_dir={tmp_path}", *overrides],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    assert "Traceback" not in done.stdout
