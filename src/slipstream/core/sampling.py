@@ -4,6 +4,7 @@ Verification and drafters ask a `Randomness` to accept with a probability or to 
 distribution; tests put in its place one that enumerates every outcome.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,8 +22,8 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise InputError("sampling.temperature: must be 0 (greedy) or larger")
+        if not 0 <= self.temperature < math.inf:
+            raise InputError("sampling.temperature: must be 0 (greedy) or a larger finite number")
         if self.top_k is not None and self.top_k < 1:
             raise InputError("sampling.top_k: must be at least 1, or null for no limit")
         if self.top_p is not None and not 0 < self.top_p <= 1:

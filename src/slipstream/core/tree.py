@@ -132,19 +132,19 @@ class DraftTree:
             raise ValueError("trees with different roots cannot be merged")
         if self.proposals or other.proposals:
             raise ValueError("merging sampled siblings would change their distribution")
-        tokens, parents = list(self.tokens), list(self.parents)
-        confidences = list(self.confidences)
-        index = {(parents[node], tokens[node]): node for node in range(1, len(tokens))}
-        moved = [0]
-        for node in range(1, len(other)):
-            key = (moved[other.parents[node]], other.tokens[node])
-            if key not in index:
-                index[key] = len(tokens)
-                tokens.append(key[1])
-                parents.append(key[0])
-                confidences.append(0.0)
-            moved.append(index[key])
-            confidences[index[key]] = max(confidences[index[key]], other.confidences[node])
+        tokens, parents, confidences = [self.tokens[0]], [-1], [1.0]
+        index: dict[tuple[int, int], int] = {}
+        for tree in (self, other):
+            moved = [0]
+            for node in range(1, len(tree)):
+                key = (moved[tree.parents[node]], tree.tokens[node])
+                if key not in index:
+                    index[key] = len(tokens)
+                    tokens.append(key[1])
+                    parents.append(key[0])
+                    confidences.append(0.0)
+                moved.append(index[key])
+                confidences[index[key]] = max(confidences[index[key]], tree.confidences[node])
         merged = DraftTree(tokens, parents, confidences)
         return merged.keep(most_confident(merged, budget))
 
@@ -212,10 +212,9 @@ def prune(tree: DraftTree, transitions: list[float], threshold: float, cap: int)
     >>> prune(DraftTree([7, 1, 2, 3], [-1, 0, 0, 2]), [1.0, 0.7, 0.2, 0.9], 0.3, 8)
     [0, 1]
     """
-    worth = [1.0] + [0.0] * (len(tree) - 1)
+    worth = {0: 1.0}
     for node in range(1, len(tree)):
-        if transitions[node] >= threshold:
-            worth[node] = worth[tree.parents[node]] * transitions[node]
-    alive = [node for node in range(len(tree)) if node == 0 or worth[node] > 0]
-    ranked = sorted(alive, key=lambda node: (-worth[node], node))[:cap]
-    return sorted(ranked)
+        parent = tree.parents[node]
+        if parent in worth and transitions[node] >= threshold:
+            worth[node] = worth[parent] * transitions[node]
+    return sorted(sorted(worth, key=lambda node: (-worth[node], node))[:cap])

@@ -67,15 +67,22 @@ def verify_sampling(
             return Verdict(path, randomness.draw(remaining))
 
 
-def _residual(remaining: torch.Tensor, token: int, drawn_from: torch.Tensor | None) -> torch.Tensor:
+def _residual(
+    remaining: torch.Tensor, token: int, drawn_from: torch.Tensor | None
+) -> torch.Tensor:
     """What is left of the target's distribution after one child was rejected."""
     if drawn_from is None:
         return _without(remaining, token)
-    left = (remaining - drawn_from).clamp(min=0)
-    return left / left.sum()
+    return _normalised((remaining - drawn_from).clamp(min=0), remaining)
 
 
 def _without(probabilities: torch.Tensor, token: int) -> torch.Tensor:
     left = probabilities.clone()
     left[token] = 0
-    return left / left.sum()
+    return _normalised(left, probabilities)
+
+
+def _normalised(left: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """`left` as a distribution; `before` where only rounding let a certain token be rejected."""
+    total = left.sum()
+    return left / total if total > 0 else before / before.sum()

@@ -30,6 +30,8 @@ def regenerate(
 ) -> list[Sample]:
     """The target's greedy answers to token-id `prompts`, as samples in the order given.
 
+    A float32 target answers in bfloat16 arithmetic, which is twice as fast and good enough to
+    learn from.
     Answers that do not end within `max_new_tokens` are left out (and counted in the log).
     """
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
@@ -42,7 +44,11 @@ def regenerate(
             if all(index in answers for index in batch):
                 continue
             ids = torch.tensor([prompts[index] for index in batch], device=target.device)
-            for index, answer in zip(batch, greedy_batch(target, ids, max_new_tokens), strict=True):
+            with torch.autocast(
+                target.device.type, torch.bfloat16, enabled=target.dtype == torch.float32
+            ):
+                found = greedy_batch(target, ids, max_new_tokens)
+            for index, answer in zip(batch, found, strict=True):
                 answers[index] = answer
                 file.write(json.dumps([index, answer]) + "\n")
             file.flush()

@@ -97,7 +97,9 @@ class Engine:
     def _verify(self, tree: DraftTree, logits: torch.Tensor, context: Context) -> Verdict:
         if self.sampling.greedy:
             return verify_greedy(tree, logits.argmax(-1).tolist())
-        return verify_sampling(tree, self.sampling.probabilities(logits), context.randomness)
+        # On the host, in one transfer: the walk down the tree looks at single probabilities.
+        probabilities = self.sampling.probabilities(logits).cpu()
+        return verify_sampling(tree, probabilities, context.randomness)
 
     def _commit(self, cache: StepCache, path: list[int], rows: Rows) -> None:
         """Keep the accepted path; layers below the visitor still hold the nodes it pruned."""

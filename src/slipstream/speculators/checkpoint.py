@@ -6,7 +6,6 @@ one sentence. It is written to a temporary folder first, so a half-written one n
 
 import json
 import os
-import shutil
 import tempfile
 from dataclasses import asdict
 from importlib.metadata import version
@@ -23,6 +22,7 @@ from slipstream.targets.target import Target
 
 FORMAT_VERSION = 1
 KINDS = {StreamingSpeculator.kind: (StreamingSpeculator, StreamingConfig)}
+FIELDS = ("format_version", "kind", "arguments", "target", "target_fingerprint")
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
@@ -42,6 +42,10 @@ def save_speculator(
         "slipstream_version": version("slipstream"),
     }
     check_writable(folder.parent, "output_dir")
+    if folder.exists() and not _is_speculator(folder):
+        raise InputError(
+            f"output_dir: {folder} holds something that is no speculator; choose another folder"
+        )
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         made = Path(scratch) / "speculator"
         made.mkdir()
@@ -50,8 +54,13 @@ def save_speculator(
         safetensors.torch.save_file(tensors, made / WEIGHTS)
         (made / CARD).write_text(card, encoding="utf-8")
         if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(made, folder)
+            os.replace(folder, Path(scratch) / "old")
+        try:
+            os.replace(made, folder)
+        except OSError:
+            if (Path(scratch) / "old").exists():
+                os.replace(Path(scratch) / "old", folder)
+            raise
     return folder
 
 
@@ -60,15 +69,16 @@ def read_config(folder: str | Path) -> dict:
     path = Path(folder) / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        fields = {name: config[name] for name in FIELDS}
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"speculator: {path} cannot be read ({type(error).__name__}); give a folder written "
             "by train.py"
         ) from error
-    if config.get("format_version") != FORMAT_VERSION or config.get("kind") not in KINDS:
+    if fields["format_version"] != FORMAT_VERSION or fields["kind"] not in list(KINDS):
         raise InputError(
-            f"speculator: {folder} has format {config.get('format_version')!r} and kind "
-            f"{config.get('kind')!r}; this version opens format {FORMAT_VERSION} and kinds "
+            f"speculator: {folder} has format {fields['format_version']!r} and kind "
+            f"{fields['kind']!r}; this version opens format {FORMAT_VERSION} and kinds "
             f"{', '.join(KINDS)}"
         )
     return config
@@ -78,15 +88,22 @@ def load_speculator(folder: str | Path, target: Target) -> nn.Module:
     """Open a speculator folder for `target`. Raises `InputError` for another target or tokenizer,
     and for missing, superfluous, misshapen or unreadable tensors."""
     config = read_config(folder)
-    for part, theirs in config["target_fingerprint"].items():
-        if target.fingerprint.get(part) != theirs:
-            raise InputError(
-                f"speculator: {folder} was trained for {config['target'] or 'another target'} and "
-                f"the {part} of {target.name or 'this target'} differs; use that target, or train "
-                "a speculator for this one"
-            )
+    theirs, ours = config["target_fingerprint"], target.fingerprint
+    if theirs != ours:
+        differs = [part for part in sorted(ours) if theirs.get(part) != ours[part]]
+        raise InputError(
+            f"speculator: {folder} was trained for {config['target'] or 'another target'} and "
+            f"the {' and '.join(differs) or 'fingerprint'} of {target.name or 'this target'} "
+            "differs; use that target, or train a speculator for this one"
+        )
     speculator_class, config_class = KINDS[config["kind"]]
-    speculator = speculator_class(target, config_class(**config["arguments"]))
+    try:
+        speculator = speculator_class(target, config_class(**config["arguments"]))
+    except TypeError as error:
+        raise InputError(
+            f"speculator: the arguments in {Path(folder) / CONFIG} are not those of this version "
+            f"({error}); copy or train it again"
+        ) from error
     path = Path(folder) / WEIGHTS
     try:
         tensors = safetensors.torch.load_file(path)
@@ -106,6 +123,16 @@ def load_speculator(folder: str | Path, target: Target) -> nn.Module:
         )
     speculator.load_state_dict(tensors)
     return speculator.to(target.device).eval()
+
+
+def _is_speculator(folder: Path) -> bool:
+    """Whether what stands there may be replaced: an empty folder, or a speculator of ours."""
+    if not folder.is_dir():
+        return False
+    try:
+        return not any(folder.iterdir()) or bool(read_config(folder))
+    except InputError:
+        return False
 
 
 def check_writable(folder: Path, field: str) -> None:

@@ -8,6 +8,8 @@ import hashlib
 import json
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 
 from slipstream.assets import SHIPPED, asset_folder
 from slipstream.core.errors import InputError
@@ -30,19 +32,27 @@ def load_target(
     if dtype not in DTYPES:
         raise InputError(f"target.dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"target.device: {device!r} is not available here; try 'cpu'") from error
     location = asset_folder(name) if name in SHIPPED else name
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
         model = AutoModelForCausalLM.from_pretrained(
-            location, dtype=DTYPES[dtype], attn_implementation="sdpa"
+            location, dtype="auto", attn_implementation="sdpa"
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise InputError(
-            f"target.name: {name!r} cannot be opened ({str(error).splitlines()[0]}); give a model "
-            f"folder, a hub id, or one of {', '.join(SHIPPED)}"
+            f"target.name: {name!r} cannot be opened ({reason}); give a model folder, a hub id, or "
+            "slipstream/small-target"
         ) from error
-    target = Target(model.to(device).eval().requires_grad_(False), tokenizer, name)
+    target = Target(model.eval().requires_grad_(False), tokenizer, name)
     target.fingerprint = fingerprint(target)
+    for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
+        parameter.data = parameter.data.to(DTYPES[dtype])
+    model.to(device)
     if packed and target.device.type == "cpu":
         pack_linears(model)
     return target
@@ -57,7 +67,8 @@ def fingerprint(target: Target) -> dict[str, str]:
     """SHA-256 digests of a target's config, tokenizer and weights.
 
     Of each weight tensor its name, shape and up to 4,096 evenly spaced values count, rounded to
-    bfloat16, so that the dtype it was loaded in makes no difference.
+    bfloat16, so that the dtype it was saved in makes no difference. `load_target` takes it before
+    it casts, so neither does the dtype it is used in.
     """
     config = target.model.config.to_diff_dict()
     for volatile in ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"):
@@ -65,7 +76,8 @@ def fingerprint(target: Target) -> dict[str, str]:
     weights = hashlib.sha256()
     for name, tensor in sorted(target.model.state_dict().items()):
         flat = tensor.detach().flatten()
-        sample = flat[:: max(1, len(flat) // 4096)][:4096].to(torch.bfloat16).cpu()
+        sample = flat[:: max(1, -(-len(flat) // 4096))].cpu()
+        sample = sample.to(torch.bfloat16)
         weights.update(f"{name}{tuple(tensor.shape)}".encode())
         weights.update(sample.view(torch.int16).numpy().tobytes())
     tokenizer = {

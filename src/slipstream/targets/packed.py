@@ -30,7 +30,7 @@ class PackedLinear(nn.Module):
         return self.packed.to_dense()
 
     def __deepcopy__(self, _: dict) -> "PackedLinear":
-        return PackedLinear(self.weight, self.bias)
+        return PackedLinear(self.weight, None if self.bias is None else self.bias.clone())
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""

@@ -34,16 +34,26 @@ def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: 
 def card(module: L.LightningModule, config: dict, trainer: L.Trainer, score) -> str:
     """The model card of what was trained."""
     data = config["data"]
-    source = data.get("path") or data.get("hub") or data.get("synthetic_kinds")
+    answers = ", answered by the target itself" if data["regenerate"] else ""
     monitored = getattr(trainer.checkpoint_callback, "monitor", None)
     lines = [
         f"# {module.title}",
         "",
         module.description,
         "",
-        f"- data: {source}" + (", answers by the target" if data.get("regenerate") else ""),
+        f"- data: {', '.join(_sources(data))}{answers}",
         f"- steps: {trainer.global_step}, seconds: {module.training_seconds:.0f}",
     ]
     if score is not None:
-        lines.append(f"- {monitored}: {float(score):.3f}")
+        lines.append(f"- {monitored.replace('/', ' ')}: {float(score):.3f}")
     return "\n".join(lines) + "\n"
+
+
+def _sources(data: dict) -> list[str]:
+    """Names of the data sets, without the folders of this machine."""
+    if data["path"]:
+        paths = [data["path"]] if isinstance(data["path"], str) else data["path"]
+        return [Path(path).name for path in paths]
+    if data["hub"]:
+        return [source["name"] for source in data["hub"]]
+    return data["synthetic_kinds"]

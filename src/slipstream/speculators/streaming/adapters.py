@@ -113,7 +113,9 @@ def _merged(module: nn.Module, adapter: LowRank) -> nn.Linear:
     weight = module.weight.t() if hasattr(module, "nx") else module.weight
     out_features, in_features = weight.shape
     linear = nn.Linear(in_features, out_features, bias=module.bias is not None)
-    linear.weight = nn.Parameter((weight.float() + adapter.up @ adapter.down).to(weight.dtype))
+    precise = torch.promote_types(weight.dtype, torch.float32)
+    merged = weight.to(precise) + adapter.up.to(precise) @ adapter.down.to(precise)
+    linear.weight = nn.Parameter(merged.to(weight.dtype))
     linear.bias = None if module.bias is None else nn.Parameter(module.bias)
     return linear
 

@@ -38,8 +38,9 @@ class StreamingConfig:
             ("initialisation_rank", 0),
             ("pruning_rank", 1),
         ):
-            if getattr(self, field) < least:
-                raise InputError(f"speculator.{field}: must be at least {least}")
+            value = getattr(self, field)
+            if type(value) is not int or value < least:
+                raise InputError(f"speculator.{field}: must be a whole number of at least {least}")
         for field, variants in (("mlp", MLP_VARIANTS), ("stream_positions", POSITION_VARIANTS)):
             if getattr(self, field) not in variants:
                 raise InputError(f"speculator.{field}: must be one of {', '.join(variants)}")
