@@ -6,7 +6,7 @@ import pytest
 from tests.commands import config_of
 
 from slipstream import app
-from slipstream.assets import asset_folder
+from slipstream.assets import locate
 from slipstream.evaluation.comparison import Record
 
 STABLE_KEYS = {
@@ -99,7 +99,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 @pytest.mark.parametrize("name", ["slipstream/small-target", "slipstream/small-draft",
                                   "slipstream/small-streaming"])  # fmt: skip
 def test_every_shipped_model_has_a_card(name):
-    card = (asset_folder(name) / "README.md").read_text()
+    card = (locate(name) / "README.md").read_text()
     for word in ("licence", "python train.py", "seconds", "loss"):
         assert word in card.lower(), word
 
@@ -107,7 +107,7 @@ def test_every_shipped_model_has_a_card(name):
 def test_the_assets_are_small():
     sizes = [
         path.stat().st_size
-        for path in asset_folder("slipstream/small-target").parent.rglob("*")
+        for path in locate("slipstream/small-target").parent.rglob("*")
         if path.is_file()
     ]
     assert sum(sizes) < 40 * 2**20

@@ -10,7 +10,7 @@ import pytest
 from tests.commands import ROOT, config_of
 
 from slipstream import app
-from slipstream.assets import asset_folder
+from slipstream.assets import locate
 from slipstream.core.errors import InputError
 
 GOOD_ROW = json.dumps({"prompt": "name[The Mill]", "completion": "The Mill is a pub."})
@@ -44,7 +44,7 @@ def sentence(call, tmp_path, *overrides) -> str:
         (train, ["data.synthetic_kinds=[poems]"], "poems"),
         (train, ["data.synthetic_kinds=null"], "data.path: no data given"),
         (train, ["data=jsonl", "data.path=missing.jsonl"], "data.path: missing.jsonl does not"),
-        (train, ["data=jsonl"], "data.path: has no value"),
+        (train, ["data=jsonl"], "data.path: no data given"),
         (train, ["resume=missing.ckpt"], "resume: missing.ckpt does not exist"),
         (train, ["target.name=missing/model"], "target.name: 'missing/model' cannot be opened"),
         (infer, ["sampling.temperature=-1"], "sampling.temperature: must be"),
@@ -65,7 +65,7 @@ def test_config_errors(tmp_path, call, overrides, expected):
 @pytest.mark.parametrize(
     "content, expected",
     [
-        (b"", "is empty"),
+        (b"", "holds no rows"),
         (GOOD_ROW.encode() + b'\n{"prompt": "x", "compl', "line 2 is not valid JSON"),
         (GOOD_ROW.encode() + b"\n\xff\xfe", "is not UTF-8"),
         (b'{"prompt": "x"}', "line 1 has no text field 'completion'"),
@@ -97,7 +97,7 @@ def test_a_prompt_beyond_the_context(tmp_path):
 def test_another_vocabulary(tmp_path):
     """A draft model whose tokenizer has the same size and other tokens is refused."""
     folder = tmp_path / "draft"
-    shutil.copytree(asset_folder("slipstream/small-draft"), folder)
+    shutil.copytree(locate("slipstream/small-draft"), folder)
     tokenizer = folder / "tokenizer.json"
     content = json.loads(tokenizer.read_text())
     content["added_tokens"][3]["content"] = "<|helper|>"

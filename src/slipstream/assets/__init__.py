@@ -13,6 +13,6 @@ SHIPPED = {
 }
 
 
-def asset_folder(name: str) -> Path:
-    """The folder of a shipped model, e.g. 'slipstream/small-target'."""
-    return Path(__file__).parent / SHIPPED[name]
+def locate(name: str | Path) -> str | Path:
+    """The folder of a shipped model, e.g. 'slipstream/small-target'; other names stay as they are."""
+    return Path(__file__).parent / SHIPPED[name] if name in SHIPPED else name

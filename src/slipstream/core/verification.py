@@ -67,9 +67,7 @@ def verify_sampling(
             return Verdict(path, randomness.draw(remaining))
 
 
-def _residual(
-    remaining: torch.Tensor, token: int, drawn_from: torch.Tensor | None
-) -> torch.Tensor:
+def _residual(remaining: torch.Tensor, token: int, drawn_from: torch.Tensor | None) -> torch.Tensor:
     """What is left of the target's distribution after one child was rejected."""
     if drawn_from is None:
         return _without(remaining, token)

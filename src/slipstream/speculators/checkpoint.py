@@ -15,6 +15,7 @@ import safetensors
 import safetensors.torch
 from torch import nn
 
+from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
@@ -87,6 +88,7 @@ def read_config(folder: str | Path) -> dict:
 def load_speculator(folder: str | Path, target: Target) -> nn.Module:
     """Open a speculator folder for `target`. Raises `InputError` for another target or tokenizer,
     and for missing, superfluous, misshapen or unreadable tensors."""
+    folder = Path(locate(folder))
     config = read_config(folder)
     theirs, ours = config["target_fingerprint"], target.fingerprint
     if theirs != ours:

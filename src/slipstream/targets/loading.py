@@ -11,7 +11,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from slipstream.assets import SHIPPED, asset_folder
+from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.targets.packed import pack_linears
 from slipstream.targets.target import Target
@@ -36,7 +36,7 @@ def load_target(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"target.device: {device!r} is not available here; try 'cpu'") from error
-    location = asset_folder(name) if name in SHIPPED else name
+    location = locate(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
         model = AutoModelForCausalLM.from_pretrained(

@@ -10,7 +10,7 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 
-from slipstream.assets import SHIPPED, asset_folder
+from slipstream.assets import locate
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.tokenizer import train_tokenizer
@@ -54,9 +54,7 @@ class LanguageModelTraining(L.LightningModule):
         if self.tokenizer_path is None:
             self.tokenizer = train_tokenizer(data.rows("train"), self.vocab_size)
         else:
-            path = self.tokenizer_path
-            location = asset_folder(path) if path in SHIPPED else path
-            self.tokenizer = AutoTokenizer.from_pretrained(location)
+            self.tokenizer = AutoTokenizer.from_pretrained(locate(self.tokenizer_path))
         config = AutoConfig.for_model(
             **self.architecture,
             vocab_size=len(self.tokenizer),
