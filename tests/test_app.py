@@ -83,7 +83,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     common = [
         f"data.cache_dir={tmp_path}/answers",
         "callbacks.best.monitor=null",
-        "callbacks.best.filename=state-{step}",
+        "callbacks.best.filename='state-{step}'",
         "+callbacks.best.auto_insert_metric_name=false",
         "+callbacks.best.every_n_train_steps=2",
         "+callbacks.best.save_top_k=-1",

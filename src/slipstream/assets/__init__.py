@@ -14,5 +14,5 @@ SHIPPED = {
 
 
 def locate(name: str | Path) -> str | Path:
-    """The folder of a shipped model, e.g. 'slipstream/small-target'; other names stay as they are."""
+    """The folder of a shipped model, e.g. 'slipstream/small-target'; other names stay."""
     return Path(__file__).parent / SHIPPED[name] if name in SHIPPED else name

@@ -33,6 +33,8 @@ def answer_one(
     seed: int,
 ) -> list[Record]:
     """Answer one prompt on the terminal as it is decided: accepted drafts green, the rest plain."""
+    if not prompt.strip():
+        raise InputError("prompt: it is empty; give some text")
     console = Console()
     engine = Engine(target, drafter, sampling, limits, budget)
     shown: list[int] = []

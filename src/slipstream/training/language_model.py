@@ -14,7 +14,7 @@ from slipstream.assets import locate
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.tokenizer import train_tokenizer
-from slipstream.training.schedule import linear_schedule
+from slipstream.training.schedule import linear_schedule, total_steps
 
 
 class LanguageModelTraining(L.LightningModule):
@@ -45,7 +45,7 @@ class LanguageModelTraining(L.LightningModule):
         )
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.warmup_steps = warmup_steps
-        self.model, self.tokenizer = None, None
+        self.model, self.tokenizer, self.data = None, None, None
 
     def prepare(self, data: PromptCompletionData) -> None:
         """Make the tokenizer and the model, and render the data."""
@@ -64,6 +64,7 @@ class LanguageModelTraining(L.LightningModule):
         )
         self.model = AutoModelForCausalLM.from_config(config)
         data.prepare(self.tokenizer)
+        self.data = data
 
     @property
     def model_config(self):
@@ -101,7 +102,7 @@ class LanguageModelTraining(L.LightningModule):
             {"params": others, "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.98))
-        steps = int(self.trainer.estimated_stepping_batches)
+        steps = total_steps(self.trainer, len(self.data.train_dataloader()))
         return {
             "optimizer": optimizer,
             "lr_scheduler": linear_schedule(optimizer, self.warmup_steps, steps),

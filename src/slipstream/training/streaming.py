@@ -30,7 +30,7 @@ from slipstream.speculators.checkpoint import save_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Rows, Target
-from slipstream.training.schedule import linear_schedule
+from slipstream.training.schedule import linear_schedule, total_steps
 from slipstream.training.stream_loss import NO_LABEL, stream_labels, stream_loss
 
 
@@ -136,7 +136,7 @@ class StreamingTraining(L.LightningModule):
         optimizer = torch.optim.AdamW(
             self.speculator.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay
         )
-        steps = int(self.trainer.estimated_stepping_batches)
+        steps = total_steps(self.trainer, len(self.data.train_dataloader()))
         return {
             "optimizer": optimizer,
             "lr_scheduler": linear_schedule(optimizer, self.warmup_steps, steps),
