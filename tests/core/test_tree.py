@@ -62,13 +62,6 @@ def test_the_views_of_a_tree_agree_with_its_parents(seed):
         assert all(tree.parents[child] == node for child in tree.children(node))
         assert tree.children(node) == sorted(tree.children(node))
     assert sum(len(tree.children(node)) for node in range(len(tree))) == len(tree) - 1
-    assert tree.leaves() == [node for node in range(len(tree)) if not tree.children(node)]
-    assert not tree.is_chain
-
-
-def test_a_chain_is_one_and_a_fork_is_none():
-    assert DraftTree.chain([5, 8, 9]).is_chain and DraftTree.chain([5]).is_chain
-    assert not DraftTree([5, 8, 9], [-1, 0, 0]).is_chain
 
 
 def test_keep_renumbers_tokens_parents_confidences_and_proposals():

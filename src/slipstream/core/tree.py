@@ -60,10 +60,6 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def is_chain(self) -> bool:
-        return self.parents == list(range(-1, len(self.tokens) - 1))
-
     def depths(self) -> list[int]:
         """Distance of each node from the root."""
         depths = [0] * len(self.tokens)
@@ -82,11 +78,6 @@ class DraftTree:
             path.append(node)
             node = self.parents[node]
         return path[::-1]
-
-    def leaves(self) -> list[int]:
-        """The nodes without children."""
-        inner = set(self.parents)
-        return [node for node in range(len(self.tokens)) if node not in inner]
 
     def ancestor_mask(self) -> torch.Tensor:
         """(N, N) boolean on the CPU: entry [i, j] is True where j is i or an ancestor of i.
