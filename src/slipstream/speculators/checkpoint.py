@@ -91,11 +91,13 @@ def load_speculator(folder: str | Path, target: Target) -> nn.Module:
     folder = Path(locate(folder))
     config = read_config(folder)
     theirs, ours = config["target_fingerprint"], target.fingerprint
-    if theirs != ours:
-        differs = [part for part in sorted(ours) if theirs.get(part) != ours[part]]
+    differs = {part for part in theirs | ours if theirs.get(part) != ours.get(part)}
+    if target.tokenizer is None:  # token ids come from outside: there is nothing to compare
+        differs.discard("tokenizer")
+    if differs:
         raise InputError(
             f"speculator: {folder} was trained for {config['target'] or 'another target'} and "
-            f"the {' and '.join(differs) or 'fingerprint'} of {target.name or 'this target'} "
+            f"the {' and '.join(sorted(differs))} of {target.name or 'this target'} "
             "differs; use that target, or train a speculator for this one"
         )
     speculator_class, config_class = KINDS[config["kind"]]
