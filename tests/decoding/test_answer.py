@@ -3,10 +3,13 @@
 import pytest
 import torch
 from tests.tiny import tiny_target
+from transformers import AutoModelForCausalLM
 
 import slipstream
+from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
+from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
@@ -62,8 +65,6 @@ def test_text_and_tokens_are_told_as_they_are_decided(small):
     assert "".join(pieces) == answer.text and len(pieces) > 3
     engine = Engine(small, Streaming("slipstream/small-streaming", "deferred", 4), Sampling(),
                     Limits(96), budget=10)  # fmt: skip
-    from slipstream.data.rendering import render_prompt
-
     ids = render_prompt(small.tokenizer, PROMPT)
     again = engine.generate(ids, callback=lambda token, drafted: tokens.append((token, drafted)))
     assert [token for token, _ in tokens] == again.ids
@@ -103,6 +104,17 @@ def test_through_transformers_generate():
             drafter=DraftModel(target, 4),
             **options,
         )
+
+
+def test_the_shipped_speculator_through_transformers_generate(small):
+    """As the README shows it: a plain transformers model, no tokenizer in sight."""
+    model = AutoModelForCausalLM.from_pretrained(locate(small.name), dtype=torch.float32)
+    ids = torch.tensor([render_prompt(small.tokenizer, PROMPT)])
+    drafter = Streaming("slipstream/small-streaming", schedule="deferred", top_k=4)
+    found = model.generate(
+        ids, custom_generate=slipstream.custom_generate, drafter=drafter, max_new_tokens=40
+    )
+    assert found.tolist() == model.generate(ids, max_new_tokens=40, do_sample=False).tolist()
 
 
 def test_sampling_depends_on_the_seed_alone(small):
