@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.commands import config_of
+from tests.commands import ROOT, config_of
 
 from slipstream import app
 from slipstream.assets import locate
@@ -15,6 +15,8 @@ STABLE_KEYS = {
     "mean_accepted_draft_tokens", "target_forwards", "seconds_draft", "seconds_verify",
     "seconds_overhead",
 }  # fmt: skip
+
+DRAFTERS = sorted(path.stem for path in (ROOT / "conf" / "drafter").glob("*.yaml"))
 
 
 def train(output, *overrides):
@@ -58,6 +60,16 @@ def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path):
         assert record.exact and record.identical == record.num_prompts, record.method
     taus = {record.method: record.tau for record in records if record.prompt_set == "all"}
     assert taus["plain"] == 1.0 and taus["streaming_fused"] > 1.5
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_drafter_of_the_configs_gives_the_output_of_plain_decoding(tmp_path, name):
+    divergences = app.infer(
+        config_of(
+            "infer", f"drafter={name}", "verify=true", "num_prompts=4", f"output_dir={tmp_path}"
+        )
+    )
+    assert divergences == []
 
 
 def test_fused_and_deferred_draft_the_same_trees(tmp_path):
