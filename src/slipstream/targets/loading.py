@@ -76,8 +76,7 @@ def fingerprint(target: Target) -> dict[str, str]:
     weights = hashlib.sha256()
     for name, tensor in sorted(target.model.state_dict().items()):
         flat = tensor.detach().flatten()
-        sample = flat[:: max(1, -(-len(flat) // 4096))].cpu()
-        sample = sample.to(torch.bfloat16)
+        sample = flat[:: max(1, -(-len(flat) // 4096))].to(torch.bfloat16).cpu()
         weights.update(f"{name}{tuple(tensor.shape)}".encode())
         weights.update(sample.view(torch.int16).numpy().tobytes())
     tokenizer = {
