@@ -16,6 +16,14 @@ from slipstream.targets.loading import fingerprint, load_target
 from slipstream.targets.target import Target
 
 SMALL_TARGET, SMALL_SPECULATOR = "slipstream/small-target", "slipstream/small-streaming"
+# What transformers makes of the generation settings that our own sampling and limits cover.
+KEPT_BY_US = (
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MaxLengthCriteria",
+    "EosTokenCriteria",
+)
 
 
 def generate(
@@ -54,17 +62,26 @@ def custom_generate(
     drafter: Drafter | None = None,
     budget: int = 10,
     seed: int = 0,
+    logits_processor: Sequence = (),
+    stopping_criteria: Sequence = (),
     **unused,
 ) -> torch.Tensor:
     """For `model.generate(ids, custom_generate=slipstream.custom_generate, drafter=...)`.
 
     Takes max_new_tokens, do_sample, temperature, top_k and top_p from the generation config.
-    Returns (1, T) prompt and answer. Raises `InputError` for more than one prompt.
+    Returns (1, T) prompt and answer. Raises `InputError` for more than one prompt, and for logits
+    processors and stopping criteria it could not keep.
     """
     if drafter is None:
         raise InputError("drafter: name the drafter to decode with, e.g. drafter=Streaming(...)")
     if input_ids.shape[0] != 1:
         raise InputError("input_ids: one prompt at a time; call generate for each of them")
+    for part in (*logits_processor, *stopping_criteria):
+        if type(part).__name__ not in KEPT_BY_US:
+            raise InputError(
+                f"custom_generate: {type(part).__name__} is not supported; leave out the "
+                "generation setting it stands for"
+            )
     target = Target(model)
     target.fingerprint = fingerprint(target)
     config = generation_config

@@ -106,6 +106,30 @@ def test_through_transformers_generate():
         )
 
 
+@pytest.mark.parametrize("setting", [{"repetition_penalty": 1.5}, {"max_time": 1.0}])
+def test_custom_generate_refuses_settings_it_would_not_keep(setting):
+    target = tiny_target()
+    with pytest.raises(InputError, match="is not supported; leave out"):
+        target.model.generate(
+            torch.tensor([[1, 2, 3]]),
+            custom_generate=slipstream.custom_generate,
+            drafter=DraftModel(target, 4),
+            max_new_tokens=5,
+            pad_token_id=0,
+            **setting,
+        )
+
+
+def test_answers_end_at_the_end_tokens_of_the_generation_config():
+    """Chat models list more of them there than in their config; `generate` obeys that list."""
+    target = tiny_target()
+    free = PlainDecoder(target, Sampling(), Limits(30)).generate([1, 2, 3]).ids
+    end = next(token for token in free[4:] if token not in free[:4])
+    target.model.generation_config.eos_token_id = [target.vocab_size - 1, end]
+    answer = PlainDecoder(target, Sampling(), Limits(30)).generate([1, 2, 3])
+    assert answer.finished == "end" and answer.ids == free[: free.index(end) + 1]
+
+
 def test_the_shipped_speculator_through_transformers_generate(small):
     """As the README shows it: a plain transformers model, no tokenizer in sight."""
     model = AutoModelForCausalLM.from_pretrained(locate(small.name), dtype=torch.float32)

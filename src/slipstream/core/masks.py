@@ -28,7 +28,7 @@ def stream_mask(main_mask: torch.Tensor, num_streams: int) -> torch.Tensor:
 
     main_mask: (..., P, K), what the main row of each of P positions sees. Stream (t, j) sees what
     its main row sees, and the streams (t, i) with i <= j; stream rows are ordered position by
-    position. Returns (..., P * S, K + P * S).
+    position. Returns (..., P * gamma, K + P * gamma).
 
     >>> stream_mask(torch.tensor([[True, False]]), 2).int().tolist()
     [[1, 0, 1, 0], [1, 0, 1, 1]]

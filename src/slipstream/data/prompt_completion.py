@@ -121,6 +121,13 @@ class PromptCompletionData(L.LightningDataModule):
             raise InputError("data.regenerate: needs a target that answers; set it to false")
         prompts = [render_prompt(self.tokenizer, row.prompt) for row in rows]
         fitting = [prompt for prompt in prompts if len(prompt) < self.max_length]
+        if len(fitting) < len(prompts):
+            log.warning(
+                "dropped %d of %d prompts of data.max_length=%d tokens or more",
+                len(prompts) - len(fitting),
+                len(prompts),
+                self.max_length,
+            )
         return regenerate(target, fitting, self.max_new_tokens, self.cache_dir)
 
     def _usable(self, samples: list[Sample], split: str) -> list[Sample]:

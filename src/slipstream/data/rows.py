@@ -8,7 +8,7 @@ nothing of tokens.
 import gzip
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,19 +29,27 @@ class Row:
 
 @dataclass(frozen=True)
 class HubSource:
-    """A data set on the hub, with templates that turn its columns into prompt and completion."""
+    """A data set on the hub, with templates that turn its columns into prompt and completion.
+
+    splits: what the hub calls a split where that differs, slices included ("train[:90%]");
+    revision: branch or commit, e.g. the hub's own conversion to Parquet of a scripted data set.
+    """
 
     name: str
     prompt: str
     completion: str
     source: str
+    splits: dict[str, str] = field(default_factory=dict)
+    revision: str | None = None
 
     def rows(self, split: str) -> list[Row]:
         """Download `split` and render it. Raises `InputError` when the hub cannot be reached."""
         import datasets
 
         try:
-            table = datasets.load_dataset(self.name, split=split)
+            table = datasets.load_dataset(
+                self.name, split=self.splits.get(split, split), revision=self.revision
+            )
         except (OSError, ValueError) as error:
             raise InputError(
                 f"data.hub: {self.name!r} could not be loaded ({type(error).__name__}); check the "
@@ -126,10 +134,10 @@ def _parse_line(path: Path, number: int, line: str, source: str, completion_requ
             "the file may be truncated: mend or remove that line"
         ) from error
     needed = ("prompt", "completion") if completion_required else ("prompt",)
-    for field in needed:
-        if not isinstance(record, dict) or not isinstance(record.get(field), str):
+    for name in needed:
+        if not isinstance(record, dict) or not isinstance(record.get(name), str):
             raise InputError(
-                f"data.path: {path} line {number} has no text field {field!r}; every row needs "
-                + " and ".join(repr(name) for name in needed)
+                f"data.path: {path} line {number} has no text field {name!r}; every row needs "
+                + " and ".join(map(repr, needed))
             )
     return Row(record["prompt"], record.get("completion") or "", source)

@@ -60,7 +60,7 @@ class Drafter:
     visitor: LayerVisitor | None = None
 
     def bind(self, target: Target) -> None:
-        """Called once, before decoding: check that the drafter fits, prepare what it needs."""
+        """Called when an engine is made: check that the drafter fits, prepare what it needs."""
 
     def begin(self, context: Context) -> None:
         """Called before the prefill of each prompt."""

@@ -32,7 +32,7 @@ def answer_one(
     prompt: str,
     seed: int,
 ) -> list[Record]:
-    """Answer one prompt on the terminal as it is decided: accepted drafts green, the rest plain."""
+    """Answer one prompt on the terminal as it is decided: drafted tokens green, others yellow."""
     if not prompt.strip():
         raise InputError("prompt: it is empty; give some text")
     console = Console()

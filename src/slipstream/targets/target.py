@@ -72,8 +72,8 @@ class Target:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Token ids that end an answer."""
-        ids = self.model.config.eos_token_id
+        """Token ids that end an answer, as `generate` has them."""
+        ids = self.model.generation_config.eos_token_id or self.model.config.eos_token_id
         if ids is None:
             return frozenset()
         return frozenset(ids) if isinstance(ids, list) else frozenset([ids])

@@ -51,7 +51,7 @@ class StreamingSpeculator(nn.Module):
         return range(self.first_layer, target.num_layers)
 
     def streams_of(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Eq. 4: main rows (B, P, D) at layer N - N_s -> stream rows (B, P * gamma, D)."""
+        """Eq. 4: main rows (B, P, D) at layer L - N_s -> stream rows (B, P * gamma, D)."""
         if self.initialisation is not None:
             hidden = self.initialisation(hidden)
         streams = hidden.unsqueeze(2) + self.embeddings.to(hidden.dtype)
@@ -90,7 +90,7 @@ class StreamingSpeculator(nn.Module):
     ) -> torch.Tensor:
         """Streams of P main rows alone, over cached keys and values (training, deferred schedule).
 
-        hidden: (B, P, D) of the main rows before layer N - N_s; positions: (B, P); main_mask:
+        hidden: (B, P, D) of the main rows before layer L - N_s; positions: (B, P); main_mask:
         (B, 1, P, K), which of the K cached slots each main row sees (itself included); merged:
         the adapters' `merged_layers`, to run instead of the target's layers with hooks. Returns
         (B, P * gamma, D), before the final norm.
@@ -110,7 +110,7 @@ class StreamingSpeculator(nn.Module):
         return self.adapters.active(target, first_row) if self.adapters else nullcontext()
 
     def early_exit_logits(self, target: Target, hidden: torch.Tensor) -> torch.Tensor:
-        """Pruning head: (..., D) at layer N - N_s -> (..., V) next-token logits."""
+        """Pruning head: (..., D) at layer L - N_s -> (..., V) next-token logits."""
         return target.logits(hidden + self.pruning(hidden))
 
     def num_extra_parameters(self) -> int:
