@@ -11,6 +11,7 @@ import lightning as L
 
 from slipstream.core.errors import InputError
 from slipstream.data.batches import TokenBatches
+from slipstream.data.copying import copying_rows
 from slipstream.data.regeneration import regenerate
 from slipstream.data.rendering import (
     Sample,
@@ -31,7 +32,8 @@ class PromptCompletionData(L.LightningDataModule):
     path: local file or folder, or a list of them; wins over the others. hub: data sets on the hub.
     synthetic_kinds: kinds of generated prompts, used when neither path nor hub is given.
     max_train_rows, max_validation_rows: most rows of each source (spread evenly over it), or the
-    count of generated prompts.
+    count of generated prompts. copying_rows: how many rows that ask for a text to be repeated are
+    added to the training split.
     max_length: longer samples are dropped, counted and reported. batch_tokens: padded tokens of a
     batch. regenerate: take the target's own answers, of up to max_new_tokens tokens, kept in
     cache_dir.
@@ -44,6 +46,7 @@ class PromptCompletionData(L.LightningDataModule):
         synthetic_kinds: list[str] | None,
         max_train_rows: int | None,
         max_validation_rows: int | None,
+        copying_rows: int,
         max_length: int,
         batch_tokens: int,
         regenerate: bool,
@@ -57,6 +60,7 @@ class PromptCompletionData(L.LightningDataModule):
         if not (self.paths or self.hub or self.synthetic_kinds):
             raise InputError("data.path: no data given; name a JSONL file or folder")
         self.max_rows = {"train": max_train_rows, "validation": max_validation_rows}
+        self.copying_rows = copying_rows
         self.max_length, self.batch_tokens, self.seed = max_length, batch_tokens, seed
         self.regenerate, self.max_new_tokens = regenerate, max_new_tokens
         self.cache_dir = cache_dir
@@ -76,7 +80,10 @@ class PromptCompletionData(L.LightningDataModule):
             return SyntheticPrompts(self.synthetic_kinds, cap, self.seed, split).rows()
         if self.regenerate:
             sources = [list({row.prompt: row for row in rows}.values()) for rows in sources]
-        return [row for rows in sources for row in spread(rows, cap)]
+        rows = [row for rows in sources for row in spread(rows, cap)]
+        if split == "train":
+            rows += copying_rows(rows, self.copying_rows, self.seed)
+        return rows
 
     def prepare(self, tokenizer, target: Target | None = None) -> None:
         """Render both splits; must be called before training. `target` answers, if asked to."""

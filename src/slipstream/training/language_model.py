@@ -14,6 +14,7 @@ from slipstream.assets import locate
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.tokenizer import train_tokenizer
+from slipstream.targets.loading import load_target
 from slipstream.training.schedule import linear_schedule, total_steps
 
 
@@ -22,6 +23,7 @@ class LanguageModelTraining(L.LightningModule):
 
     architecture: `model_type` and the keyword arguments of its transformers config.
     tokenizer: folder of a tokenizer to share, or None to train one with `vocab_size` entries.
+    start_from: folder of a model of this kind to go on from, or None to start from scratch.
     """
 
     title = "Small language model"
@@ -33,38 +35,43 @@ class LanguageModelTraining(L.LightningModule):
         architecture: dict,
         vocab_size: int,
         tokenizer: str | None,
+        start_from: str | None,
         learning_rate: float,
         weight_decay: float,
         warmup_steps: int,
     ):
         super().__init__()
-        self.architecture, self.vocab_size, self.tokenizer_path = (
-            architecture,
-            vocab_size,
-            tokenizer,
-        )
+        self.architecture, self.vocab_size = architecture, vocab_size
+        self.tokenizer_path, self.start_from = tokenizer, start_from
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.warmup_steps = warmup_steps
         self.model, self.tokenizer, self.data = None, None, None
 
     def prepare(self, data: PromptCompletionData) -> None:
-        """Make the tokenizer and the model, and render the data."""
+        """Make (or open) the model and its tokenizer, and render the data."""
+        self.model, self.tokenizer = self._new(data) if self.start_from is None else self._opened()
+        data.prepare(self.tokenizer)
+        self.data = data
+
+    def _new(self, data: PromptCompletionData) -> tuple:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
         if self.tokenizer_path is None:
-            self.tokenizer = train_tokenizer(data.rows("train"), self.vocab_size)
+            tokenizer = train_tokenizer(data.rows("train"), self.vocab_size)
         else:
-            self.tokenizer = AutoTokenizer.from_pretrained(locate(self.tokenizer_path))
+            tokenizer = AutoTokenizer.from_pretrained(locate(self.tokenizer_path))
         config = AutoConfig.for_model(
             **self.architecture,
-            vocab_size=len(self.tokenizer),
+            vocab_size=len(tokenizer),
             bos_token_id=None,
-            eos_token_id=self.tokenizer.eos_token_id,
-            pad_token_id=self.tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
         )
-        self.model = AutoModelForCausalLM.from_config(config)
-        data.prepare(self.tokenizer)
-        self.data = data
+        return AutoModelForCausalLM.from_config(config), tokenizer
+
+    def _opened(self) -> tuple:
+        target = load_target(self.start_from, packed=False)
+        return target.model.requires_grad_(True).train(), target.tokenizer
 
     @property
     def model_config(self):
