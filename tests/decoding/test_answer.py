@@ -125,7 +125,8 @@ def test_answers_end_at_the_end_tokens_of_the_generation_config():
     target = tiny_target()
     free = PlainDecoder(target, Sampling(), Limits(30)).generate([1, 2, 3]).ids
     end = next(token for token in free[4:] if token not in free[:4])
-    target.model.generation_config.eos_token_id = [target.vocab_size - 1, end]
+    other = next(token for token in range(target.vocab_size) if token not in free)
+    target.model.generation_config.eos_token_id = [other, end]
     answer = PlainDecoder(target, Sampling(), Limits(30)).generate([1, 2, 3])
     assert answer.finished == "end" and answer.ids == free[: free.index(end) + 1]
 

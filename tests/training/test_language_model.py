@@ -31,7 +31,8 @@ def train(experiment, rows, output, *overrides):
             "train", f"experiment={experiment}", f"data.path={rows}", f"output_dir={output}",
             "logger=csv", "training.vocab_size=400", "training.warmup_steps=2",
             "training.architecture.hidden_size=32", "training.architecture.intermediate_size=48",
-            "training.architecture.num_hidden_layers=2", "trainer.max_steps=8",
+            "training.architecture.num_hidden_layers=2",
+            "training.architecture.num_attention_heads=4", "trainer.max_steps=8",
             "trainer.val_check_interval=2", "data.batch_tokens=512", *overrides,
         )
     )  # fmt: skip
