@@ -1,5 +1,8 @@
 """Rows that ask for a text to be repeated."""
 
+from tests.commands import config_of
+
+from slipstream.configuration import build
 from slipstream.data.copying import FORMS, copying_rows
 from slipstream.data.rows import Row
 
@@ -19,3 +22,15 @@ def test_the_answer_is_the_text_in_the_form_asked_for():
 
 def test_they_depend_on_the_seed_alone():
     assert copying_rows(ROWS, 9, 1) == copying_rows(ROWS, 9, 1) != copying_rows(ROWS, 9, 2)
+
+
+def test_they_join_the_training_split_alone():
+    counts = {
+        (split, copies): len(
+            build(config_of("train", f"data.copying_rows={copies}").data).rows(split)
+        )
+        for split in ("train", "validation")
+        for copies in (0, 7)
+    }
+    assert counts["train", 7] == counts["train", 0] + 7
+    assert counts["validation", 7] == counts["validation", 0]

@@ -70,6 +70,12 @@ class PromptCompletionData(L.LightningDataModule):
 
     def rows(self, split: str) -> list[Row]:
         """The rows of `split` ('train' or 'validation'); prompts to be answered come once each."""
+        rows = self._found(split)
+        if split == "train":
+            rows = rows + copying_rows(rows, self.copying_rows, self.seed)
+        return rows
+
+    def _found(self, split: str) -> list[Row]:
         cap = self.max_rows[split]
         if self.paths:
             needed = not self.regenerate
@@ -80,10 +86,7 @@ class PromptCompletionData(L.LightningDataModule):
             return SyntheticPrompts(self.synthetic_kinds, cap, self.seed, split).rows()
         if self.regenerate:
             sources = [list({row.prompt: row for row in rows}.values()) for rows in sources]
-        rows = [row for rows in sources for row in spread(rows, cap)]
-        if split == "train":
-            rows += copying_rows(rows, self.copying_rows, self.seed)
-        return rows
+        return [row for rows in sources for row in spread(rows, cap)]
 
     def prepare(self, tokenizer, target: Target | None = None) -> None:
         """Render both splits; must be called before training. `target` answers, if asked to."""
