@@ -50,6 +50,7 @@ def sentence(call, tmp_path, *overrides) -> str:
         (infer, ["sampling.temperature=-1"], "sampling.temperature: must be"),
         (infer, ["sampling.top_p=2"], "sampling.top_p: must be"),
         (infer, ["budget=0"], "engine.budget"),
+        (infer, ["drafter._target_=a.B"], "drafter._target_: 'a.B' cannot be imported"),
         (infer, ["drafter.schedule=later"], "drafter.schedule: must be one of"),
         (infer, ["num_prompts=0"], "num_prompts: must be at least 1"),
         (infer, ["speculator_path=missing"], "speculator: missing"),

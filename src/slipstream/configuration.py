@@ -54,7 +54,11 @@ def _check_arguments(node: DictConfig, path: str) -> None:
     try:
         component = hydra.utils.get_object(node["_target_"])
     except Exception as error:
-        raise InputError(f"{path}._target_: {node['_target_']!r} does not exist") from error
+        cause = error.__cause__ or error
+        raise InputError(
+            f"{path}._target_: {node['_target_']!r} cannot be imported ({type(cause).__name__}: "
+            f"{cause}); check the name, and the file it names"
+        ) from error
     parameters = inspect.signature(component).parameters
     for key in node:
         if not str(key).startswith("_") and key not in parameters:
