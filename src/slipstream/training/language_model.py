@@ -23,7 +23,8 @@ class LanguageModelTraining(L.LightningModule):
 
     architecture: `model_type` and the keyword arguments of its transformers config.
     tokenizer: folder of a tokenizer to share, or None to train one with `vocab_size` entries.
-    start_from: folder of a model of this kind to go on from, or None to start from scratch.
+    start_from: folder of a model to go on from, with its own architecture and tokenizer (the other
+    arguments for them are not used then), or None to start from scratch.
     """
 
     title = "Small language model"
@@ -54,6 +55,7 @@ class LanguageModelTraining(L.LightningModule):
         self.data = data
 
     def _new(self, data: PromptCompletionData) -> tuple:
+        """(model, tokenizer) with random weights."""
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
         if self.tokenizer_path is None:
@@ -70,6 +72,7 @@ class LanguageModelTraining(L.LightningModule):
         return AutoModelForCausalLM.from_config(config), tokenizer
 
     def _opened(self) -> tuple:
+        """(model, tokenizer) of `start_from`, in float32."""
         target = load_target(self.start_from, packed=False)
         return target.model.requires_grad_(True).train(), target.tokenizer
 
