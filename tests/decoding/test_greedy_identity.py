@@ -65,7 +65,7 @@ def drafters(target, truth):
     variants = [
         dict(),
         dict(adapter_rank=0, initialisation_rank=2),
-        dict(stream_positions="same"),
+        dict(stream_positions="same", root_rank=3),
         dict(num_msa_layers=4, num_streams=1),
     ]
     if target.family.mlp is not None:

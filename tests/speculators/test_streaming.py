@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.tiny import ARCHITECTURES, random_tree, tiny_speculator, tiny_target
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -20,12 +21,14 @@ from slipstream.targets.target import Rows, Target
 
 PREFIX = [3, 17, 5, 29, 11, 8]
 TOLERANCE = 1e-10
+UNKNOWN = -1
 
 VARIANTS = {
     "paper": dict(),
     "no_adapters": dict(adapter_rank=0),
     "initialisation": dict(initialisation_rank=2),
     "same_positions": dict(stream_positions="same", initialisation_rank=3),
+    "told_the_root": dict(root_rank=3),
     "all_layers": dict(num_msa_layers=4, num_streams=1),
     "skipped_mlp": dict(mlp="adapter"),
     "skipped_mlp_same_positions": dict(mlp="adapter", stream_positions="same"),
@@ -75,7 +78,9 @@ def run_tree(target: Target, tree: DraftTree, cache: StepCache, visitor=None) ->
 
 
 @torch.no_grad()
-def deferred_streams(target, speculator, tokens: list[int], merged=None) -> torch.Tensor:
+def deferred_streams(
+    target, speculator, tokens: list[int], merged=None, root: int = UNKNOWN
+) -> torch.Tensor:
     """(gamma, D): streams of the last of `tokens`, over the cache of all of them."""
     cache = target.new_cache(len(tokens) + speculator.num_streams)
     watching = Watching(target, speculator, fused=False, acting=False)
@@ -84,7 +89,13 @@ def deferred_streams(target, speculator, tokens: list[int], merged=None) -> torc
     cache.commit([(range(target.num_layers), list(range(len(tokens))))])
     sees_all = torch.ones(1, 1, 1, len(tokens), dtype=torch.bool)
     return speculator.run_streams(
-        target, watching.states[:, -1:], positions[:, -1:], sees_all, cache, merged
+        target,
+        watching.states[:, -1:],
+        torch.tensor([[root]]),
+        positions[:, -1:],
+        sees_all,
+        cache,
+        merged,
     )[0]
 
 
@@ -223,6 +234,23 @@ def test_streams_start_from_the_main_row_and_their_embedding():
         assert_close(streams[:, :, stream], start + low_rank.embeddings[stream])
 
 
+def test_a_known_root_adds_its_mapped_embedding():
+    target = tiny_target()
+    told = tiny_speculator(target, num_streams=2, root_rank=3)
+    hidden, roots = torch.randn(1, 2, 24, dtype=torch.float64), torch.tensor([[7, 9]])
+    embeddings = target.model.model.embed_tokens.weight[roots]
+    mapped = embeddings @ told.root.down.T @ told.root.up.T
+    streams = told.streams_of(hidden, embeddings).unflatten(1, (2, 2))
+    for stream in range(2):
+        assert_close(streams[:, :, stream], hidden + mapped + told.embeddings[stream])
+    unknown = deferred_streams(target, told, PREFIX)
+    assert (deferred_streams(target, told, PREFIX, root=7) - unknown).abs().max() > 1e-2
+    for root in (UNKNOWN, 7):
+        merged = told.adapters.merged_layers(target)
+        hooked = deferred_streams(target, told, PREFIX, root=root)
+        assert_close(deferred_streams(target, told, PREFIX, merged, root), hooked)
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 @pytest.mark.parametrize("mlp", ["base+adapter", "adapter"])
 def test_merging_keeps_weights_that_float32_cannot_hold(architecture, mlp):
@@ -250,8 +278,14 @@ def test_a_packed_target_carries_the_same_streams(architecture, mlp):
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)
 
 
-def training_streams(target, speculator, ids: torch.Tensor, positions: torch.Tensor):
+def roots_of(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The tokens after `positions`, unknown after the last."""
+    return F.pad(ids, (0, 1), value=UNKNOWN).gather(1, positions + 1)
+
+
+def training_streams(target, speculator, ids: torch.Tensor, positions: torch.Tensor, roots=None):
     """The training form: main rows without gradients, then the streams of many positions."""
+    roots = roots_of(ids, positions) if roots is None else roots
     cache = TrainingCache(target.num_layers)
     watching = Watching(target, speculator, fused=False, acting=False)
     everywhere = torch.arange(ids.shape[1]).expand_as(ids)
@@ -260,7 +294,7 @@ def training_streams(target, speculator, ids: torch.Tensor, positions: torch.Ten
     index = positions.unsqueeze(-1).expand(-1, -1, target.hidden_size)
     hidden = watching.states.gather(1, index)
     sees = causal_mask(ids.shape[1])[positions].unsqueeze(1)
-    streams = speculator.run_streams(target, hidden, positions, sees, cache)
+    streams = speculator.run_streams(target, hidden, roots, positions, sees, cache)
     return streams.unflatten(1, (-1, speculator.num_streams)), hidden
 
 
@@ -272,7 +306,9 @@ def test_many_positions_at_once_equal_one_at_a_time(architecture, variant):
     found, _ = training_streams(target, speculator, ids, positions)
     for sequence, row in product(range(2), range(3)):
         tokens = ids[sequence, : positions[sequence, row] + 1].tolist()
-        assert_close(found[sequence, row], deferred_streams(target, speculator, tokens))
+        root = int(roots_of(ids, positions)[sequence, row])
+        alone = deferred_streams(target, speculator, tokens, root=root)
+        assert_close(found[sequence, row], alone)
 
 
 @each_case
@@ -310,9 +346,11 @@ def test_the_training_form_has_the_gradients_of_single_positions(architecture, v
         if parameter.grad is not None
     }
     speculator.zero_grad(set_to_none=True)
+    roots = roots_of(ids, positions)
     for row, position in enumerate(positions[0].tolist()):
+        before = ids[:, : position + 1]
         alone, _ = training_streams(
-            target, speculator, ids[:, : position + 1], torch.tensor([[position]])
+            target, speculator, before, torch.tensor([[position]]), roots[:, row : row + 1]
         )
         (alone[0, 0] * weights[row]).sum().backward()
     assert used

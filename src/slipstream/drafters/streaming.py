@@ -2,9 +2,10 @@
 
 Schedule *fused*: every node row of the verifying forward carries streams, and those of the last
 accepted node become the next tree. Schedule *deferred*: the streams of that node alone run in a
-short pass over the MSA layers after verification. Both draft from the same states; which is faster
-depends on the device. Children are the streams' most probable tokens, so proposals are
-deterministic. The pruning head may drop unlikely nodes in the middle of the forward.
+short pass over the MSA layers after verification; they draft from the same states, and may be told
+the root (`root_rank`). Which schedule is faster depends on the device. Children are the streams'
+most probable tokens, so proposals are deterministic. The pruning head may drop unlikely nodes in
+the middle of the forward.
 """
 
 from collections.abc import Iterator
@@ -108,7 +109,13 @@ class Streaming(Drafter):
         cache = context.cache
         sees_all = torch.ones(1, 1, 1, cache.length, dtype=torch.bool, device=self.target.device)
         streams = self.speculator.run_streams(
-            self.target, self.visitor.last, self.visitor.last_position, sees_all, cache, self.merged
+            self.target,
+            self.visitor.last,
+            torch.tensor([context.tokens[-1:]], device=self.target.device),
+            self.visitor.last_position,
+            sees_all,
+            cache,
+            self.merged,
         )
         cache.forget_staged()
         return streams[0]

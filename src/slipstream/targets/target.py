@@ -58,6 +58,7 @@ class Target:
         self.family: Family = family_of(model)
         self.num_layers = len(self.family.layers)
         self.hidden_size = model.config.hidden_size
+        self.embedding_size = model.get_input_embeddings().embedding_dim
         self.vocab_size = model.config.vocab_size
         self.max_positions = self.family.max_positions
         self.fingerprint: dict[str, str] = {}
@@ -84,6 +85,10 @@ class Target:
         return StepCache(
             self.num_layers, heads, size, capacity, batch_size, self.dtype, self.device
         )
+
+    def token_embeddings(self, ids: torch.Tensor) -> torch.Tensor:
+        """(...) ids -> (..., `embedding_size`), without positions."""
+        return self.model.get_input_embeddings()(ids)
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None) -> Rows:
         """(B, R) ids and positions, (B, 1, R, K) mask -> rows before layer 0."""

@@ -37,7 +37,9 @@ from slipstream.training.stream_loss import NO_LABEL, stream_labels, stream_loss
 class StreamingTraining(L.LightningModule):
     """Lightning module of lossless Speculative Streaming (paper: section 2.4, alpha_0 = 0).
 
-    stream_weights: alpha_j per stream, or None for 1 each. validation_prompts: how many prompts
+    stream_weights: alpha_j per stream, or None for 1 each. root_dropout: the share of training rows
+    whose streams are not told the root, so that a speculator that may be told it (`root_rank`) also
+    serves the fused schedule, which cannot. validation_prompts: how many prompts
     are decoded at each validation, with trees of `validation_budget` nodes.
     """
 
@@ -52,6 +54,7 @@ class StreamingTraining(L.LightningModule):
         weight_decay: float,
         warmup_steps: int,
         stream_weights: list[float] | None,
+        root_dropout: float,
         validation_prompts: int,
         validation_budget: int,
     ):
@@ -59,13 +62,15 @@ class StreamingTraining(L.LightningModule):
         if target is None or speculator is None:
             raise InputError("target, speculator: both are needed to train a speculator")
         weights = stream_weights or [1.0] * speculator.num_streams
+        if not 0 <= root_dropout <= 1:
+            raise InputError("training.root_dropout: must be between 0 and 1")
         if len(weights) != speculator.num_streams:
             raise InputError("training.stream_weights: give one weight per stream, or null")
         self.target, self.speculator = target, StreamingSpeculator(target, speculator)
         self.frozen = target.model.requires_grad_(False)
         self.register_buffer("stream_weights", torch.tensor(weights), persistent=False)
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        self.warmup_steps = warmup_steps
+        self.warmup_steps, self.root_dropout = warmup_steps, root_dropout
         self.validation_prompts, self.validation_budget = validation_prompts, validation_budget
         self.strict_loading = False
         self.data: PromptCompletionData | None = None
@@ -101,12 +106,20 @@ class StreamingTraining(L.LightningModule):
         index = labels.positions.unsqueeze(-1).expand(-1, -1, target.hidden_size)
         hidden = states.hidden.gather(1, index)
         sees = causal_mask(length, batch.ids.device)[labels.positions].unsqueeze(1)
-        streams = speculator.run_streams(target, hidden, labels.positions, sees, cache)
+        roots = self._with_unknown(labels.next_tokens) if self.training else labels.next_tokens
+        streams = speculator.run_streams(target, hidden, roots, labels.positions, sees, cache)
         streams = streams.unflatten(1, (-1, speculator.num_streams))
         used = labels.next_tokens != NO_LABEL
         losses, accuracies, _ = stream_loss(target.logits(streams[used]), labels.tokens[used])
         early = speculator.early_exit_logits(target, hidden[used])
         return losses, accuracies, F.cross_entropy(early.float(), labels.next_tokens[used])
+
+    def _with_unknown(self, roots: torch.Tensor) -> torch.Tensor:
+        """(B, P) roots, negative in some sequences; drawn from the step's number, not from the
+        global generator, so that a resumed run draws the same."""
+        generator = torch.Generator().manual_seed(self.global_step)
+        unknown = torch.rand(len(roots), 1, generator=generator) < self.root_dropout
+        return roots.masked_fill(unknown.to(roots.device), NO_LABEL)
 
     def training_step(self, batch: Batch, _: int) -> torch.Tensor:
         losses, accuracies, pruning = self.losses(batch)

@@ -17,7 +17,9 @@ class StreamingConfig:
     many of the top layers the streams run through. adapter_rank: rank of the adapters that act on
     stream rows alone, 0 for none. mlp: 'base+adapter' (adapters beside the frozen MLP) or
     'adapter' (streams skip the MLP and take the low-rank adapter alone). initialisation_rank: rank
-    eta of f_eta, 0 for the identity. stream_positions: 'shifted' gives stream j of position t the
+    eta of f_eta, 0 for the identity. root_rank: rank of the map that tells deferred streams the
+    root of the tree they draft, which is decided before they run; 0 for streams that never know
+    it, as in the paper. stream_positions: 'shifted' gives stream j of position t the
     rotary position t + j, 'same' gives it t; learned positions are always those of t.
     pruning_rank: rank of the pruning head.
     """
@@ -27,6 +29,7 @@ class StreamingConfig:
     adapter_rank: int = 8
     mlp: str = "base+adapter"
     initialisation_rank: int = 0
+    root_rank: int = 0
     stream_positions: str = "shifted"
     pruning_rank: int = 8
 
@@ -36,6 +39,7 @@ class StreamingConfig:
             ("num_msa_layers", 1),
             ("adapter_rank", 0),
             ("initialisation_rank", 0),
+            ("root_rank", 0),
             ("pruning_rank", 1),
         ):
             value = getattr(self, field)

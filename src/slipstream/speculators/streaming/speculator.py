@@ -2,7 +2,8 @@
 
 Stream embeddings P_j, the initialisation f_eta, adapters on stream rows and the pruning head. Its
 two step functions, `add_streams` and `run_streams`, serve training and decoding alike. It knows
-rows of a target, not trees, drafts or losses. Paper: section 2, Eqs. 2 and 4.
+rows of a target, not trees, drafts or losses. Paper: section 2, Eqs. 2 and 4; what streams may
+know of the root is an addition of this project.
 """
 
 from contextlib import nullcontext
@@ -37,6 +38,8 @@ class StreamingSpeculator(nn.Module):
         nn.init.normal_(self.embeddings, std=0.02)
         rank = self.config.initialisation_rank
         self.initialisation = LowRank(width, width, rank, random_up=True) if rank else None
+        rank = self.config.root_rank
+        self.root = LowRank(target.embedding_size, width, rank) if rank else None
         self.adapters = None
         if self.config.adapter_rank:
             self.adapters = StreamAdapters(
@@ -50,10 +53,17 @@ class StreamingSpeculator(nn.Module):
     def msa_layers(self, target: Target) -> range:
         return range(self.first_layer, target.num_layers)
 
-    def streams_of(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Eq. 4: main rows (B, P, D) at layer L - N_s -> stream rows (B, P * gamma, D)."""
+    def streams_of(
+        self, hidden: torch.Tensor, root_embeddings: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Eq. 4: main rows (B, P, D) at layer L - N_s -> stream rows (B, P * gamma, D).
+
+        root_embeddings: (B, P, E) of the tokens after the main rows, None where unknown.
+        """
         if self.initialisation is not None:
             hidden = self.initialisation(hidden)
+        if self.root is not None and root_embeddings is not None:
+            hidden = hidden + self.root(root_embeddings)
         streams = hidden.unsqueeze(2) + self.embeddings.to(hidden.dtype)
         return streams.flatten(1, 2)
 
@@ -83,6 +93,7 @@ class StreamingSpeculator(nn.Module):
         self,
         target: Target,
         hidden: torch.Tensor,
+        roots: torch.Tensor,
         positions: torch.Tensor,
         main_mask: torch.Tensor,
         cache: StepCache,
@@ -90,13 +101,18 @@ class StreamingSpeculator(nn.Module):
     ) -> torch.Tensor:
         """Streams of P main rows alone, over cached keys and values (training, deferred schedule).
 
-        hidden: (B, P, D) of the main rows before layer L - N_s; positions: (B, P); main_mask:
-        (B, 1, P, K), which of the K cached slots each main row sees (itself included); merged:
-        the adapters' `merged_layers`, to run instead of the target's layers with hooks. Returns
+        hidden: (B, P, D) of the main rows before layer L - N_s; roots: (B, P), the tokens after
+        them, negative where unknown; positions: (B, P) of the main rows; main_mask: (B, 1, P, K),
+        which of the K cached slots each main row sees (itself included); merged: the adapters'
+        `merged_layers`, to run instead of the target's layers with hooks. Returns
         (B, P * gamma, D), before the final norm.
         """
+        embeddings = None
+        if self.root is not None:
+            known = (roots >= 0).unsqueeze(-1)
+            embeddings = target.token_embeddings(roots.clamp(min=0)) * known
         rows = Rows(
-            self.streams_of(hidden),
+            self.streams_of(hidden, embeddings),
             self.positions_of(positions),
             stream_mask(main_mask, self.num_streams),
         )
