@@ -109,8 +109,9 @@ class StreamingSpeculator(nn.Module):
         """
         embeddings = None
         if self.root is not None:
+            embeddings = target.token_embeddings(roots.clamp(min=0))
             known = (roots >= 0).unsqueeze(-1)
-            embeddings = target.token_embeddings(roots.clamp(min=0)) * known
+            embeddings = F.rms_norm(embeddings, embeddings.shape[-1:]) * known
         rows = Rows(
             self.streams_of(hidden, embeddings),
             self.positions_of(positions),
