@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from slipstream.core.tree import DraftTree
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.lora import LoraSettings
 from slipstream.targets.target import Target
 
 VOCABULARY = 40
@@ -67,6 +68,8 @@ def tiny_speculator(target: Target, seed: int = 0, **arguments) -> StreamingSpec
     """A random speculator whose adapters and pruning head are far from zero."""
     torch.manual_seed(seed)
     defaults = dict(num_streams=3, num_msa_layers=2, adapter_rank=4, pruning_rank=4)
+    if arguments.get("mode") == "shared":
+        defaults |= dict(adapter_rank=0, lora=LoraSettings(rank=4, alpha=4.0))
     speculator = StreamingSpeculator(target, StreamingConfig(**(defaults | arguments))).double()
     with torch.no_grad():
         for parameter in speculator.parameters():

@@ -54,7 +54,8 @@ class Watching:
         self.states, count = rows.hidden, rows.hidden.shape[1]
         acting = self.speculator.acting_on(self.target, count) if self.acting else nullcontext()
         with acting:
-            yield self.speculator.add_streams(rows, list(range(count))) if self.fused else rows
+            everywhere = torch.arange(count).expand(len(rows.hidden), -1)
+            yield self.speculator.add_streams(rows, everywhere) if self.fused else rows
 
 
 def pair(architecture: str, variant: str) -> tuple[Target, StreamingSpeculator]:

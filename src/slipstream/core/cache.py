@@ -100,27 +100,33 @@ class StepCache:
 
 
 class TrainingCache:
-    """The plain counterpart with gradients: it keeps the first rows given to each layer.
+    """The plain counterpart with gradients: rows see all rows kept before them, and one another.
 
-    Rows of later calls see the first ones and themselves, and are not kept. That is what training
-    streams needs (main rows first, stream rows over them), and the reference for `StepCache`.
+    `keep` says how many of the next rows of a layer are kept for later ones (the first ones of the
+    call; None for all), `visible` how many of the kept ones later rows are shown (None for all).
+    Streams come after the main rows of a call and are never kept. It is the reference for
+    `StepCache`.
     """
 
     is_compileable = False
 
     def __init__(self, num_layers: int):
-        self._first: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * num_layers
+        self.keep: int | None = None
+        self.visible: int | None = None
+        self.kept: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(num_layers)]
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_, **__
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """key, value: (B, H_kv, R, D_head); returns what these rows may attend to."""
-        first = self._first[layer_idx]
-        if first is None:
-            self._first[layer_idx] = (key, value)
-            return key, value
-        return torch.cat([first[0], key], dim=-2), torch.cat([first[1], value], dim=-2)
+        kept = self.kept[layer_idx]
+        visible = slice(self.visible)
+        keys = torch.cat([*(k[..., visible, :] for k, _ in kept), key], dim=-2)
+        values = torch.cat([*(v[..., visible, :] for _, v in kept), value], dim=-2)
+        count = key.shape[-2] if self.keep is None else self.keep
+        if count:
+            kept.append((key[..., :count, :], value[..., :count, :]))
+        return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        first = self._first[layer_idx]
-        return 0 if first is None else first[0].shape[-2]
+        return sum(key.shape[-2] for key, _ in self.kept[layer_idx])

@@ -39,3 +39,16 @@ def stream_mask(main_mask: torch.Tensor, num_streams: int) -> torch.Tensor:
     own = torch.eye(positions, device=main.device).kron(earlier).bool()
     own = own.expand(*main.shape[:-2], *own.shape)
     return torch.cat([main, own], dim=-1)
+
+
+def own_streams(chosen: torch.Tensor, num_rows: int, num_streams: int) -> torch.Tensor:
+    """Which stream rows belong to which main row: what Eq. 3 adds to a main row's view.
+
+    chosen: (B, P), the rows that carry streams, -1 for none. Returns (B, num_rows, P * gamma).
+
+    >>> own_streams(torch.tensor([[1, -1]]), 2, 2).int().tolist()
+    [[[0, 0, 0, 0], [1, 1, 0, 0]]]
+    """
+    rows = torch.arange(num_rows, device=chosen.device)
+    owners = rows[:, None] == chosen[:, None, :]
+    return owners.repeat_interleave(num_streams, dim=-1)

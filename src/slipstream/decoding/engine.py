@@ -27,9 +27,8 @@ class Engine:
     ):
         if budget < 1:
             raise InputError("engine.budget: a tree needs at least 1 node")
-        self.target, self.drafter = target, drafter
+        self.target, self.drafter = drafter.bind(target), drafter
         self.sampling, self.limits, self.budget = sampling, limits, budget
-        drafter.bind(target)
 
     @property
     def exact(self) -> bool:

@@ -59,8 +59,13 @@ class Drafter:
     exact = True
     visitor: LayerVisitor | None = None
 
-    def bind(self, target: Target) -> None:
-        """Called when an engine is made: check that the drafter fits, prepare what it needs."""
+    def bind(self, target: Target) -> Target:
+        """Called when an engine is made: check that the drafter fits, prepare what it needs.
+
+        Returns the target that verifies: the given one, unless the drafter was trained together
+        with a fine-tuned copy of it (shared mode).
+        """
+        return target
 
     def begin(self, context: Context) -> None:
         """Called before the prefill of each prompt."""

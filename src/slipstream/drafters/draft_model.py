@@ -22,7 +22,7 @@ class DraftModel(Drafter):
         self.model, self.num_tokens = model, num_tokens
         self.cache = None
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Target) -> Target:
         if target.vocab_size != self.model.vocab_size or vocabulary_of(target) != vocabulary_of(
             self.model
         ):
@@ -30,6 +30,7 @@ class DraftModel(Drafter):
                 f"drafter.model: {self.model.name or 'the draft model'} has another vocabulary "
                 "than the target; choose a draft model with the target's tokenizer"
             )
+        return target
 
     def begin(self, context: Context) -> None:
         self.cache = self.model.new_cache(context.cache.capacity)

@@ -19,6 +19,8 @@ from slipstream.core.tree import DraftTree, grow_best_first, prune
 from slipstream.drafters.base import Context, Drafter, Step
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.lora import merge
+from slipstream.targets.packed import is_packed
 from slipstream.targets.target import Rows, Target
 
 SCHEDULES = ("fused", "deferred")
@@ -60,14 +62,22 @@ class Streaming(Drafter):
     def fused(self) -> bool:
         return self.schedule == "fused"
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Target) -> Target:
         if not isinstance(self.speculator, StreamingSpeculator):
             self.speculator = load_speculator(self.speculator, target)
         self.speculator = self.speculator.to(target.device, target.dtype).eval()
+        if self.speculator.config.mode == "shared":
+            if not self.fused:
+                raise InputError(
+                    "drafter.schedule: in shared mode the main stream sees the streams, so they "
+                    "cannot wait; choose fused"
+                )
+            target = merge(self.speculator.adapted(target), is_packed(target.model))
         self.target = target
         self.visitor = _StreamVisitor(self)
         if self.speculator.adapters is not None and not self.fused:
             self.merged = self.speculator.adapters.merged_layers(target)
+        return target
 
     def begin(self, context: Context) -> None:
         self.visitor.tree = None
@@ -145,7 +155,9 @@ class _StreamVisitor:
             yield rows
             return
         count = rows.hidden.shape[1]
-        chosen = [count - 1] if self.tree is None else list(range(count))
+        chosen = torch.arange(count, device=rows.hidden.device)[None]
+        if self.tree is None:
+            chosen = chosen[:, -1:]
         with drafter.speculator.acting_on(drafter.target, count):
             yield drafter.speculator.add_streams(rows, chosen)
 

@@ -64,3 +64,20 @@ def pack_linears(module: nn.Module) -> int:
             setattr(parent, name, PackedLinear(matrix, child.bias))
             count += 1
     return count
+
+
+def is_packed(module: nn.Module) -> bool:
+    """Whether any linear below `module` has a reordered weight."""
+    return any(isinstance(child, PackedLinear) for child in module.modules())
+
+
+def unpack_linears(module: nn.Module) -> None:
+    """Replace every packed linear below `module` by an ordinary one, bit for bit the same."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, PackedLinear):
+                linear = nn.Linear(child.in_features, child.out_features, child.bias is not None)
+                linear.weight = nn.Parameter(child.weight, requires_grad=False)
+                if child.bias is not None:
+                    linear.bias = nn.Parameter(child.bias, requires_grad=False)
+                setattr(parent, name, linear)

@@ -126,6 +126,14 @@ class Target:
         with visitor.visit(rows) as rows:
             return self.run_layers(range(visitor.layer, self.num_layers), rows, cache)
 
+    def norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What stands between the layers and the LM head."""
+        return self.family.norm(hidden)
+
+    @property
+    def head(self) -> nn.Module:
+        return self.model.lm_head
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and LM head: (..., D) -> (..., V)."""
-        return self.model.lm_head(self.family.norm(hidden))
+        return self.head(self.norm(hidden))

@@ -1,24 +1,17 @@
-"""Training a lossless streaming speculator: the target is frozen, only the speculator learns.
+"""Training a streaming speculator, in lossless or shared mode (paper: section 2.4, Eq. 6).
 
-Per batch: the main rows run through the target without gradients and leave their keys and values;
-then the streams of the completion positions run through the MSA layers, exactly as deferred
-streams do in decoding. At validation a few prompts are really decoded, and tau decides which
-checkpoint is best.
+Lossless: the target is frozen, only the speculator learns. Shared: LoRA layers of the target learn
+with it. The forwards are those of decoding; `segments.py` says how they become losses. At
+validation a few prompts are really decoded, and tau decides which checkpoint is best.
 """
 
-import copy
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import lightning as L
 import torch
-import torch.nn.functional as F
 
-from slipstream.core.cache import TrainingCache
 from slipstream.core.errors import InputError
-from slipstream.core.masks import causal_mask
 from slipstream.core.sampling import Sampling
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
@@ -29,22 +22,23 @@ from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.checkpoint import save_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.targets.target import Rows, Target
+from slipstream.targets.target import Target
 from slipstream.training.schedule import linear_schedule, total_steps
-from slipstream.training.stream_loss import NO_LABEL, stream_labels, stream_loss
+from slipstream.training.segments import StreamLosses, lossless_losses, shared_losses
 
 
 class StreamingTraining(L.LightningModule):
-    """Lightning module of lossless Speculative Streaming (paper: section 2.4, alpha_0 = 0).
+    """Lightning module of Speculative Streaming.
 
-    stream_weights: alpha_j per stream, or None for 1 each. root_dropout: the share of training rows
-    whose streams are not told the root, so that a speculator that may be told it (`root_rank`) also
-    serves the fused schedule, which cannot. validation_prompts: how many prompts
-    are decoded at each validation, with trees of `validation_budget` nodes.
+    main_weight: alpha_0, None for 0 (lossless) or 1 (shared); stream_weights: alpha_j per stream,
+    None for 1 (lossless) or 0.1 (shared) each. root_dropout: the share of training rows whose
+    streams are not told the root, so that a speculator that may be told it (`root_rank`) also
+    serves the fused schedule, which cannot. num_segments: parts of a completion that are worked on
+    one after the other, None for all at once. validation_prompts: how many prompts are decoded at
+    each validation, with trees of `validation_budget` nodes.
     """
 
     title = "Streaming speculator"
-    description = "Trained by Slipstream; Speculative Streaming, lossless mode."
 
     def __init__(
         self,
@@ -53,19 +47,29 @@ class StreamingTraining(L.LightningModule):
         learning_rate: float,
         weight_decay: float,
         warmup_steps: int,
+        main_weight: float | None,
         stream_weights: list[float] | None,
         root_dropout: float,
+        num_segments: int | None,
         validation_prompts: int,
         validation_budget: int,
     ):
         super().__init__()
         if target is None or speculator is None:
             raise InputError("target, speculator: both are needed to train a speculator")
-        weights = stream_weights or [1.0] * speculator.num_streams
         if not 0 <= root_dropout <= 1:
             raise InputError("training.root_dropout: must be between 0 and 1")
+        shared = speculator.mode == "shared"
+        weights = stream_weights or [0.1 if shared else 1.0] * speculator.num_streams
         if len(weights) != speculator.num_streams:
             raise InputError("training.stream_weights: give one weight per stream, or null")
+        if not shared and main_weight:
+            raise InputError("training.main_weight: lossless mode does not train the main stream")
+        if num_segments is not None and num_segments < 1:
+            raise InputError("training.num_segments: must be at least 1, or null")
+        self.description = f"Trained by Slipstream; Speculative Streaming, {speculator.mode} mode."
+        self.main_weight = float(shared) if main_weight is None else main_weight
+        self.num_segments = num_segments
         self.target, self.speculator = target, StreamingSpeculator(target, speculator)
         self.frozen = target.model.requires_grad_(False)
         self.register_buffer("stream_weights", torch.tensor(weights), persistent=False)
@@ -94,43 +98,33 @@ class StreamingTraining(L.LightningModule):
         """Stream rows per token of a batch."""
         return self.speculator.num_streams * self.data.supervised_share
 
-    def losses(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """((gamma,) stream losses, (gamma,) accuracies, pruning loss) of one batch."""
-        target, speculator = self.target, self.speculator
-        labels = stream_labels(batch, speculator.num_streams)
-        cache, states = TrainingCache(target.num_layers), _States(speculator.first_layer)
-        length = batch.ids.shape[1]
-        everywhere = torch.arange(length, device=batch.ids.device).expand_as(batch.ids)
-        with torch.no_grad():
-            target.forward(batch.ids, everywhere, None, cache, states)
-        index = labels.positions.unsqueeze(-1).expand(-1, -1, target.hidden_size)
-        hidden = states.hidden.gather(1, index)
-        sees = causal_mask(length, batch.ids.device)[labels.positions].unsqueeze(1)
-        roots = self._with_unknown(labels.next_tokens) if self.training else labels.next_tokens
-        streams = speculator.run_streams(target, hidden, roots, labels.positions, sees, cache)
-        streams = streams.unflatten(1, (-1, speculator.num_streams))
-        used = labels.next_tokens != NO_LABEL
-        losses, accuracies, _ = stream_loss(target.logits(streams[used]), labels.tokens[used])
-        early = speculator.early_exit_logits(target, hidden[used])
-        return losses, accuracies, F.cross_entropy(early.float(), labels.next_tokens[used])
+    def losses(self, batch: Batch) -> StreamLosses:
+        """The losses of one batch, in segments or at once."""
+        speculator, streams = self.speculator, self.stream_weights
+        target = speculator.adapted(self.target)
+        if speculator.config.mode == "shared":
+            return shared_losses(
+                target, speculator, batch, self.main_weight, streams, self.num_segments
+            )
+        unknown = self._unknown_roots(len(batch.ids)) if self.training else None
+        return lossless_losses(target, speculator, batch, streams, self.num_segments, unknown)
 
-    def _with_unknown(self, roots: torch.Tensor) -> torch.Tensor:
-        """(B, P) roots, negative in some sequences; drawn from the step's number, not from the
-        global generator, so that a resumed run draws the same."""
+    def _unknown_roots(self, count: int) -> torch.Tensor:
+        """(B,) sequences whose streams are not told the root: drawn from the step's number, not
+        from the global generator, so that a resumed run draws the same."""
         generator = torch.Generator().manual_seed(self.global_step)
-        unknown = torch.rand(len(roots), 1, generator=generator) < self.root_dropout
-        return roots.masked_fill(unknown.to(roots.device), NO_LABEL)
+        return torch.rand(count, generator=generator) < self.root_dropout
 
     def training_step(self, batch: Batch, _: int) -> torch.Tensor:
-        losses, accuracies, pruning = self.losses(batch)
+        losses = self.losses(batch)
         now = time.perf_counter()
-        self._log("train", losses, accuracies, pruning, batch)
+        self._log("train", losses, batch)
         self.log("train/tokens_per_second", int(batch.lengths.sum()) / (now - self._since))
         self._since = now
-        return (self.stream_weights * losses).sum() + pruning
+        return losses.total
 
     def validation_step(self, batch: Batch, _: int) -> None:
-        self._log("validation", *self.losses(batch), batch)
+        self._log("validation", self.losses(batch), batch)
 
     def on_validation_epoch_end(self) -> None:
         tau = self.measure_tau().tau
@@ -138,7 +132,8 @@ class StreamingTraining(L.LightningModule):
 
     def measure_tau(self) -> Statistics:
         """Decode the first prompts of the validation set, deferred streams, greedy."""
-        drafter = Streaming(copy.deepcopy(self.speculator), "deferred", top_k=4)
+        schedule = "fused" if self.speculator.config.mode == "shared" else "deferred"
+        drafter = Streaming(self.speculator, schedule, top_k=4)
         engine = Engine(self.target, drafter, Sampling(), Limits(96), self.validation_budget)
         total = Statistics()
         for prompt in self.data.prompts("validation", self.validation_prompts):
@@ -167,23 +162,15 @@ class StreamingTraining(L.LightningModule):
         """Write the speculator folder."""
         save_speculator(folder, self.speculator, self.target, self.data.longest, card)
 
-    def _log(self, stage: str, losses, accuracies, pruning, batch: Batch) -> None:
-        values = {f"{stage}/pruning_loss": pruning, f"{stage}/loss": losses.mean()}
-        for stream in range(len(losses)):
-            values[f"{stage}/loss_stream_{stream + 1}"] = losses[stream]
-            values[f"{stage}/accuracy_stream_{stream + 1}"] = accuracies[stream]
+    def _log(self, stage: str, losses: StreamLosses, batch: Batch) -> None:
+        values = {f"{stage}/loss": losses.streams.mean(), f"{stage}/pruning_loss": losses.pruning}
+        if self.main_weight:
+            values[f"{stage}/main_loss"] = losses.main
+        for stream, (loss, accuracy) in enumerate(
+            zip(losses.streams, losses.accuracies, strict=True), start=1
+        ):
+            values[f"{stage}/loss_stream_{stream}"] = loss
+            values[f"{stage}/accuracy_stream_{stream}"] = accuracy
         self.log_dict(values, batch_size=int(batch.supervised.sum()))
-        self.log(f"{stage}/accuracy", accuracies.mean(), prog_bar=True, batch_size=len(batch.ids))
-
-
-class _States:
-    """A visitor that only remembers the main rows before the MSA layers."""
-
-    def __init__(self, layer: int):
-        self.layer = layer
-        self.hidden: torch.Tensor | None = None
-
-    @contextmanager
-    def visit(self, rows: Rows) -> Iterator[Rows]:
-        self.hidden = rows.hidden
-        yield rows
+        mean = losses.accuracies.mean()
+        self.log(f"{stage}/accuracy", mean, prog_bar=True, batch_size=len(batch.ids))

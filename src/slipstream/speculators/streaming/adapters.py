@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from slipstream.targets.packed import PackedLinear, pack_linears
+from slipstream.targets.packed import is_packed, pack_linears
 from slipstream.targets.target import Target
 
 
@@ -95,7 +95,7 @@ class StreamAdapters(nn.Module):
         layers = nn.ModuleList()
         for index, adapters in self.layers.items():
             layer = copy.deepcopy(target.family.layers[int(index)])
-            packed = any(isinstance(module, PackedLinear) for module in layer.modules())
+            packed = is_packed(layer)
             for key, adapter in adapters.items():
                 name = key.replace("/", ".")
                 if self.skip_mlp and name == target.family.mlp:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from slipstream.core.errors import InputError
+from slipstream.targets.lora import LoraSettings
 from slipstream.targets.target import Target
 
+MODES = ("lossless", "shared")
 MLP_VARIANTS = ("base+adapter", "adapter")
 POSITION_VARIANTS = ("shifted", "same")
 
@@ -13,17 +15,19 @@ POSITION_VARIANTS = ("shifted", "same")
 class StreamingConfig:
     """Speculative Streaming, sections 2.1 to 2.3. Defaults are the paper's.
 
-    num_streams: gamma, how many tokens beyond the next one are drafted. num_msa_layers: N_s, how
-    many of the top layers the streams run through. adapter_rank: rank of the adapters that act on
-    stream rows alone, 0 for none. mlp: 'base+adapter' (adapters beside the frozen MLP) or
-    'adapter' (streams skip the MLP and take the low-rank adapter alone). initialisation_rank: rank
-    eta of f_eta, 0 for the identity. root_rank: rank of the map that tells deferred streams the
-    root of the tree they draft, which is decided before they run; 0 for streams that never know
-    it, as in the paper. stream_positions: 'shifted' gives stream j of position t the
-    rotary position t + j, 'same' gives it t; learned positions are always those of t.
-    pruning_rank: rank of the pruning head.
+    mode: 'lossless' leaves the target as it is, 'shared' fine-tunes it with `lora` and lets its
+    main stream see the streams. num_streams: gamma, how many tokens beyond the next one are
+    drafted. num_msa_layers: N_s, how many of the top layers the streams run through.
+    adapter_rank: rank of the adapters that act on stream rows alone (lossless mode), 0 for none.
+    mlp: 'base+adapter' (adapters beside the frozen MLP) or 'adapter' (streams skip the MLP and
+    take the low-rank adapter alone). initialisation_rank: rank eta of f_eta, 0 for the identity.
+    root_rank: rank of the map that tells deferred streams the root of the tree they draft, which
+    is decided before they run; 0 for streams that never know it, as in the paper.
+    stream_positions: 'shifted' gives stream j of position t the rotary position t + j, 'same'
+    gives it t; learned positions are always those of t. pruning_rank: rank of the pruning head.
     """
 
+    mode: str = "lossless"
     num_streams: int = 4
     num_msa_layers: int = 4
     adapter_rank: int = 8
@@ -32,6 +36,7 @@ class StreamingConfig:
     root_rank: int = 0
     stream_positions: str = "shifted"
     pruning_rank: int = 8
+    lora: LoraSettings | None = None
 
     def __post_init__(self) -> None:
         for field, least in (
@@ -45,9 +50,32 @@ class StreamingConfig:
             value = getattr(self, field)
             if type(value) is not int or value < least:
                 raise InputError(f"speculator.{field}: must be a whole number of at least {least}")
-        for field, variants in (("mlp", MLP_VARIANTS), ("stream_positions", POSITION_VARIANTS)):
+        for field, variants in (
+            ("mode", MODES),
+            ("mlp", MLP_VARIANTS),
+            ("stream_positions", POSITION_VARIANTS),
+        ):
             if getattr(self, field) not in variants:
                 raise InputError(f"speculator.{field}: must be one of {', '.join(variants)}")
+        if self.mode == "shared" and (
+            self.lora is None or self.adapter_rank or self.root_rank or self.mlp == "adapter"
+        ):
+            raise InputError(
+                "speculator.mode: shared mode trains speculator.lora on all rows, and its streams "
+                "run before the root is decided; give speculator.lora, and set "
+                "speculator.adapter_rank=0 speculator.root_rank=0 speculator.mlp=base+adapter"
+            )
+        if self.mode == "lossless" and self.lora is not None:
+            raise InputError(
+                "speculator.lora: lossless mode leaves the target as it is; set it to null, or "
+                "speculator.mode=shared"
+            )
+
+    @classmethod
+    def from_arguments(cls, arguments: dict) -> "StreamingConfig":
+        """The config that `dataclasses.asdict` made `arguments` of (TypeError for others)."""
+        lora = arguments.get("lora")
+        return cls(**arguments | {"lora": None if lora is None else LoraSettings(**lora)})
 
     def check_against(self, target: Target) -> None:
         """`InputError` when `target` cannot carry this speculator."""

@@ -1,21 +1,22 @@
-"""StreamingSpeculator: the trained part of Speculative Streaming, lossless mode.
+"""StreamingSpeculator: the trained part of Speculative Streaming, in lossless and shared mode.
 
-Stream embeddings P_j, the initialisation f_eta, adapters on stream rows and the pruning head. Its
-two step functions, `add_streams` and `run_streams`, serve training and decoding alike. It knows
-rows of a target, not trees, drafts or losses. Paper: section 2, Eqs. 2 and 4; what streams may
-know of the root is an addition of this project.
+Stream embeddings P_j, the initialisation f_eta, the pruning head, and adapters: on stream rows
+alone (lossless), or on all rows of the target (shared). Its two step functions, `add_streams` and
+`run_streams`, serve training and decoding alike. It knows rows of a target, not trees, drafts or
+losses. Paper: section 2, Eqs. 1 to 4; what streams may know of
+the root is an addition of this project.
 """
 
 from contextlib import nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from slipstream.core.cache import StepCache
-from slipstream.core.masks import causal_mask, stream_mask
+from slipstream.core.masks import causal_mask, own_streams, stream_mask
 from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters
 from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.targets.lora import with_lora
 from slipstream.targets.target import Rows, Target
 
 
@@ -49,6 +50,17 @@ class StreamingSpeculator(nn.Module):
                 skip_mlp=self.config.mlp == "adapter",
             )
         self.pruning = LowRank(width, width, self.config.pruning_rank)
+        self.lora = None
+        if config.mode == "shared":
+            self._adapted, trained = with_lora(target, config.lora)
+            self.lora = nn.ParameterDict(
+                {name.replace(".", "/"): tensor for name, tensor in trained.items()}
+            )
+
+    def adapted(self, target: Target) -> Target:
+        """The target whose forwards the streams take part in: in shared mode, `target` with this
+        speculator's LoRA layers, to be trained or merged; in lossless mode `target` itself."""
+        return target if self.lora is None else self._adapted
 
     def msa_layers(self, target: Target) -> range:
         return range(self.first_layer, target.num_layers)
@@ -74,18 +86,29 @@ class StreamingSpeculator(nn.Module):
             shift = torch.arange(1, self.num_streams + 1, device=positions.device)
         return (positions.unsqueeze(-1) + shift).flatten(1)
 
-    def add_streams(self, rows: Rows, chosen: list[int]) -> Rows:
-        """Append the streams of the `chosen` main rows (fused schedule, lossless: Eq. 1 and 2)."""
-        mask = rows.mask
+    def add_streams(self, rows: Rows, chosen: torch.Tensor) -> Rows:
+        """Append the streams of the `chosen` main rows, (B, P) with -1 for none.
+
+        Streams see what their main row sees and one another (Eq. 2). Main rows see the main stream
+        alone (lossless, Eq. 1), or also the streams of their own position (shared, Eq. 3).
+        """
+        count, mask = rows.hidden.shape[1], rows.mask
         if mask is None:
-            mask = causal_mask(rows.hidden.shape[1], rows.hidden.device)[None, None]
-        streams = self.streams_of(rows.hidden[:, chosen])
-        own = stream_mask(mask[:, :, chosen], self.num_streams)
-        main = F.pad(mask, (0, streams.shape[1]), value=False)
+            mask = causal_mask(count, rows.hidden.device)[None, None]
+        mask = mask.expand(rows.hidden.shape[0], -1, -1, -1)
+        index = chosen.clamp(min=0)
+        hidden = rows.hidden.gather(1, index[..., None].expand(-1, -1, rows.hidden.shape[2]))
+        lines = mask.gather(2, index[:, None, :, None].expand(-1, 1, -1, mask.shape[3]))
+        streams = self.streams_of(hidden)
+        if self.config.mode == "shared":
+            own = own_streams(chosen, count, self.num_streams).unsqueeze(1)
+        else:
+            own = mask.new_zeros(*mask.shape[:3], streams.shape[1])
+        positions = self.positions_of(rows.positions.expand(len(index), -1).gather(1, index))
         return Rows(
             torch.cat([rows.hidden, streams], dim=1),
-            torch.cat([rows.positions, self.positions_of(rows.positions[:, chosen])], dim=1),
-            torch.cat([main, own], dim=2),
+            torch.cat([rows.positions.expand(len(index), -1), positions], dim=1),
+            torch.cat([torch.cat([mask, own], -1), stream_mask(lines, self.num_streams)], dim=2),
             rows.kept,
         )
 
@@ -132,5 +155,9 @@ class StreamingSpeculator(nn.Module):
 
     def num_extra_parameters(self) -> int:
         """Trained parameters beside the adapters (the paper's "extra parameters")."""
-        adapters = sum(p.numel() for p in self.adapters.parameters()) if self.adapters else 0
-        return sum(p.numel() for p in self.parameters()) - adapters
+        adapters = [part for part in (self.adapters, self.lora) if part is not None]
+        return _count(self) - sum(map(_count, adapters))
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

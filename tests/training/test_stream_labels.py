@@ -4,7 +4,7 @@ import torch
 
 from slipstream.data.batches import Batch, TokenBatches, collate
 from slipstream.data.rendering import Sample
-from slipstream.training.stream_loss import NO_LABEL, stream_labels, stream_loss
+from slipstream.training.stream_labels import NO_LABEL, stream_labels
 
 
 def test_the_docstring_example():
@@ -27,21 +27,6 @@ def test_labels_of_a_padded_batch_equal_those_of_each_sample():
         assert together.tokens[row, :count].tolist() == alone.tokens[0].tolist()
         assert together.next_tokens[row, count:].eq(NO_LABEL).all()
         assert together.tokens[row, count:].eq(NO_LABEL).all()
-
-
-def test_stream_loss_against_its_definition():
-    torch.manual_seed(0)
-    logits = torch.randn(6, 2, 5, dtype=torch.float64)
-    labels = torch.randint(0, 5, (6, 2))
-    labels[2:, 1] = NO_LABEL
-    losses, accuracies, counts = stream_loss(logits, labels)
-    log_probabilities = logits.float().log_softmax(-1)
-    for stream, count in ((0, 6), (1, 2)):
-        picked = [log_probabilities[i, stream, labels[i, stream]] for i in range(count)]
-        torch.testing.assert_close(losses[stream], -torch.stack(picked).mean())
-        hits = [int(logits[i, stream].argmax() == labels[i, stream]) for i in range(count)]
-        assert accuracies[stream] == sum(hits) / count
-    assert counts.tolist() == [6, 2]
 
 
 def test_every_sample_comes_once_an_epoch_in_another_order():

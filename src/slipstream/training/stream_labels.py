@@ -1,4 +1,4 @@
-"""Which positions carry streams, what each stream should predict, and the loss (Eq. 6).
+"""Which positions carry streams, and what each stream should predict.
 
 Pure tensor functions; they know nothing of models or Lightning.
 """
@@ -42,20 +42,3 @@ def stream_labels(batch: Batch, num_streams: int) -> StreamLabels:
     labels = padded.gather(1, places).view(*positions.shape, num_streams + 1)
     labels = labels.masked_fill(~valid.unsqueeze(-1), NO_LABEL)
     return StreamLabels(positions, labels[..., 0], labels[..., 1:])
-
-
-def stream_loss(
-    logits: torch.Tensor, labels: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Cross-entropy, accuracy and count of each stream.
-
-    logits: (M, gamma, V); labels: (M, gamma) with `NO_LABEL` where there is none. Returns three
-    (gamma,) tensors; a stream without labels has loss 0.
-    """
-    losses = F.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="none"
-    ).view(labels.shape)
-    known = labels != NO_LABEL
-    count = known.sum(0)
-    hits = ((logits.argmax(-1) == labels) & known).sum(0)
-    return losses.sum(0) / count.clamp(min=1), hits / count.clamp(min=1), count

@@ -1,0 +1,115 @@
+"""LoRA on a target, through PEFT: for fine-tuning it, alone or together with streams.
+
+The target itself is never changed. `with_lora` makes a second `Target` whose modules are new and
+whose weights are the very same tensors, so it costs no memory beyond the adapters; `merge` folds
+the adapters into weights of its own, for decoding.
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from slipstream.core.errors import InputError
+from slipstream.targets.packed import pack_linears, unpack_linears
+from slipstream.targets.target import Target
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """rank, alpha, dropout: LoRA's own (the update is alpha / rank * B A). modules: names of
+    linears inside a layer, None for all of the family's; layers: their indices, None for all."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    modules: list[str] | None = None
+    layers: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.rank) is not int or self.rank < 1:
+            raise InputError("lora.rank: must be a whole number of at least 1")
+        if not 0 <= self.dropout < 1:
+            raise InputError("lora.dropout: must be in [0, 1)")
+
+
+def with_lora(target: Target, settings: LoraSettings) -> tuple[Target, dict[str, nn.Parameter]]:
+    """A target that shares `target`'s weights and carries new LoRA layers (B zero at first).
+
+    Returns it and its trainable tensors by name. Raises `InputError` for modules or layers that
+    `target` has not.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    family = target.family
+    linears = family.attention_linears + family.mlp_linears
+    modules = list(settings.modules or linears)
+    layers = list(range(target.num_layers)) if settings.layers is None else list(settings.layers)
+    unknown = [name for name in modules if name not in linears]
+    if unknown:
+        raise InputError(
+            f"lora.modules: {unknown[0]!r} is no linear of this architecture; choose among "
+            f"{', '.join(linears)}"
+        )
+    if any(not 0 <= layer < target.num_layers for layer in layers):
+        raise InputError(f"lora.layers: must be within 0..{target.num_layers - 1}")
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=modules,
+        layers_to_transform=layers,
+        fan_in_fan_out=any(hasattr(module, "nx") for module in family.layers.modules()),
+    )
+    model = _sharing_copy(target.model)
+    unpack_linears(model)
+    inject_adapter_in_model(config, model)
+    trained = {name: parameter for name, parameter in model.named_parameters() if ".lora_" in name}
+    for parameter in trained.values():
+        parameter.requires_grad_(True)
+    return _target_like(target, model), trained
+
+
+def merge(target: Target, packed: bool) -> Target:
+    """A copy of an adapted target with the adapters folded into its weights; for decoding only.
+
+    packed: reorder the weights for small batches, as `load_target` does on a CPU.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    model = copy.deepcopy(target.model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LoraLayer):
+            module.merge(safe_merge=True)
+            model.set_submodule(name, module.get_base_layer())
+    model.eval().requires_grad_(False)
+    if packed:
+        pack_linears(model)
+    return _target_like(target, model)
+
+
+def save_lora(folder: Path, target: Target) -> None:
+    """Write the LoRA layers of an adapted target as PEFT's own adapter folder."""
+    from peft import get_peft_model_state_dict
+
+    tensors = get_peft_model_state_dict(target.model)
+    target.model.peft_config["default"].save_pretrained(str(folder))
+    safetensors.torch.save_file(
+        {f"base_model.model.{name}": tensor.contiguous() for name, tensor in tensors.items()},
+        folder / "adapter_model.safetensors",
+    )
+
+
+def _target_like(target: Target, model: nn.Module) -> Target:
+    adapted = Target(model, target.tokenizer, target.name)
+    adapted.fingerprint = target.fingerprint
+    return adapted
+
+
+def _sharing_copy(model: nn.Module) -> nn.Module:
+    """New modules around the same parameters and buffers."""
+    tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})

@@ -1,0 +1,308 @@
+"""The losses of a batch: streams of the completion, one segment of it at a time (appendix I).
+
+Streams multiply the rows of the MSA layers by gamma + 1, and with them the memory that training
+needs. So a completion is divided into segments, and only the streams of the segment in work exist;
+those of prompt positions before the last never do.
+
+Lossless: the main rows run once, without gradients; then the streams of each segment run over
+their keys and values, and the gradients of a segment are taken before the next one begins. Shared:
+main rows learn too and see their streams, so a segment holds both; later segments reach it through
+its keys and values alone, and all else is computed again in the backward pass. `num_segments=None`
+gives the dense form of both, everything at once: the plain reference.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from slipstream.core.cache import TrainingCache
+from slipstream.core.masks import causal_mask
+from slipstream.data.batches import Batch
+from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.target import Rows, Target
+from slipstream.training.head_loss import head_loss
+from slipstream.training.stream_labels import NO_LABEL, stream_labels
+
+
+@dataclass
+class Sums:
+    """Sums over the tokens of a segment: losses of the main rows, of the pruning head and of each
+    stream (gamma,), and right guesses of each stream (gamma,)."""
+
+    main: torch.Tensor
+    pruning: torch.Tensor
+    streams: torch.Tensor
+    hits: torch.Tensor
+
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        return self.main, self.pruning, self.streams, self.hits
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(*(a + b for a, b in zip(self.parts(), other.parts(), strict=True)))
+
+    def detach(self) -> "Sums":
+        return Sums(*(part.detach() for part in self.parts()))
+
+
+@dataclass
+class StreamLosses:
+    """Means over the tokens of a batch: main, pruning, streams (gamma,), accuracies (gamma,); and
+    `total`, the weighted sum of Eq. 6 plus the pruning head's, which alone carries gradients."""
+
+    total: torch.Tensor
+    main: torch.Tensor
+    pruning: torch.Tensor
+    streams: torch.Tensor
+    accuracies: torch.Tensor
+
+
+class _Batch:
+    """One batch with its labels, and what a segment of it needs to become a loss."""
+
+    def __init__(
+        self,
+        target: Target,
+        speculator: StreamingSpeculator,
+        batch: Batch,
+        alpha_main: float,
+        alpha_streams: torch.Tensor,
+    ):
+        self.target, self.speculator, self.batch = target, speculator, batch
+        self.alpha_main, self.alpha_streams = alpha_main, alpha_streams
+        self.labels = stream_labels(batch, speculator.num_streams)
+        self.num_rows = (self.labels.next_tokens != NO_LABEL).sum()
+        self.num_tokens = (self.labels.tokens != NO_LABEL).sum((0, 1)).clamp(min=1)
+
+    def segments(self, num_segments: int | None) -> list[slice]:
+        """The columns of the labels, in `num_segments` parts."""
+        count = self.labels.positions.shape[1]
+        width = -(-count // (num_segments or 1))
+        return [slice(start, start + width) for start in range(0, count, width)]
+
+    def sums(
+        self, columns: slice, main: torch.Tensor | None, early: torch.Tensor, streams: torch.Tensor
+    ) -> Sums:
+        """main, early: (B, P, D) main rows after the last layer (None where they are not trained)
+        and before layer L - N_s; streams: (B, P * gamma, D)."""
+        next_tokens = self.labels.next_tokens[:, columns]
+        used = next_tokens != NO_LABEL
+        tokens = self.labels.tokens[:, columns][used]
+        known = tokens != NO_LABEL
+        streams = streams.unflatten(1, (-1, self.speculator.num_streams))[used][known]
+        losses, guesses = self._head_loss(streams, tokens[known])
+        places = known.nonzero()[:, 1]
+        per_stream = losses.new_zeros(self.speculator.num_streams)
+        early = early[used].detach()
+        pruning = self._head_loss(early + self.speculator.pruning(early), next_tokens[used])[0]
+        return Sums(
+            losses.new_zeros(()) if main is None
+            else self._head_loss(main[used], next_tokens[used])[0].sum(),
+            pruning.sum(),
+            per_stream.index_add(0, places, losses),
+            per_stream.index_add(0, places, (guesses == tokens[known]).to(losses.dtype)),
+        )  # fmt: skip
+
+    def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple:
+        return head_loss(self.target.head, self.target.norm(hidden), labels)
+
+    def total(self, sums: Sums) -> torch.Tensor:
+        """Eq. 6 with means in place of sums, so that it does not depend on the batch's size."""
+        streams = (self.alpha_streams * sums.streams / self.num_tokens).sum()
+        return (self.alpha_main * sums.main + sums.pruning) / self.num_rows + streams
+
+    def losses(self, total: torch.Tensor, sums: Sums) -> StreamLosses:
+        return StreamLosses(
+            total,
+            sums.main / self.num_rows,
+            sums.pruning / self.num_rows,
+            sums.streams / self.num_tokens,
+            sums.hits / self.num_tokens,
+        )
+
+
+def lossless_losses(
+    target: Target,
+    speculator: StreamingSpeculator,
+    batch: Batch,
+    alpha_streams: torch.Tensor,
+    num_segments: int | None,
+    unknown_roots: torch.Tensor | None = None,
+) -> StreamLosses:
+    """Losses of the streams over a frozen target; None for all of the completion at once.
+
+    unknown_roots: (B,) sequences whose streams are not told the root (`root_rank`), None for none.
+    """
+    work = _Batch(target, speculator, batch, 0.0, alpha_streams)
+    cache, early = TrainingCache(target.num_layers), _Early(speculator.first_layer)
+    length, positions = batch.ids.shape[1], work.labels.positions
+    everywhere = torch.arange(length, device=batch.ids.device).expand_as(batch.ids)
+    with torch.no_grad():
+        target.forward(batch.ids, everywhere, None, cache, early)
+    cache.keep = 0
+    roots = work.labels.next_tokens
+    if unknown_roots is not None:
+        roots = roots.masked_fill(unknown_roots.to(roots.device)[:, None], NO_LABEL)
+    causal = causal_mask(length, batch.ids.device)
+
+    def segment(columns: slice) -> Sums:
+        here = positions[:, columns]
+        cache.visible = int(here.max()) + 1
+        index = here.unsqueeze(-1).expand(-1, -1, target.hidden_size)
+        hidden = early.hidden.gather(1, index)
+        sees = causal[here, : cache.visible].unsqueeze(1)
+        streams = speculator.run_streams(
+            target, hidden, roots[:, columns], here, sees, cache
+        )
+        return work.sums(columns, None, hidden, streams)
+
+    return _accumulated(work, segment, list(speculator.parameters()), num_segments)
+
+
+def shared_losses(
+    target: Target,
+    speculator: StreamingSpeculator,
+    batch: Batch,
+    alpha_main: float,
+    alpha_streams: torch.Tensor,
+    num_segments: int | None,
+) -> StreamLosses:
+    """Losses of main rows and streams; `target` carries the adapters that are trained."""
+    work = _Batch(target, speculator, batch, alpha_main, alpha_streams)
+    positions = work.labels.positions
+    usable = work.labels.next_tokens != NO_LABEL
+    slots: list[torch.Tensor] = []  # (B, R) positions of the rows kept so far, part by part
+    past: list[torch.Tensor] = []  # their keys and values: 2 * L tensors a part
+    sums: Sums | None = None
+    for rows, chosen, columns in _parts(
+        positions, usable, work.segments(num_segments), num_segments
+    ):
+        slots.append(rows)
+        run = partial(_run_part, work, rows, chosen, columns, torch.cat(slots, dim=1))
+        result = run(*past) if num_segments is None else checkpoint(run, *past, use_reentrant=False)
+        past += result[len(result) - 2 * target.num_layers :]
+        if columns is not None:
+            part = Sums(*result[:4])
+            sums = part if sums is None else sums + part
+    return work.losses(work.total(sums), sums.detach())
+
+
+def _parts(
+    positions: torch.Tensor, usable: torch.Tensor, segments: list[slice], num_segments: int | None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor | None, slice | None]]:
+    """The rows of a batch in parts: prompt rows without streams, then segments with them.
+
+    Yields rows (B, R), positions in the sample or -1 for none; chosen (B, P), which of those rows
+    carry streams, -1 for none; and the columns of the labels they stand for.
+    """
+    device = positions.device
+    if num_segments is None:
+        last = torch.where(usable, positions, -1).amax(1, keepdim=True)
+        rows = torch.arange(int(last.max()) + 1, device=device).expand(len(last), -1)
+        yield torch.where(rows <= last, rows, -1), torch.where(usable, positions, -1), segments[0]
+        return
+    first, width = positions[:, :1], segments[0].stop
+    for start in range(0, int(first.max()), width):
+        rows = torch.arange(start, min(start + width, int(first.max())), device=device)
+        yield torch.where(rows < first, rows, -1), None, None
+    for columns in segments:
+        here = usable[:, columns]
+        places = torch.arange(here.shape[1], device=device)
+        yield torch.where(here, positions[:, columns], -1), torch.where(here, places, -1), columns
+
+
+def _run_part(
+    work: _Batch,
+    rows: torch.Tensor,
+    chosen: torch.Tensor | None,
+    columns: slice | None,
+    slots: torch.Tensor,
+    *past: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """One part through the whole target: its sums (if it carries streams), then its own keys and
+    values, layer by layer. past: the same tensors of all parts before it."""
+    target, speculator = work.target, work.speculator
+    cache = TrainingCache(target.num_layers)
+    for place in range(0, len(past), 2):
+        cache.kept[place // 2 % target.num_layers].append((past[place], past[place + 1]))
+    count = cache.keep = rows.shape[1]
+    here = rows.clamp(min=0)
+    mask = (slots[:, None] >= 0) & (slots[:, None] <= here[:, :, None])
+    mask[:, :, -count:] |= torch.eye(count, dtype=torch.bool, device=rows.device)
+    visitor = _Early(speculator.first_layer, speculator, chosen)
+    ids = work.batch.ids.gather(1, here)
+    hidden = target.forward(ids, here, mask[:, None], cache, visitor).hidden
+    made = tuple(tensor for kept in cache.kept for tensor in kept[-1])
+    if chosen is None:
+        return made
+    index = chosen.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
+    main, early = hidden[:, :count].gather(1, index), visitor.hidden.gather(1, index)
+    return (*work.sums(columns, main, early, hidden[:, count:]).parts(), *made)
+
+
+def _accumulated(
+    work: _Batch,
+    segment: Callable[[slice], Sums],
+    parameters: list[torch.nn.Parameter],
+    num_segments: int | None,
+) -> StreamLosses:
+    """Run the segments one after the other, each with its backward pass at once."""
+    segments = work.segments(num_segments)
+    if num_segments is None or not torch.is_grad_enabled():
+        sums = segment(segments[0])
+        for columns in segments[1:]:
+            sums = sums + segment(columns)
+        return work.losses(work.total(sums), sums.detach())
+    done: list[Sums] = []
+
+    def losses() -> Iterator[torch.Tensor]:
+        for columns in segments:
+            sums = segment(columns)
+            done.append(sums.detach())
+            yield work.total(sums)
+
+    total = _SegmentedLoss.apply(losses, *parameters)
+    return work.losses(total, sum(done[1:], done[0]))
+
+
+class _SegmentedLoss(torch.autograd.Function):
+    """The sum of losses whose gradients are taken one by one, in the forward pass."""
+
+    @staticmethod
+    def forward(ctx, losses, *parameters):
+        total, gradients = 0.0, [torch.zeros_like(parameter) for parameter in parameters]
+        with torch.enable_grad():
+            for loss in losses():
+                parts = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for gradient, part in zip(gradients, parts, strict=True):
+                    if part is not None:
+                        gradient += part
+                total = total + loss.detach()
+        ctx.gradients = gradients
+        return total
+
+    @staticmethod
+    def backward(ctx, outer):
+        return None, *(gradient * outer for gradient in ctx.gradients)
+
+
+class _Early:
+    """A visitor that remembers the main rows before the MSA layers and, where asked to, adds the
+    streams of the `chosen` ones."""
+
+    def __init__(
+        self,
+        layer: int,
+        speculator: StreamingSpeculator | None = None,
+        chosen: torch.Tensor | None = None,
+    ):
+        self.layer, self.speculator, self.chosen = layer, speculator, chosen
+        self.hidden: torch.Tensor | None = None
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        self.hidden = rows.hidden
+        yield rows if self.chosen is None else self.speculator.add_streams(rows, self.chosen)

@@ -1,0 +1,80 @@
+"""Shared mode: the main stream sees its streams, in decoding exactly as in training."""
+
+import pytest
+import torch
+from tests.tiny import ARCHITECTURES, tiny_speculator, tiny_target
+
+from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
+from slipstream.drafters.streaming import Streaming
+from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.target import Target
+
+PROMPT = [3, 17, 5, 29, 11, 8]
+LENGTH = 24
+
+
+def pair(architecture: str, **arguments) -> tuple[Target, StreamingSpeculator]:
+    target = tiny_target(architecture)
+    return target, tiny_speculator(target, mode="shared", **arguments)
+
+
+@torch.no_grad()
+def recomputed(target: Target, speculator: StreamingSpeculator, count: int) -> list[int]:
+    """Greedy decoding without cache, tree or engine: everything again for each token."""
+    adapted, tokens = speculator.adapted(target), list(PROMPT)
+    gamma, first = speculator.num_streams, len(PROMPT) - 1
+    for _ in range(count):
+        length = len(tokens)
+        positions = torch.arange(length)[None]
+        mask = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+        rows = adapted.embed(torch.tensor([tokens]), positions, mask)
+        rows = adapted.run_layers(range(speculator.first_layer), rows, None)
+        rows = speculator.add_streams(rows, torch.arange(first, length)[None])
+        assert rows.hidden.shape[1] == length + (length - first) * gamma
+        hidden = adapted.run_layers(speculator.msa_layers(adapted), rows, None).hidden
+        tokens.append(int(adapted.logits(hidden[0, length - 1]).argmax()))
+    return tokens[len(PROMPT) :]
+
+
+def answer(target, speculator, budget: int, **options) -> list[int]:
+    drafter = Streaming(speculator, "fused", **({"top_k": 3} | options))
+    engine = Engine(target, drafter, Sampling(), Limits(LENGTH), budget)
+    return engine.generate(PROMPT).ids
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_greedy_output_is_that_of_recomputing_everything(architecture):
+    target, speculator = pair(architecture)
+    expected = recomputed(target, speculator, LENGTH)
+    assert len(set(expected)) > 3
+    for budget in (1, 2, 7, 16):
+        assert answer(target, speculator, budget) == expected, budget
+    assert answer(target, speculator, 12, prune_threshold=0.05, prune_cap=4) == expected
+
+
+def test_the_streams_matter_to_the_main_stream():
+    """Without them the same weights write something else: the mode is not lossless by accident."""
+    target, speculator = pair("llama")
+    expected = recomputed(target, speculator, LENGTH)
+    with torch.no_grad():
+        speculator.embeddings.mul_(-1)
+    assert recomputed(target, speculator, LENGTH) != expected
+
+
+def test_the_target_itself_is_not_changed():
+    target = tiny_target("llama")
+    weights = {name: tensor.clone() for name, tensor in target.model.state_dict().items()}
+    speculator = tiny_speculator(target, mode="shared")
+    answer(target, speculator, 5)
+    after = target.model.state_dict()
+    assert after.keys() == weights.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in weights.items())
+
+
+def test_deferred_streams_are_refused():
+    target, speculator = pair("llama")
+    with pytest.raises(InputError, match="choose fused"):
+        Engine(target, Streaming(speculator, "deferred", 2), Sampling(), Limits(4), 4)
