@@ -10,6 +10,7 @@ the root is an addition of this project.
 from contextlib import nullcontext
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from slipstream.core.cache import StepCache
