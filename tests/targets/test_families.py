@@ -13,7 +13,6 @@ from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.core.masks import tree_mask
 from slipstream.core.tree import DraftTree
-from slipstream.drafters.streaming import keep_rows
 from slipstream.targets.families import family_of
 from slipstream.targets.target import Rows, Target
 
@@ -31,7 +30,8 @@ class Dropping:
 
     @contextmanager
     def visit(self, rows: Rows) -> Iterator[Rows]:
-        yield keep_rows(rows, self.kept)
+        rows.keep(self.kept, self.layer)
+        yield rows
 
 
 def everywhere(target: Target, rows: list[int]) -> list[tuple[range, list[int]]]:
@@ -46,10 +46,10 @@ def filled_cache(target: Target, tokens: list[int]) -> StepCache:
     return cache
 
 
-def run_tree(target: Target, tree: DraftTree, cache: StepCache, visitor=None) -> Rows:
+def run_tree(target: Target, tree: DraftTree, cache: StepCache, *visitors) -> Rows:
     positions = torch.tensor([tree.depths()]) + cache.length
     mask = tree_mask(cache.length, tree.ancestor_mask())[None, None]
-    return target.forward(torch.tensor([tree.tokens]), positions, mask, cache, visitor)
+    return target.forward(torch.tensor([tree.tokens]), positions, mask, cache, visitors)
 
 
 def path_tokens(tree: DraftTree, node: int) -> list[int]:

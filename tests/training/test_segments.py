@@ -87,7 +87,8 @@ def test_the_dense_reference_equals_one_sample_at_a_time_and_explicit_masks(arch
         shifts = torch.arange(1, gamma + 1)
         rows.positions = torch.cat([everywhere, (positions[:, None] + shifts).view(1, -1)], 1)
         rows.mask = explicit_mask(length, positions.tolist(), gamma, shared)[None, None]
-        with speculator.acting_on(adapted, length):
+        rows.num_stream_rows = rows.hidden.shape[1] - length
+        with speculator.acting_on(adapted, rows):
             hidden = adapted.run_layers(speculator.msa_layers(adapted), rows, None).hidden
         logits = adapted.logits(hidden)[0].log_softmax(-1)
         for place, position in enumerate(positions.tolist()):

@@ -66,7 +66,7 @@ class Engine:
         ids = torch.tensor([prompt.tokens], device=target.device)
         positions = torch.arange(len(prompt), device=target.device)[None]
         with context.clock.share("prefill"):
-            rows = target.forward(ids, positions, None, context.cache, self.drafter.visitor)
+            rows = target.forward(ids, positions, None, context.cache, self.drafter.visitors)
             logits = target.logits(rows.hidden[0, len(prompt) - 1 : len(prompt)])
         first = self._verify(DraftTree.chain(prompt.tokens[-1:]), logits, context).next_token
         path = list(range(len(prompt)))
@@ -83,7 +83,7 @@ class Engine:
         positions = torch.tensor([tree.depths()], device=device) + cache.length
         mask = tree_mask(cache.length, tree.ancestor_mask().to(device))[None, None]
         with context.clock.share("verify"):
-            rows = target.forward(ids, positions, mask, cache, self.drafter.visitor)
+            rows = target.forward(ids, positions, mask, cache, self.drafter.visitors)
             if rows.kept is not None:
                 tree = tree.keep(rows.kept)
             logits = target.logits(rows.hidden[0, : len(tree)])
@@ -101,12 +101,12 @@ class Engine:
         return verify_sampling(tree, probabilities, context.randomness)
 
     def _commit(self, cache: StepCache, path: list[int], rows: Rows) -> None:
-        """Keep the accepted path; layers below the visitor still hold the nodes it pruned."""
+        """Keep the accepted path; layers before the pruning still hold the pruned nodes."""
         layers = self.target.num_layers
         if rows.kept is None:
             cache.commit([(range(layers), path)])
         else:
-            below = range(self.drafter.visitor.layer)
+            below = range(rows.kept_from)
             above = range(below.stop, layers)
             cache.commit([(below, [rows.kept[node] for node in path]), (above, path)])
 

@@ -1,10 +1,11 @@
 """What the engine asks of a drafter, and what it tells it.
 
 A drafter is one file and one YAML. It proposes a tree, may take part in the verifying forward
-through its `visitor`, and is told what was accepted. It never changes what is emitted: verification
-is the engine's.
+through its `visitors`, and is told what was accepted. It never changes what is emitted:
+verification is the engine's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -52,12 +53,12 @@ class Step:
 class Drafter:
     """Base of all drafters; a plain one needs `propose` alone.
 
-    exact: whether outputs keep the target's distribution (all verified drafters do). visitor: its
+    exact: whether outputs keep the target's distribution (all verified drafters do). visitors: its
     part in the verifying forward, if any.
     """
 
     exact = True
-    visitor: LayerVisitor | None = None
+    visitors: Sequence[LayerVisitor] = ()
 
     def bind(self, target: Target) -> Target:
         """Called when an engine is made: check that the drafter fits, prepare what it needs.

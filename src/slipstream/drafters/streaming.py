@@ -56,7 +56,8 @@ class Streaming(Drafter):
         self.prune_threshold, self.prune_cap = prune_threshold, prune_cap
         self.target: Target | None = None
         self.merged = None
-        self.visitor: _StreamVisitor | None = None
+        self.tree: DraftTree | None = None
+        self.streams: _Streams | None = None
 
     @property
     def fused(self) -> bool:
@@ -74,16 +75,19 @@ class Streaming(Drafter):
                 )
             target = merge(self.speculator.adapted(target), is_packed(target.model))
         self.target = target
-        self.visitor = _StreamVisitor(self)
-        if self.speculator.adapters is not None and not self.fused:
-            self.merged = self.speculator.adapters.merged_layers(target)
+        self.streams = _Streams(self)
+        self.visitors = [_Pruning(self), self.streams]
+        if not self.fused:
+            self.merged = self.speculator.merged_layers(target)
         return target
 
     def begin(self, context: Context) -> None:
-        self.visitor.tree = None
+        self.tree = None
 
     def extra_rows(self, budget: int) -> int:
-        return self.speculator.num_streams * (budget if self.fused else 1)
+        return (
+            self.speculator.num_streams * budget if self.fused else self.speculator.num_streams + 1
+        )
 
     def propose(self, context: Context, budget: int) -> DraftTree:
         root = context.tokens[-1]
@@ -92,27 +96,27 @@ class Streaming(Drafter):
             tree = DraftTree([root], [-1])
         else:
             with context.clock.share("draft"):
-                streams = self.visitor.streams if self.fused else self._run_streams(context)
+                streams = self.streams.last if self.fused else self._run_streams(context)
                 logits = self.target.logits(streams[:levels]).float()
                 if not context.sampling.greedy:
                     logits = logits / context.sampling.temperature
                 best = logits.softmax(-1).topk(min(self.top_k, logits.shape[-1]))
                 probabilities, tokens = best.values.tolist(), best.indices.tolist()
             tree = grow_best_first(root, tokens, probabilities, budget)
-        self.visitor.tree = tree
+        self.tree = tree
         return tree
 
     def observe(self, context: Context, step: Step) -> None:
         """Keep what the last accepted node has to say about its future."""
-        last, gamma = step.path[-1], self.speculator.num_streams
-        prefill = self.visitor.tree is None
+        last, rows = step.path[-1], step.rows
         if self.fused:
-            nodes = step.rows.hidden.shape[1] - gamma * (1 if prefill else len(step.tree))
-            start = nodes + (0 if prefill else last * gamma)
-            self.visitor.streams = step.rows.hidden[0, start : start + gamma]
+            streams = rows.hidden[0, rows.num_nodes :].unflatten(
+                0, (-1, self.speculator.num_streams)
+            )
+            self.streams.last = streams[-1 if self.tree is None else last]
         else:
-            self.visitor.last = self.visitor.states[:, last : last + 1]
-            self.visitor.last_position = step.rows.positions[:, last : last + 1]
+            self.streams.last = self.streams.states[:, last : last + 1]
+            self.streams.last_position = rows.positions[:, last : last + 1]
 
     def _run_streams(self, context: Context) -> torch.Tensor:
         """Deferred: (gamma, D) stream states of the last committed token."""
@@ -120,9 +124,9 @@ class Streaming(Drafter):
         sees_all = torch.ones(1, 1, 1, cache.length, dtype=torch.bool, device=self.target.device)
         streams = self.speculator.run_streams(
             self.target,
-            self.visitor.last,
+            self.streams.last,
             torch.tensor([context.tokens[-1:]], device=self.target.device),
-            self.visitor.last_position,
+            self.streams.last_position,
             sees_all,
             cache,
             self.merged,
@@ -131,55 +135,59 @@ class Streaming(Drafter):
         return streams[0]
 
 
-class _StreamVisitor:
-    """The drafter's part in the verifying forward: prune nodes, keep states, add streams.
+class _Streams:
+    """A visitor before the MSA layers: keeps the main rows there, and adds the streams if fused.
 
-    tree: the tree in the forward, None for a prefill, whose last row alone carries streams.
+    Afterwards `last` is what the next tree is drafted from: the streams of the last accepted node
+    (fused), or its main row, at `last_position` (deferred).
     """
 
     def __init__(self, drafter: Streaming):
         self.drafter = drafter
         self.layer = drafter.speculator.first_layer
-        self.tree: DraftTree | None = None
         self.states: torch.Tensor | None = None
-        self.streams: torch.Tensor | None = None
         self.last: torch.Tensor | None = None
         self.last_position: torch.Tensor | None = None
 
     @contextmanager
     def visit(self, rows: Rows) -> Iterator[Rows]:
         drafter = self.drafter
-        rows = self._prune(rows)
         self.states = rows.hidden
         if not drafter.fused:
             yield rows
             return
-        count = rows.hidden.shape[1]
-        chosen = torch.arange(count, device=rows.hidden.device)[None]
-        if self.tree is None:
+        chosen = torch.arange(rows.hidden.shape[1], device=rows.hidden.device)[None]
+        if drafter.tree is None:
             chosen = chosen[:, -1:]
-        with drafter.speculator.acting_on(drafter.target, count):
-            yield drafter.speculator.add_streams(rows, chosen)
+        rows = drafter.speculator.add_streams(rows, chosen)
+        with drafter.speculator.acting_on(drafter.target, rows):
+            yield rows
 
-    def _prune(self, rows: Rows) -> Rows:
-        tree, drafter = self.tree, self.drafter
-        cap = drafter.prune_cap or rows.hidden.shape[1]
-        if tree is None or (drafter.prune_threshold == 0 and cap >= len(tree)):
-            return rows
-        logits = drafter.speculator.early_exit_logits(drafter.target, rows.hidden[0]).float()
+
+class _Pruning:
+    """A visitor at the pruning layer: drops the nodes that the early exit finds unlikely."""
+
+    def __init__(self, drafter: Streaming):
+        self.drafter = drafter
+        self.layer = drafter.speculator.pruning_layer
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        drafter, tree = self.drafter, self.drafter.tree
+        cap = drafter.prune_cap or rows.num_nodes
+        if tree is not None and (drafter.prune_threshold > 0 or cap < len(tree)):
+            transitions = self.transitions(rows.hidden[0, : len(tree)])
+            kept = prune(tree, transitions, drafter.prune_threshold, cap)
+            if len(kept) < len(tree):
+                rows.keep(kept, self.layer)
+                if self.layer > drafter.streams.layer:
+                    drafter.streams.states = drafter.streams.states[:, kept]
+        yield rows
+
+    def transitions(self, hidden: torch.Tensor) -> list[float]:
+        """N probabilities of each node given its parent, from (N, D) states at this layer."""
+        tree = self.drafter.tree
+        logits = self.drafter.speculator.early_exit_logits(self.drafter.target, hidden).float()
         parents = torch.tensor([0, *tree.parents[1:]], device=logits.device)
         tokens = torch.tensor(tree.tokens, device=logits.device)
-        transitions = logits.softmax(-1)[parents, tokens].tolist()
-        kept = prune(tree, transitions, drafter.prune_threshold, cap)
-        if len(kept) == len(tree):
-            return rows
-        return keep_rows(rows, kept)
-
-
-def keep_rows(rows: Rows, kept: list[int]) -> Rows:
-    """The `kept` rows of a forward, seeing one another and all committed tokens as before."""
-    committed = rows.mask.shape[-1] - rows.hidden.shape[1]
-    columns = [*range(committed), *(committed + row for row in kept)]
-    return Rows(
-        rows.hidden[:, kept], rows.positions[:, kept], rows.mask[:, :, kept][..., columns], kept
-    )
+        return logits.softmax(-1)[parents, tokens].tolist()

@@ -18,7 +18,8 @@ class Family:
     """Llama-like decoders: rotary positions, pre-norm, separate projections, an MLP module.
 
     attention_linears, mlp_linears: names of the linears inside a layer; mlp: name of the MLP
-    module, or None for families whose layers have none.
+    module, or None for families whose layers have none; value_linear: the linear whose output ends
+    with the values.
     """
 
     attention_linears = (
@@ -29,6 +30,7 @@ class Family:
     )
     mlp_linears = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     mlp: str | None = "mlp"
+    value_linear = "self_attn.v_proj"
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -126,6 +128,7 @@ class GPT2Family(Family):
     """GPT-2: learned positions at the embedding, one fused projection for query, key and value."""
 
     attention_linears = ("attn.c_attn", "attn.c_proj")
+    value_linear = "attn.c_attn"
     mlp_linears = ("mlp.c_fc", "mlp.c_proj")
 
     @property

@@ -7,7 +7,7 @@ without the engine knowing it. Nothing here knows trees, verification or samplin
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,15 +24,37 @@ class Rows:
     """Rows on their way through the layers.
 
     hidden: (B, R, D); positions: (B, R); mask: (B, 1, R, K) boolean, or None (plain causal
-    over an empty cache; without a visitor also a single row that sees everything); kept: which
-    node rows of the forward are still there, None for all. Node rows come first; rows a visitor
-    added follow.
+    over an empty cache; without a visitor also a single row that sees everything). Node rows
+    come first; the last `num_stream_rows` rows were added by a visitor, equally many for each of
+    `owners`, (B, P) indices of node rows, -1 for none. kept: which node rows of the forward are
+    still there, None for all; kept_from: the first layer that ran without the others.
     """
 
     hidden: torch.Tensor
     positions: torch.Tensor
     mask: torch.Tensor | None
+    num_stream_rows: int = 0
+    owners: torch.Tensor | None = None
     kept: list[int] | None = None
+    kept_from: int = 0
+
+    @property
+    def num_nodes(self) -> int:
+        return self.hidden.shape[1] - self.num_stream_rows
+
+    def keep(self, nodes: list[int], layer: int) -> None:
+        """Let only these node rows and their streams (of all nodes or none) go on, from `layer` on;
+        they see one another and all committed tokens as before."""
+        count, streams = self.num_nodes, self.num_stream_rows // self.num_nodes
+        rows = [*nodes, *(count + node * streams + j for node in nodes for j in range(streams))]
+        committed = self.mask.shape[-1] - self.hidden.shape[1]
+        columns = [*range(committed), *(committed + row for row in rows)]
+        self.hidden, self.positions = self.hidden[:, rows], self.positions[:, rows]
+        self.mask = self.mask[:, :, rows][..., columns]
+        self.num_stream_rows = streams * len(nodes)
+        if self.owners is not None:
+            self.owners = torch.arange(len(nodes), device=self.hidden.device)[None]
+        self.kept, self.kept_from = nodes, layer
 
 
 class LayerVisitor(Protocol):
@@ -116,15 +138,18 @@ class Target:
         positions: torch.Tensor,
         mask: torch.Tensor | None,
         cache: StepCache | None,
-        visitor: LayerVisitor | None = None,
+        visitors: Sequence[LayerVisitor] = (),
     ) -> Rows:
-        """All layers over the rows; the result's hidden states are before the final norm."""
-        rows = self.embed(ids, positions, mask)
-        if visitor is None:
-            return self.run_layers(range(self.num_layers), rows, cache)
-        rows = self.run_layers(range(visitor.layer), rows, cache)
-        with visitor.visit(rows) as rows:
-            return self.run_layers(range(visitor.layer, self.num_layers), rows, cache)
+        """All layers over the rows; the result's hidden states are before the final norm.
+
+        Visitors of one layer come in the order given.
+        """
+        rows, done = self.embed(ids, positions, mask), 0
+        with ExitStack() as visits:
+            for visitor in sorted(visitors, key=lambda visitor: visitor.layer):
+                rows = self.run_layers(range(done, visitor.layer), rows, cache)
+                rows, done = visits.enter_context(visitor.visit(rows)), visitor.layer
+            return self.run_layers(range(done, self.num_layers), rows, cache)
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """What stands between the layers and the LM head."""

@@ -87,7 +87,7 @@ class _Batch:
         self, columns: slice, main: torch.Tensor | None, early: torch.Tensor, streams: torch.Tensor
     ) -> Sums:
         """main, early: (B, P, D) main rows after the last layer (None where they are not trained)
-        and before layer L - N_s; streams: (B, P * gamma, D)."""
+        and before the pruning layer; streams: (B, P * gamma, D)."""
         next_tokens = self.labels.next_tokens[:, columns]
         used = next_tokens != NO_LABEL
         tokens = self.labels.tokens[:, columns][used]
@@ -137,11 +137,12 @@ def lossless_losses(
     unknown_roots: (B,) sequences whose streams are not told the root (`root_rank`), None for none.
     """
     work = _Batch(target, speculator, batch, 0.0, alpha_streams)
-    cache, early = TrainingCache(target.num_layers), _Early(speculator.first_layer)
+    cache = TrainingCache(target.num_layers)
+    start, early = _States(speculator.first_layer), _States(speculator.pruning_layer)
     length, positions = batch.ids.shape[1], work.labels.positions
     everywhere = torch.arange(length, device=batch.ids.device).expand_as(batch.ids)
     with torch.no_grad():
-        target.forward(batch.ids, everywhere, None, cache, early)
+        target.forward(batch.ids, everywhere, None, cache, [start, early])
     cache.keep = 0
     roots = work.labels.next_tokens
     if unknown_roots is not None:
@@ -152,12 +153,10 @@ def lossless_losses(
         here = positions[:, columns]
         cache.visible = int(here.max()) + 1
         index = here.unsqueeze(-1).expand(-1, -1, target.hidden_size)
-        hidden = early.hidden.gather(1, index)
+        hidden = start.hidden.gather(1, index)
         sees = causal[here, : cache.visible].unsqueeze(1)
-        streams = speculator.run_streams(
-            target, hidden, roots[:, columns], here, sees, cache
-        )
-        return work.sums(columns, None, hidden, streams)
+        streams = speculator.run_streams(target, hidden, roots[:, columns], here, sees, cache)
+        return work.sums(columns, None, early.hidden.gather(1, index), streams)
 
     return _accumulated(work, segment, list(speculator.parameters()), num_segments)
 
@@ -232,15 +231,16 @@ def _run_part(
     here = rows.clamp(min=0)
     mask = (slots[:, None] >= 0) & (slots[:, None] <= here[:, :, None])
     mask[:, :, -count:] |= torch.eye(count, dtype=torch.bool, device=rows.device)
-    visitor = _Early(speculator.first_layer, speculator, chosen)
+    early = _States(speculator.pruning_layer)
+    visitors = [early] if chosen is None else [early, _Adding(target, speculator, chosen)]
     ids = work.batch.ids.gather(1, here)
-    hidden = target.forward(ids, here, mask[:, None], cache, visitor).hidden
+    hidden = target.forward(ids, here, mask[:, None], cache, visitors).hidden
     made = tuple(tensor for kept in cache.kept for tensor in kept[-1])
     if chosen is None:
         return made
     index = chosen.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-    main, early = hidden[:, :count].gather(1, index), visitor.hidden.gather(1, index)
-    return (*work.sums(columns, main, early, hidden[:, count:]).parts(), *made)
+    main, before = hidden[:, :count].gather(1, index), early.hidden.gather(1, index)
+    return (*work.sums(columns, main, before, hidden[:, count:]).parts(), *made)
 
 
 def _accumulated(
@@ -289,20 +289,28 @@ class _SegmentedLoss(torch.autograd.Function):
         return None, *(gradient * outer for gradient in ctx.gradients)
 
 
-class _Early:
-    """A visitor that remembers the main rows before the MSA layers and, where asked to, adds the
-    streams of the `chosen` ones."""
+class _States:
+    """A visitor that remembers the main rows before a layer."""
 
-    def __init__(
-        self,
-        layer: int,
-        speculator: StreamingSpeculator | None = None,
-        chosen: torch.Tensor | None = None,
-    ):
-        self.layer, self.speculator, self.chosen = layer, speculator, chosen
+    def __init__(self, layer: int):
+        self.layer = layer
         self.hidden: torch.Tensor | None = None
 
     @contextmanager
     def visit(self, rows: Rows) -> Iterator[Rows]:
-        self.hidden = rows.hidden
-        yield rows if self.chosen is None else self.speculator.add_streams(rows, self.chosen)
+        self.hidden = rows.hidden[:, : rows.num_nodes]
+        yield rows
+
+
+class _Adding:
+    """A visitor that adds the streams of the `chosen` rows, (B, P) with -1 for none."""
+
+    def __init__(self, target: Target, speculator: StreamingSpeculator, chosen: torch.Tensor):
+        self.target, self.speculator, self.chosen = target, speculator, chosen
+        self.layer = speculator.first_layer
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        rows = self.speculator.add_streams(rows, self.chosen)
+        with self.speculator.acting_on(self.target, rows):
+            yield rows

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from slipstream.targets.packed import is_packed, pack_linears
-from slipstream.targets.target import Target
+from slipstream.targets.target import Rows, Target
 
 
 class LowRank(nn.Module):
@@ -75,14 +75,14 @@ class StreamAdapters(nn.Module):
                 yield name, layer.get_submodule(name), adapter
 
     @contextmanager
-    def active(self, target: Target, first_row: int) -> Iterator[None]:
-        """Within, the adapters act on rows `first_row` and later of whatever runs in `target`."""
+    def active(self, target: Target, rows: Rows) -> Iterator[None]:
+        """Within, the adapters act on the stream rows of `rows` while these run in `target`."""
         handles = []
         for name, module, adapter in self._of(target):
             if self.skip_mlp and name == target.family.mlp:
-                handles += _hook_in_place_of(module, adapter, first_row)
+                handles += _hook_in_place_of(module, adapter, rows)
             else:
-                handles.append(_hook_beside(module, adapter, first_row))
+                handles.append(_hook_beside(module, adapter, rows))
         try:
             yield
         finally:
@@ -127,25 +127,24 @@ def linear_shape(module: nn.Module) -> tuple[int, int]:
     return module.nx, module.nf
 
 
-def _hook_beside(module: nn.Module, adapter: LowRank, first_row: int):
+def _hook_beside(module: nn.Module, adapter: LowRank, rows: Rows):
     """Add the adapter's output to the stream rows of `module`'s output."""
 
     def add(_, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-        streams = output[..., first_row:, :] + adapter(inputs[0][..., first_row:, :])
-        if first_row == 0:
-            return streams
-        return torch.cat([output[..., :first_row, :], streams], dim=-2)
+        first = rows.num_nodes
+        streams = output[..., first:, :] + adapter(inputs[0][..., first:, :])
+        return torch.cat([output[..., :first, :], streams], dim=-2) if first else streams
 
     return module.register_forward_hook(add)
 
 
-def _hook_in_place_of(module: nn.Module, adapter: LowRank, first_row: int) -> list:
+def _hook_in_place_of(module: nn.Module, adapter: LowRank, rows: Rows) -> list:
     """Let `module` see main rows alone; stream rows get the adapter's output instead."""
     streams: list[torch.Tensor] = []
 
     def divide(_, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        streams.append(adapter(inputs[0][..., first_row:, :]))
-        return (inputs[0][..., :first_row, :],)
+        streams.append(adapter(inputs[0][..., rows.num_nodes :, :]))
+        return (inputs[0][..., : rows.num_nodes, :],)
 
     def join(_, __, output: torch.Tensor) -> torch.Tensor:
         return torch.cat([output, streams.pop()], dim=-2)

@@ -1,5 +1,6 @@
 """The arguments of a streaming speculator, checked on their own and against a target."""
 
+import math
 from dataclasses import dataclass
 
 from slipstream.core.errors import InputError
@@ -24,7 +25,11 @@ class StreamingConfig:
     root_rank: rank of the map that tells deferred streams the root of the tree they draft, which
     is decided before they run; 0 for streams that never know it, as in the paper.
     stream_positions: 'shifted' gives stream j of position t the rotary position t + j, 'same'
-    gives it t; learned positions are always those of t. pruning_rank: rank of the pruning head.
+    gives it t; learned positions are always those of t. value_rotation: epsilon of Eq. 8, which
+    tells streams apart by rotated values, or 0 for stream embeddings. attended_tokens: p of
+    appendix H.1, to how many of the tokens that their main row attends to most (per layer and
+    head) streams attend, 0 for all. pruning_layer: before which layer the pruning head reads and
+    nodes are dropped, None for L - N_s. pruning_rank: rank of the pruning head.
     """
 
     mode: str = "lossless"
@@ -35,6 +40,9 @@ class StreamingConfig:
     initialisation_rank: int = 0
     root_rank: int = 0
     stream_positions: str = "shifted"
+    value_rotation: float = 0.0
+    attended_tokens: int = 0
+    pruning_layer: int | None = None
     pruning_rank: int = 8
     lora: LoraSettings | None = None
 
@@ -45,11 +53,14 @@ class StreamingConfig:
             ("adapter_rank", 0),
             ("initialisation_rank", 0),
             ("root_rank", 0),
+            ("attended_tokens", 0),
             ("pruning_rank", 1),
         ):
             value = getattr(self, field)
             if type(value) is not int or value < least:
                 raise InputError(f"speculator.{field}: must be a whole number of at least {least}")
+        if self.pruning_layer is not None and self.pruning_layer < 0:
+            raise InputError("speculator.pruning_layer: must be a layer's number, or null")
         for field, variants in (
             ("mode", MODES),
             ("mlp", MLP_VARIANTS),
@@ -83,6 +94,17 @@ class StreamingConfig:
             raise InputError(
                 f"speculator.num_msa_layers: {self.num_msa_layers} is more than the target's "
                 f"{target.num_layers} layers; choose at most {target.num_layers}"
+            )
+        if self.pruning_layer is not None and self.pruning_layer >= target.num_layers:
+            raise InputError(
+                f"speculator.pruning_layer: must be less than {target.num_layers}, the number of "
+                "the target's layers"
+            )
+        limit = math.pi / 2 / (target.max_positions + self.num_streams)
+        if not 0 <= self.value_rotation <= limit:
+            raise InputError(
+                f"speculator.value_rotation: must be between 0 and {limit:.3g}, a quarter turn "
+                "over all positions and streams"
             )
         if self.mlp == "adapter" and target.family.mlp is None:
             raise InputError(

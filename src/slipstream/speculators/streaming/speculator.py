@@ -7,7 +7,8 @@ losses. Paper: section 2, Eqs. 1 to 4; what streams may know of
 the root is an addition of this project.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ from slipstream.core.cache import StepCache
 from slipstream.core.masks import causal_mask, own_streams, stream_mask
 from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters
 from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.speculators.streaming.rotation import rotating
+from slipstream.targets.attention import limited_attention
 from slipstream.targets.lora import with_lora
 from slipstream.targets.target import Rows, Target
 
@@ -36,8 +39,13 @@ class StreamingSpeculator(nn.Module):
         width = target.hidden_size
         self.first_layer = target.num_layers - self.config.num_msa_layers
         self.num_streams = self.config.num_streams
-        self.embeddings = nn.Parameter(torch.empty(self.num_streams, width))
-        nn.init.normal_(self.embeddings, std=0.02)
+        self.pruning_layer = config.pruning_layer
+        if self.pruning_layer is None:
+            self.pruning_layer = self.first_layer
+        self.embeddings = None
+        if not config.value_rotation:
+            self.embeddings = nn.Parameter(torch.empty(self.num_streams, width))
+            nn.init.normal_(self.embeddings, std=0.02)
         rank = self.config.initialisation_rank
         self.initialisation = LowRank(width, width, rank, random_up=True) if rank else None
         rank = self.config.root_rank
@@ -77,7 +85,9 @@ class StreamingSpeculator(nn.Module):
             hidden = self.initialisation(hidden)
         if self.root is not None and root_embeddings is not None:
             hidden = hidden + self.root(root_embeddings)
-        streams = hidden.unsqueeze(2) + self.embeddings.to(hidden.dtype)
+        streams = hidden.unsqueeze(2).expand(-1, -1, self.num_streams, -1)
+        if self.embeddings is not None:
+            streams = streams + self.embeddings.to(hidden.dtype)
         return streams.flatten(1, 2)
 
     def positions_of(self, positions: torch.Tensor) -> torch.Tensor:
@@ -110,7 +120,10 @@ class StreamingSpeculator(nn.Module):
             torch.cat([rows.hidden, streams], dim=1),
             torch.cat([rows.positions.expand(len(index), -1), positions], dim=1),
             torch.cat([torch.cat([mask, own], -1), stream_mask(lines, self.num_streams)], dim=2),
+            streams.shape[1],
+            chosen,
             rows.kept,
+            rows.kept_from,
         )
 
     def run_streams(
@@ -136,19 +149,59 @@ class StreamingSpeculator(nn.Module):
             embeddings = target.token_embeddings(roots.clamp(min=0))
             known = (roots >= 0).unsqueeze(-1)
             embeddings = F.rms_norm(embeddings, embeddings.shape[-1:]) * known
-        rows = Rows(
+        streams, mask = (
             self.streams_of(hidden, embeddings),
-            self.positions_of(positions),
             stream_mask(main_mask, self.num_streams),
         )
+        shifted = self.positions_of(positions)
+        if self.config.attended_tokens:
+            rows = self._beside_main_rows(hidden, positions, main_mask, streams, shifted, mask)
+        else:
+            rows = Rows(streams, shifted, mask, streams.shape[1])
         if merged is not None:
-            return target.run_modules(merged, rows, cache).hidden
-        with self.acting_on(target, 0):
-            return target.run_layers(self.msa_layers(target), rows, cache).hidden
+            with self._rotating(target, merged, rows):
+                return target.run_modules(merged, rows, cache).hidden
+        with self.acting_on(target, rows):
+            rows = target.run_layers(self.msa_layers(target), rows, cache)
+        return rows.hidden[:, rows.num_nodes :]
 
-    def acting_on(self, target: Target, first_row: int):
-        """A context in which the adapters act on rows from `first_row` on."""
-        return self.adapters.active(target, first_row) if self.adapters else nullcontext()
+    def _beside_main_rows(self, hidden, positions, main_mask, streams, shifted, mask) -> Rows:
+        """Main rows run again beside their streams, seen by nothing: they are only asked what they
+        attend to."""
+        count, slots = hidden.shape[1], main_mask.shape[-1]
+        main = F.pad(main_mask, (0, count + streams.shape[1]), value=False)
+        unseen = mask.new_zeros(*mask.shape[:3], count)
+        own = torch.cat([mask[..., :slots], unseen, mask[..., slots:]], dim=-1)
+        return Rows(
+            torch.cat([hidden, streams], dim=1),
+            torch.cat([positions, shifted], dim=1),
+            torch.cat([main, own], dim=2),
+            streams.shape[1],
+            torch.arange(count, device=hidden.device).expand(len(hidden), -1),
+        )
+
+    @contextmanager
+    def acting_on(self, target: Target, rows: Rows) -> Iterator[None]:
+        """Within, the stream rows of `rows` run as streams: adapted, rotated, limited."""
+        layers = target.family.layers[self.first_layer :]
+        with ExitStack() as contexts:
+            if self.adapters is not None:
+                contexts.enter_context(self.adapters.active(target, rows))
+            contexts.enter_context(self._rotating(target, layers, rows))
+            if self.config.attended_tokens and rows.num_stream_rows:
+                limit = limited_attention(target, rows, self.config.attended_tokens)
+                contexts.enter_context(limit)
+            yield
+
+    def _rotating(self, target: Target, layers: nn.ModuleList, rows: Rows):
+        step = self.config.value_rotation
+        return rotating(target, layers, rows, self.num_streams, step) if step else nullcontext()
+
+    def merged_layers(self, target: Target) -> nn.ModuleList | None:
+        """Layers for `run_streams` that compute the adapters on the way, where that is possible."""
+        if self.adapters is None or self.config.attended_tokens:
+            return None
+        return self.adapters.merged_layers(target)
 
     def early_exit_logits(self, target: Target, hidden: torch.Tensor) -> torch.Tensor:
         """Pruning head: (..., D) at layer L - N_s -> (..., V) next-token logits."""
