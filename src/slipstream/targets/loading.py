@@ -6,6 +6,7 @@ anything is packed or cast further.
 
 import hashlib
 import json
+from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -16,16 +17,24 @@ from slipstream.core.errors import InputError
 from slipstream.targets.packed import pack_linears
 from slipstream.targets.target import Target
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_target(
-    name: str, dtype: str = "float32", device: str = "auto", packed: bool = True
+    name: str,
+    dtype: str = "float32",
+    device: str = "auto",
+    packed: bool = True,
+    adapter: str | None = None,
 ) -> Target:
     """Open the model and tokenizer called `name`: a shipped model, a folder, or a hub id.
 
     device: 'auto' takes CUDA if there is any. packed: on the CPU, reorder the weights for small
-    batches (see targets/packed.py). Raises `InputError` for what cannot be opened.
+    batches (see targets/packed.py). adapter: a PEFT adapter (folder or hub id) to merge into the
+    weights. Raises `InputError` for what cannot be opened.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -48,6 +57,8 @@ def load_target(
             f"target.name: {name!r} cannot be opened ({reason}); give a model folder, a hub id, or "
             "slipstream/small-target"
         ) from error
+    if adapter is not None:
+        model = _merged(model, adapter)
     target = Target(model.eval().requires_grad_(False), tokenizer, name)
     target.fingerprint = fingerprint(target)
     for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
@@ -56,6 +67,20 @@ def load_target(
     if packed and target.device.type == "cpu":
         pack_linears(model)
     return target
+
+
+def _merged(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":
+    """`model` in float32 with a PEFT adapter folded into its weights."""
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(model.float(), adapter).merge_and_unload(safe_merge=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise InputError(
+            f"target.adapter: {adapter!r} cannot be merged into this target ({reason}); give the "
+            "folder of an adapter that was trained on it, or null"
+        ) from error
 
 
 def vocabulary_of(target: Target) -> dict[str, int]:

@@ -1,0 +1,101 @@
+"""LoRA on a target: shares its weights, saves as PEFT's own folder, merges to the same function."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.tiny import ARCHITECTURES, tiny_target, tiny_tokenizer
+
+from slipstream.core.errors import InputError
+from slipstream.targets.loading import load_target
+from slipstream.targets.lora import LoraSettings, merge, save_lora, with_lora
+from slipstream.targets.target import Target
+
+IDS = torch.tensor([[3, 17, 5, 29, 11, 8]])
+each_architecture = pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+
+
+def logits(target: Target) -> torch.Tensor:
+    positions = torch.arange(IDS.shape[1])[None]
+    return target.logits(target.forward(IDS, positions, None, None).hidden)
+
+
+def adapted(target: Target, settings: LoraSettings) -> Target:
+    """With LoRA layers far from zero."""
+    found, trained = with_lora(target, settings)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in trained.values():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) * 0.1)
+    return found
+
+
+@each_architecture
+def test_new_lora_layers_change_nothing_and_share_the_weights(architecture):
+    target = tiny_target(architecture)
+    found, trained = with_lora(target, LoraSettings(rank=2))
+    assert torch.equal(logits(found), logits(target))
+    theirs = {tensor.data_ptr() for tensor in target.model.parameters()}
+    new = [p for p in found.model.parameters() if p.data_ptr() not in theirs]
+    assert len(new) == len(trained) == 2 * target.num_layers * len(linears(target))
+    assert [p for p in found.model.parameters() if p.requires_grad] == new
+
+
+def linears(target: Target) -> tuple[str, ...]:
+    return target.family.attention_linears + target.family.mlp_linears
+
+
+@each_architecture
+def test_merged_layers_compute_the_same_and_leave_the_target_alone(architecture):
+    target = tiny_target(architecture)
+    before = logits(target)
+    found = adapted(target, LoraSettings(rank=2, alpha=6.0))
+    expected = logits(found)
+    assert (expected - before).abs().max() > 1e-3
+    torch.testing.assert_close(logits(merge(found, packed=False)), expected, rtol=0, atol=1e-10)
+    assert torch.equal(logits(target), before)
+
+
+def test_only_the_modules_and_layers_asked_for_are_adapted():
+    target = tiny_target()
+    settings = LoraSettings(rank=2, modules=["self_attn.q_proj"], layers=[1, 3])
+    names = with_lora(target, settings)[1]
+    assert len(names) == 4
+    assert all(".q_proj." in name for name in names)
+    assert {name.split(".")[2] for name in names} == {"1", "3"}
+    with pytest.raises(InputError, match=r"lora\.modules: 'w' is no linear"):
+        with_lora(target, LoraSettings(modules=["w"]))
+    with pytest.raises(InputError, match=r"lora\.layers: must be within 0\.\.3"):
+        with_lora(target, LoraSettings(layers=[4]))
+
+
+def saved(architecture: str, folder: Path) -> Target:
+    target = tiny_target(architecture)
+    target.model.float().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return load_target(str(folder), device="cpu", packed=False)
+
+
+@each_architecture
+def test_a_saved_adapter_opens_in_load_target(architecture, tmp_path):
+    target = saved(architecture, tmp_path / "model")
+    found = adapted(target, LoraSettings(rank=2))
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    save_lora(folder, found)
+    opened = load_target(str(tmp_path / "model"), device="cpu", packed=False, adapter=str(folder))
+    torch.testing.assert_close(logits(opened), logits(found), rtol=0, atol=1e-5)
+    assert opened.fingerprint["weights"] != target.fingerprint["weights"]
+    assert not any(parameter.requires_grad for parameter in opened.model.parameters())
+
+
+def test_an_adapter_that_does_not_fit_is_refused(tmp_path):
+    saved("llama", tmp_path / "model")
+    folder = tmp_path / "adapter"
+    with pytest.raises(InputError, match=r"target\.adapter: .* cannot be merged"):
+        load_target(str(tmp_path / "model"), device="cpu", adapter=str(folder))
+    other = saved("gpt2", tmp_path / "other")
+    folder.mkdir()
+    save_lora(folder, adapted(other, LoraSettings(rank=2)))
+    with pytest.raises(InputError, match=r"target\.adapter: .* cannot be merged"):
+        load_target(str(tmp_path / "model"), device="cpu", adapter=str(folder))
