@@ -37,6 +37,7 @@ INFER_KEYS = frozenset(
         "speculator_path",
         "data",
         "methods",
+        "study",
         "sampling",
         "limits",
         "budget",
@@ -110,7 +111,7 @@ def infer(config: DictConfig) -> list:
     check_keys(config, INFER_KEYS)
     import torch
 
-    from slipstream.evaluation.run import answer_one, compare_methods, verify_methods
+    from slipstream.evaluation.run import answer_one, compare_methods, run_study, verify_methods
 
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -121,6 +122,10 @@ def infer(config: DictConfig) -> list:
         return answer_one(
             target, drafter, sampling, limits, config.budget, config.prompt, config.seed
         )
+    if config.study is not None:
+        study, content = build(config.study), OmegaConf.to_container(config, resolve=True)
+        prompts = build(config.data).take(config.num_prompts)
+        return run_study(study, target, prompts, Path(config.output_dir), content)
     methods = {name: build(node) for name, node in config.methods.items() if node is not None}
     prompts = build(config.data).take(config.num_prompts)
     if config.verify:

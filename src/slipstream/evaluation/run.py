@@ -1,8 +1,9 @@
-"""The three things `infer.py` does: answer one prompt, compare methods, verify exactness."""
+"""What `infer.py` does: answer one prompt, compare methods, verify exactness, run a study."""
 
 from pathlib import Path
 
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.text import Text
 
 from slipstream.core.errors import InputError
@@ -17,6 +18,7 @@ from slipstream.evaluation.methods import Method, Speculative
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.report import environment, print_tables, write_report
 from slipstream.evaluation.row_cost import row_costs
+from slipstream.evaluation.studies.findings import Study, markdown, write_findings
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.targets.target import Target
 
@@ -96,6 +98,18 @@ def compare_methods(
             )
     console.print(f"results: {output}/results.json, table.md, speedup.png", soft_wrap=True)
     return records
+
+
+def run_study(
+    study: Study, target: Target, prompts: list[Prompt], output: Path, config: dict
+) -> list[dict]:
+    """Run a study, print its table and write what it found into `output`."""
+    check_writable(output, "output_dir")
+    findings = study.run(target, prompts)
+    write_findings(output, findings, config, target)
+    Console(width=120).print(Markdown(f"### {findings.title}\n\n{markdown(findings.rows)}"))
+    print(f"results: {output}/findings.json, table.md, plot.png")
+    return findings.rows
 
 
 def verify_methods(

@@ -1,0 +1,63 @@
+"""What a study found: rows of a table, written as findings.json, table.md and plot.png."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.report import environment
+from slipstream.targets.target import Target
+
+
+@dataclass(frozen=True)
+class Findings:
+    """rows: one dict per line, all with the same keys; draw: puts the picture on a figure."""
+
+    title: str
+    rows: list[dict[str, object]]
+    draw: Callable
+
+
+class Study(Protocol):
+    """An experiment of its own, in place of a comparison: `study=NAME` of infer.py."""
+
+    def run(self, target: Target, prompts: list[Prompt]) -> Findings:
+        """Measure; shows a progress bar where it takes long."""
+
+
+def markdown(rows: list[dict[str, object]]) -> str:
+    """A Markdown table of `rows`."""
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines += ["| " + " | ".join(map(_text, row.values())) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def write_findings(folder: Path, findings: Findings, config: dict, target: Target) -> None:
+    """Write the three files into `folder`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    content = {
+        "title": findings.title,
+        "config": config,
+        "environment": environment(target),
+        "rows": findings.rows,
+    }
+    (folder / "findings.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    table = f"### {findings.title}\n\n{markdown(findings.rows)}"
+    (folder / "table.md").write_text(table, encoding="utf-8")
+    figure = plt.figure(figsize=(9, 4.5))
+    findings.draw(figure)
+    figure.tight_layout()
+    figure.savefig(folder / "plot.png", dpi=150)
+    plt.close(figure)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "-" if value is None else str(value)
