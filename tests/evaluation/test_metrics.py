@@ -1,20 +1,26 @@
-"""ROUGE-L and exact match of SQL on worked examples."""
+"""ROUGE and exact match of SQL on worked examples."""
+
+from functools import partial
 
 import pytest
+import torch
 
-from slipstream.evaluation.metrics import normalised_sql, rouge_l, sql_exact_match
+from slipstream.evaluation.metrics import normalised_sql, paired_bootstrap, rouge, sql_exact_match
 
 
 def test_rouge_l_worked_example():
-    assert rouge_l(["the cat sat"], [["The cat sat down."]]) == pytest.approx(600 / 7)
+    assert rouge("rougeL", ["the cat sat"], [["The cat sat down."]]) == [pytest.approx(600 / 7)]
 
 
-def test_rouge_l_takes_the_best_reference_and_averages_over_predictions():
-    assert rouge_l(["a b", ""], [["c d", "a b"], ["a b"]]) == pytest.approx(50.0)
+def test_rouge_takes_the_best_reference():
+    found = rouge("rougeL", ["a b", ""], [["c d", "a b"], ["a b"]])
+    assert found == [pytest.approx(100.0), 0.0]
 
 
-def test_rouge_l_of_words_in_another_order():
-    assert rouge_l(["b a"], [["a b"]]) == pytest.approx(50.0)
+def test_the_kinds_of_rouge_differ_in_how_they_see_order_and_lines():
+    assert rouge("rougeL", ["b a"], [["a b"]]) == [pytest.approx(50.0)]
+    assert rouge("rouge1", ["b a"], [["a b"]]) == [pytest.approx(100.0)]
+    assert rouge("rougeLsum", ["b\na"], [["a\nb"]]) == [pytest.approx(100.0)]
 
 
 def test_normalised_sql_worked_example():
@@ -24,7 +30,7 @@ def test_normalised_sql_worked_example():
 
 def test_sql_exact_match_worked_example():
     predictions = ["select a from T", "SELECT b FROM t"]
-    assert sql_exact_match(predictions, [["SELECT a FROM t"], ["SELECT c FROM t"]]) == 50.0
+    assert sql_exact_match(predictions, [["SELECT a FROM t"], ["SELECT c FROM t"]]) == [100.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -41,12 +47,22 @@ def test_sql_exact_match_worked_example():
     ],
 )
 def test_what_sql_exact_match_normalises(prediction, reference, percent):
-    assert sql_exact_match([prediction], [["SELECT other FROM t", reference]]) == percent
+    assert sql_exact_match([prediction], [["SELECT other FROM t", reference]]) == [percent]
 
 
-@pytest.mark.parametrize("metric", [rouge_l, sql_exact_match])
+@pytest.mark.parametrize("metric", [partial(rouge, "rougeL"), sql_exact_match])
 def test_lists_that_do_not_fit_raise(metric):
     with pytest.raises(ValueError):
-        metric([], [])
-    with pytest.raises(ValueError):
         metric(["a"], [["a"], ["b"]])
+
+
+def test_the_bootstrap_tells_a_difference_from_noise():
+    noise = torch.randn(400, generator=torch.Generator().manual_seed(0))
+    theirs = (10 * noise).tolist()
+    low, high = paired_bootstrap([value + 1.0 for value in theirs], theirs)
+    assert low == pytest.approx(1.0) and high == pytest.approx(1.0)
+    ours = torch.randn(400, generator=torch.Generator().manual_seed(1)).tolist()
+    low, high = paired_bootstrap(ours, [0.0] * 400)
+    assert low < 0 < high and high - low == pytest.approx(2 * 1.96 / 20, rel=0.15)
+    with pytest.raises(ValueError):
+        paired_bootstrap([1.0], [1.0, 2.0])

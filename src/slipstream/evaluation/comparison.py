@@ -5,6 +5,7 @@ times; per prompt and method the median run counts. So drift of the machine hits
 """
 
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 
 from rich.progress import Progress
 
@@ -13,7 +14,7 @@ from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.statistics import Statistics
 from slipstream.evaluation.methods import Method
-from slipstream.evaluation.metrics import rouge_l, sql_exact_match
+from slipstream.evaluation.metrics import rouge, sql_exact_match
 from slipstream.evaluation.prompts import Prompt
 from slipstream.targets.target import Target
 
@@ -55,7 +56,9 @@ class Record:
     seconds_verify: float
     seconds_overhead: float
     ended: int
+    rouge_1: float | None
     rouge_l: float | None
+    rouge_lsum: float | None
     exact_match: float | None
 
     def as_dict(self) -> dict:
@@ -163,13 +166,21 @@ def _record(
     )
 
 
-def _quality(answers: list[Generation], prompts: list[Prompt]) -> dict[str, float | None]:
-    """ROUGE-L and exact match against the references, where all prompts have some."""
-    references = [list(prompt.references) for prompt in prompts]
-    if not all(references):
-        return {"rouge_l": None, "exact_match": None}
-    texts = [answer.text for answer in answers]
+def scores(
+    answers: list[Generation], prompts: list[Prompt]
+) -> dict[str, list[float]] | dict[str, None]:
+    """Each metric's score of each answer, None where a prompt is without references."""
+    references, texts = [list(prompt.references) for prompt in prompts], [a.text for a in answers]
+    known = all(references)
     return {
-        "rouge_l": rouge_l(texts, references),
-        "exact_match": sql_exact_match(texts, references),
+        "rouge_1": rouge("rouge1", texts, references) if known else None,
+        "rouge_l": rouge("rougeL", texts, references) if known else None,
+        "rouge_lsum": rouge("rougeLsum", texts, references) if known else None,
+        "exact_match": sql_exact_match(texts, references) if known else None,
     }
+
+
+def _quality(answers: list[Generation], prompts: list[Prompt]) -> dict[str, float | None]:
+    """The mean of each metric, where all prompts have references."""
+    found = scores(answers, prompts)
+    return {name: None if each is None else fmean(each) for name, each in found.items()}
