@@ -33,25 +33,30 @@ class Method(Protocol):
 
 
 class Plain:
-    """Our plain decoding: one forward, one token."""
+    """Our plain decoding: one forward, one token; target: of its own, None for the run's."""
 
     exact, drafter = True, None
 
+    def __init__(self, target: Target | None = None):
+        self.target = target
+
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
-        self.decoder = PlainDecoder(target, sampling, limits)
+        self.decoder = PlainDecoder(self.target or target, sampling, limits)
 
     def generate(self, prompt_ids: list[int], seed: int) -> Generation:
         return self.decoder.generate(prompt_ids, seed)
 
 
 class Speculative:
-    """Our engine with one drafter and trees of up to `budget` nodes."""
+    """Our engine with one drafter and trees of up to `budget` nodes; target: of its own, None for
+    the run's."""
 
-    def __init__(self, drafter: Drafter, budget: int):
-        self._drafter, self.budget = drafter, budget
+    def __init__(self, drafter: Drafter, budget: int, target: Target | None = None):
+        self._drafter, self.budget, self.target = drafter, budget, target
         self.exact, self.drafter = drafter.exact, type(drafter).__name__
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
+        target = self.target or target
         self.engine = Engine(target, self._drafter, sampling, limits, self.budget)
 
     def generate(self, prompt_ids: list[int], seed: int) -> Generation:
@@ -74,7 +79,7 @@ class Transformers:
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         dtype = str(target.dtype).removeprefix("torch.")
         device = target.device.type
-        self.target = load_target(target.name, dtype, device, packed=False)
+        self.target = load_target(target.name, dtype, device, False, target.adapter)
         self.limits, self.sampling = limits, sampling
         self.options: dict[str, object] = {"do_sample": not sampling.greedy}
         if not sampling.greedy:

@@ -1,8 +1,9 @@
-"""Results as a record, a table and a picture: results.json, table.md and speedup.png."""
+"""Results as records, a table and a picture: results.json, answers.jsonl, table.md, speedup.png."""
 
 import json
 import platform
 import subprocess
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from slipstream.evaluation.comparison import Record
+from slipstream.evaluation.comparison import Record, Run, scores
+from slipstream.evaluation.prompts import Prompt
 
 COLUMNS = (
     "method", "prompts", "tokens/s", "vs transformers", "vs plain", "tau", "accepted", "forwards",
@@ -38,17 +40,43 @@ def environment(target) -> dict[str, object]:
 
 
 def write_report(
-    folder: Path, records: list[Record], config: dict, environment: dict[str, object]
+    folder: Path,
+    records: list[Record],
+    runs: list[Run],
+    prompts: list[Prompt],
+    config: dict,
+    environment: dict[str, object],
 ) -> None:
-    """Write results.json, table.md and speedup.png into `folder`."""
+    """Write results.json, answers.jsonl, table.md and speedup.png into `folder`."""
     content = {
         "config": config,
         "environment": environment,
         "results": [record.as_dict() for record in records],
     }
     (folder / "results.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    with (folder / "answers.jsonl").open("w", encoding="utf-8") as file:
+        for run in runs:
+            for line in answer_lines(run, prompts):
+                file.write(json.dumps(line) + "\n")
     (folder / "table.md").write_text(markdown(records), encoding="utf-8")
     plot(folder / "speedup.png", records)
+
+
+def answer_lines(run: Run, prompts: list[Prompt]) -> Iterator[dict[str, object]]:
+    """One record per prompt: the answer, its scores and what it took."""
+    measured = scores(run.generations, prompts)
+    for place, (prompt, answer) in enumerate(zip(prompts, run.generations, strict=True)):
+        yield {
+            "method": run.method,
+            "prompt_set": prompt.source,
+            "prompt": prompt.text,
+            "answer": answer.text,
+            "finished": answer.finished,
+            "tokens": answer.statistics.tokens,
+            "seconds": answer.statistics.seconds,
+            "tau": answer.statistics.tau,
+            **{name: each and each[place] for name, each in measured.items()},
+        }
 
 
 def cells(record: Record) -> list[str]:

@@ -80,7 +80,7 @@ def compare_methods(
     records = summarise(runs, prompts, str(target.dtype).removeprefix("torch."))
     costs = row_costs(target)
     facts = environment(target) | {"seconds_by_rows": costs}
-    write_report(output, records, config, facts)
+    write_report(output, records, runs, prompts, config, facts)
     print_tables(records, console)
     ratios = ", ".join(f"{n} rows {cost / costs[1]:.2f}x" for n, cost in costs.items() if n > 1)
     console.print(f"a forward of 1 row takes {1000 * costs[1]:.2f} ms; {ratios}", highlight=False)
@@ -96,7 +96,9 @@ def compare_methods(
                 f"note: {record.method} on {record.prompt_set} is slower than our plain "
                 f"decoding ({record.speedup_vs_plain:.2f}x)"
             )
-    console.print(f"results: {output}/results.json, table.md, speedup.png", soft_wrap=True)
+    console.print(
+        f"results: {output}/results.json, answers.jsonl, table.md, speedup.png", soft_wrap=True
+    )
     return records
 
 

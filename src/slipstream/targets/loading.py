@@ -60,7 +60,7 @@ def load_target(
     if adapter is not None:
         model = _merged(model, adapter)
     target = Target(model.eval().requires_grad_(False), tokenizer, name)
-    target.fingerprint = fingerprint(target)
+    target.fingerprint, target.adapter = fingerprint(target), adapter
     for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
         parameter.data = parameter.data.to(DTYPES[dtype])
     model.to(device)

@@ -105,7 +105,7 @@ def save_lora(folder: Path, target: Target) -> None:
 
 def _target_like(target: Target, model: nn.Module) -> Target:
     adapted = Target(model, target.tokenizer, target.name)
-    adapted.fingerprint = target.fingerprint
+    adapted.fingerprint, adapted.adapter = target.fingerprint, target.adapter
     return adapted
 
 

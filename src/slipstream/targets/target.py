@@ -84,6 +84,7 @@ class Target:
         self.vocab_size = model.config.vocab_size
         self.max_positions = self.family.max_positions
         self.fingerprint: dict[str, str] = {}
+        self.adapter: str | None = None
 
     @property
     def device(self) -> torch.device:
