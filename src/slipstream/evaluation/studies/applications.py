@@ -1,0 +1,145 @@
+"""Table 3's form: fine-tuning alone, shared streams, and lossless streams on the fine-tuned target.
+
+All three learn from the same rows in the same number of steps; all are decoded side by side on the
+same test rows. Speed is that of the fine-tuned target's plain decoding; quality is compared row by
+row with it, in a paired bootstrap.
+"""
+
+import json
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+from rich.progress import track
+
+from slipstream.evaluation.metrics import paired_bootstrap
+from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.studies.findings import Findings
+from slipstream.evaluation.studies.steps import run_step
+from slipstream.speculators.checkpoint import load_speculator
+from slipstream.targets.loading import load_target
+from slipstream.targets.target import Target
+
+METRICS = {"wikisql": "exact_match"}
+"""The metric that decides, by task; ROUGE-Lsum for others."""
+
+
+class ApplicationStudy:
+    """tasks: data group -> folder with its rows, or None for the hub; overrides: of every step."""
+
+    def __init__(
+        self,
+        tasks: dict[str, str | None],
+        seeds: list[int],
+        num_prompts: int,
+        folder: str,
+        overrides: list[str],
+    ):
+        self.tasks, self.seeds, self.num_prompts = tasks, seeds, num_prompts
+        self.folder, self.overrides = Path(folder), list(overrides)
+
+    def run(self, target: Target, prompts: list[Prompt]) -> Findings:
+        runs = list(product(self.tasks, self.seeds))
+        found = {
+            (task, seed): self._decoded(task, seed)
+            for task, seed in track(runs, description="tasks and seeds")
+        }
+        rows = []
+        for task in self.tasks:
+            decoded = [found[task, seed] for seed in self.seeds]
+            for method in ("baseline", "shared", "lossless"):
+                rows.append(self._row(task, method, [answers(path) for path in decoded]))
+        return Findings("Applications (Table 3)", rows, lambda figure: _draw(figure, rows))
+
+    def _decoded(self, task: str, seed: int) -> Path:
+        """Train the three, decode the test rows; the folder with the results."""
+        place, data = self.folder / task / str(seed), self.tasks[task]
+        common = [f"data={task}", f"seed={seed}", *self.overrides]
+        common += [] if data is None else [f"data.path={data}"]
+
+        def train(name: str, *more: str) -> Path:
+            overrides = [f"experiment=application_{name}", *common, *more]
+            return run_step("train.py", overrides, place / name, "model")
+
+        baseline, shared = train("baseline"), train("shared")
+        lossless = train("lossless", f"target.adapter={baseline}")
+        overrides = [
+            "methods=application",
+            f"methods.baseline.target.adapter={baseline}",
+            f"methods.lossless.target.adapter={baseline}",
+            f"methods.lossless.drafter.speculator={lossless}",
+            f"methods.shared.drafter.speculator={shared}",
+            f"num_prompts={self.num_prompts}",
+            "repeats=1",
+        ]
+        overrides += [] if data is None else [f"data.path={data}"]
+        run_step("infer.py", overrides, place / "answers", "answers.jsonl")
+        return place
+
+    def _row(self, task: str, method: str, seeds: list[dict[str, list[dict]]]) -> dict:
+        metric = METRICS.get(task, "rouge_lsum")
+        ours = [line for lines in seeds for line in lines[method]]
+        theirs = [line for lines in seeds for line in lines["baseline"]]
+        low, high = paired_bootstrap([a[metric] for a in ours], [b[metric] for b in theirs])
+        return {
+            "task": task,
+            "method": method,
+            "speedup": _speed(ours) / _speed(theirs),
+            "tau": _tau(ours),
+            "ROUGE-1": fmean(line["rouge_1"] for line in ours),
+            "ROUGE-Lsum": fmean(line["rouge_lsum"] for line in ours),
+            "exact match": fmean(line["exact_match"] for line in ours),
+            "difference, 95 %": f"{low:+.2f} to {high:+.2f} ({metric})",
+            "extra parameters": self._extra(task, method),
+        }
+
+    def _extra(self, task: str, method: str) -> int | None:
+        """Trained parameters beside the baseline's adapters."""
+        place = self.folder / task / str(self.seeds[0])
+        if method == "baseline":
+            return 0
+        adapter = str(place / "baseline" / "model") if method == "lossless" else None
+        target = load_target("slipstream/small-target", packed=False, adapter=adapter)
+        speculator = load_speculator(place / method / "model", target)
+        adapters = 0 if speculator.adapters is None else speculator.adapters
+        own = sum(p.numel() for p in adapters.parameters()) if adapters else 0
+        return speculator.num_extra_parameters() + own
+
+
+def answers(folder: Path) -> dict[str, list[dict]]:
+    """The lines of a run's answers.jsonl by method, in the order of the prompts."""
+    found: dict[str, list[dict]] = {}
+    with (folder / "answers" / "answers.jsonl").open(encoding="utf-8") as file:
+        for line in map(json.loads, file):
+            found.setdefault(line["method"], []).append(line)
+    return found
+
+
+def _speed(lines: list[dict]) -> float:
+    return sum(line["tokens"] for line in lines) / sum(line["seconds"] for line in lines)
+
+
+def _tau(lines: list[dict]) -> float:
+    """Tokens per target forward over all lines."""
+    forwards = sum((line["tokens"] - 1) / line["tau"] for line in lines if line["tau"])
+    return sum(line["tokens"] - 1 for line in lines) / forwards
+
+
+def _draw(figure, rows: list[dict]) -> None:
+    axes = figure.subplots()
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    for place, method in enumerate(methods):
+        chosen = [row for row in rows if row["method"] == method]
+        bars = axes.bar(
+            [tasks.index(row["task"]) + place * 0.27 for row in chosen],
+            [row["speedup"] for row in chosen],
+            width=0.25,
+            label=method,
+        )
+        axes.bar_label(bars, [f"tau {row['tau']:.2f}" for row in chosen], fontsize=8)
+    axes.set_xticks([place + 0.27 for place in range(len(tasks))], tasks)
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.set_ylabel("speed against the baseline's plain decoding")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend()
