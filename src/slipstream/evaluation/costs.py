@@ -64,16 +64,19 @@ def costs(
     """All methods on the target called `name` in `SHAPES`.
 
     attended: tokens a stream attends to (H.1). nodes: of the tree, each of which carries streams in
-    the fused schedule; deferred streams exist for one node. Streams skip the MLP for their adapter
-    of rank 8 (H.2); their LM head runs for the node that was chosen.
+    the fused schedule; deferred streams exist for one node. Lossless streams skip the MLP for their
+    adapter of rank 8 (H.2), those of shared mode run through it; the LM head runs for the streams
+    of the node that was chosen.
     """
     shape, rank = SHAPES[name], 8
     adapters = num_msa_layers * rank * (8 * shape.hidden + 2 * shape.key_width)
-    row = num_msa_layers * (shape.attention + 2 * attended * shape.hidden) + adapters
+    attention = shape.attention + 2 * attended * shape.hidden
+    row = num_msa_layers * attention + adapters
+    whole = num_msa_layers * (attention + shape.layer - shape.attention)
     pair = DRAFT_MODELS.get(name, LLAMA_68M)
     own = (gamma + 2 * rank) * shape.hidden
     return [
-        Cost("streaming, shared", own, 2 * gamma * (nodes * (row - adapters) + shape.head)),
+        Cost("streaming, shared", own, 2 * gamma * (nodes * whole + shape.head)),
         Cost("streaming, fused", own + adapters, 2 * gamma * (nodes * row + shape.head)),
         Cost("streaming, deferred", own + adapters, 2 * gamma * (row + shape.head)),
         Cost(

@@ -50,9 +50,8 @@ def write_findings(folder: Path, findings: Findings, config: dict, target: Targe
     (folder / "findings.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     table = f"### {findings.title}\n\n{markdown(findings.rows)}"
     (folder / "table.md").write_text(table, encoding="utf-8")
-    figure = plt.figure(figsize=(9, 4.5))
+    figure = plt.figure(figsize=(9, 4.5), layout="constrained")
     findings.draw(figure)
-    figure.tight_layout()
     figure.savefig(folder / "plot.png", dpi=150)
     plt.close(figure)
 
@@ -60,4 +59,6 @@ def write_findings(folder: Path, findings: Findings, config: dict, target: Targe
 def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if type(value) is int:
+        return f"{value:,}"
     return "-" if value is None else str(value)

@@ -42,4 +42,6 @@ def _draw(figure, rows: list[dict]) -> None:
         side.invert_yaxis()
         side.spines[["top", "right"]].set_visible(False)
     axes[1].set_yticks([])
-    axes[0].legend(fontsize=7, loc="lower right")
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), fontsize=8, ncols=3, loc="outside lower center"
+    )
