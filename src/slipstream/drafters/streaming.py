@@ -76,7 +76,7 @@ class Streaming(Drafter):
             target = merge(self.speculator.adapted(target), is_packed(target.model))
         self.target = target
         self.streams = _Streams(self)
-        self.visitors = [_Pruning(self), self.streams]
+        self.visitors = [Pruning(self), self.streams]
         if not self.fused:
             self.merged = self.speculator.merged_layers(target)
         return target
@@ -164,7 +164,7 @@ class _Streams:
             yield rows
 
 
-class _Pruning:
+class Pruning:
     """A visitor at the pruning layer: drops the nodes that the early exit finds unlikely."""
 
     def __init__(self, drafter: Streaming):
