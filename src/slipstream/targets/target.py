@@ -6,8 +6,8 @@ rows (pruning) or add rows (streams), which is how a drafter takes part in the v
 without the engine knowing it. Nothing here knows trees, verification or sampling.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,6 +64,19 @@ class LayerVisitor(Protocol):
 
     def visit(self, rows: Rows) -> AbstractContextManager[Rows]:
         """The rows that go on; the context stays open while the layers above run."""
+
+
+class Watch:
+    """A visitor that remembers the main rows before a layer, (B, R, D), and changes nothing."""
+
+    def __init__(self, layer: int):
+        self.layer = layer
+        self.hidden: torch.Tensor | None = None
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        self.hidden = rows.hidden[:, : rows.num_nodes]
+        yield rows
 
 
 class Target:

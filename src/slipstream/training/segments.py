@@ -23,7 +23,7 @@ from slipstream.core.cache import TrainingCache
 from slipstream.core.masks import causal_mask
 from slipstream.data.batches import Batch
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.targets.target import Rows, Target
+from slipstream.targets.target import Rows, Target, Watch
 from slipstream.training.head_loss import head_loss
 from slipstream.training.stream_labels import NO_LABEL, stream_labels
 
@@ -138,7 +138,7 @@ def lossless_losses(
     """
     work = _Batch(target, speculator, batch, 0.0, alpha_streams)
     cache = TrainingCache(target.num_layers)
-    start, early = _States(speculator.first_layer), _States(speculator.pruning_layer)
+    start, early = Watch(speculator.first_layer), Watch(speculator.pruning_layer)
     length, positions = batch.ids.shape[1], work.labels.positions
     everywhere = torch.arange(length, device=batch.ids.device).expand_as(batch.ids)
     with torch.no_grad():
@@ -231,7 +231,7 @@ def _run_part(
     here = rows.clamp(min=0)
     mask = (slots[:, None] >= 0) & (slots[:, None] <= here[:, :, None])
     mask[:, :, -count:] |= torch.eye(count, dtype=torch.bool, device=rows.device)
-    early = _States(speculator.pruning_layer)
+    early = Watch(speculator.pruning_layer)
     visitors = [early] if chosen is None else [early, _Adding(target, speculator, chosen)]
     ids = work.batch.ids.gather(1, here)
     hidden = target.forward(ids, here, mask[:, None], cache, visitors).hidden
@@ -287,19 +287,6 @@ class _SegmentedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, outer):
         return None, *(gradient * outer for gradient in ctx.gradients)
-
-
-class _States:
-    """A visitor that remembers the main rows before a layer."""
-
-    def __init__(self, layer: int):
-        self.layer = layer
-        self.hidden: torch.Tensor | None = None
-
-    @contextmanager
-    def visit(self, rows: Rows) -> Iterator[Rows]:
-        self.hidden = rows.hidden[:, : rows.num_nodes]
-        yield rows
 
 
 class _Adding:

@@ -1,0 +1,137 @@
+"""How close stream states come to the states they stand for, layer by layer (Figure 5)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from rich.progress import track
+from torch import nn
+
+from slipstream.core.cache import TrainingCache
+from slipstream.core.masks import causal_mask
+from slipstream.core.sampling import Sampling
+from slipstream.data.rendering import render_prompt
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.studies.findings import Findings
+from slipstream.evaluation.studies.medusa import train_heads
+from slipstream.speculators.checkpoint import load_speculator
+from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.target import Target, Watch
+
+MEDUSA = "Medusa-style heads"
+
+
+class SimilarityStudy:
+    """Cosine of stream (t, j) with the main row of position t + j, after each MSA layer.
+
+    The target answers all prompts; on the first `training_prompts` Medusa-style heads learn for
+    `medusa_steps` steps, on the others everything is measured.
+    """
+
+    def __init__(self, speculator: str, training_prompts: int, medusa_steps: int):
+        self.speculator = speculator
+        self.training_prompts, self.medusa_steps = training_prompts, medusa_steps
+
+    @torch.no_grad()
+    def run(self, target: Target, prompts: list[Prompt]) -> Findings:
+        speculator = load_speculator(self.speculator, target).to(target.device, target.dtype).eval()
+        gamma = speculator.num_streams
+        decoder = PlainDecoder(target, Sampling(), Limits(96))
+        seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        sums: dict[tuple[int, int], float] = {}
+        heads, count = None, 0
+        for number, prompt in enumerate(track(prompts, description="prompts")):
+            ids = render_prompt(target.tokenizer, prompt.text)
+            first = len(ids) - 1
+            ids = ids + decoder.generate(ids).ids
+            if len(ids) - first <= gamma + 1:
+                continue
+            positions = torch.arange(first, len(ids) - gamma, device=target.device)
+            main, streams = states(target, speculator, ids, positions)
+            futures = positions[:, None] + torch.arange(1, gamma + 1, device=target.device)
+            if number < self.training_prompts:
+                ahead = torch.tensor([*ids, 0], device=target.device)[futures + 1]
+                seen.append((main[-1][positions], ahead))
+                continue
+            if heads is None:
+                hidden, ahead = (torch.cat(parts) for parts in zip(*seen, strict=True))
+                heads = train_heads(target, hidden, ahead, self.medusa_steps)
+            count += len(positions)
+            guesses = heads(main[-1][positions])
+            for layer, (truth, drafted) in enumerate(zip(main, streams, strict=True)):
+                close = F.cosine_similarity(drafted, truth[futures], dim=-1).sum(0)
+                for j in range(gamma):
+                    key = (speculator.first_layer + layer, j + 1)
+                    sums[key] = sums.get(key, 0.0) + float(close[j])
+            close = F.cosine_similarity(guesses, main[-1][futures], dim=-1).sum(0)
+            for j in range(gamma):
+                sums[-1, j + 1] = sums.get((-1, j + 1), 0.0) + float(close[j])
+        rows = [
+            {
+                "states": MEDUSA if layer < 0 else f"streams after layer {layer}",
+                **{f"j = {j + 1}": sums[layer, j + 1] / count for j in range(gamma)},
+            }
+            for layer in [*range(speculator.first_layer, target.num_layers), -1]
+        ]
+        title = "Cosine of drafted states with the true future ones (Figure 5)"
+        return Findings(title, rows, lambda figure: _draw(figure, rows))
+
+
+def states(
+    target: Target, speculator: StreamingSpeculator, ids: list[int], positions: torch.Tensor
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """States after each MSA layer: of all main rows, (T, D), and of streams, (P, gamma, D)."""
+    layers = target.family.layers[speculator.first_layer :]
+    cache = TrainingCache(target.num_layers)
+    tokens = torch.tensor([ids], device=target.device)
+    everywhere = torch.arange(len(ids), device=target.device)[None]
+    early = Watch(speculator.first_layer)
+    with recorded(layers) as main:
+        target.forward(tokens, everywhere, None, cache, [early])
+    cache.keep = 0
+    sees = causal_mask(len(ids), target.device)[positions][None, None]
+    roots = F.pad(tokens, (0, 1), value=-1)[:, positions + 1]
+    with recorded(layers) as streams:
+        speculator.run_streams(
+            target, early.hidden[:, positions], roots, positions[None], sees, cache
+        )
+    gamma = speculator.num_streams
+    return (
+        [hidden[0] for hidden in main],
+        [hidden[0, -len(positions) * gamma :].unflatten(0, (-1, gamma)) for hidden in streams],
+    )
+
+
+@contextmanager
+def recorded(layers: list[nn.Module]) -> Iterator[list[torch.Tensor]]:
+    """Within, what each of `layers` puts out is appended to the list."""
+    found: list[torch.Tensor] = []
+
+    def keep(_, __, output) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+
+    handles = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _draw(figure, rows: list[dict]) -> None:
+    axes = figure.subplots()
+    names = [name for name in rows[0] if name != "states"]
+    streams = [row for row in rows if row["states"] != MEDUSA]
+    medusa = next(row for row in rows if row["states"] == MEDUSA)
+    labels = [row["states"].removeprefix("streams after ") for row in streams]
+    for place, name in enumerate(names):
+        color = f"C{place}"
+        axes.plot(labels, [row[name] for row in streams], marker="o", color=color, label=name)
+        axes.plot([labels[-1]], [medusa[name]], marker="x", color=color, linestyle="none")
+    axes.plot([], [], marker="x", color="grey", linestyle="none", label=MEDUSA)
+    axes.set_ylabel("cosine with the true future state")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8)
