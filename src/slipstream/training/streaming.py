@@ -26,7 +26,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.streaming import Streaming
-from slipstream.speculators.checkpoint import save_speculator
+from slipstream.speculators.checkpoint import save_speculator, start_from_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Rows, Target
@@ -40,7 +40,8 @@ class StreamingTraining(L.LightningModule):
     stream_weights: alpha_j per stream, or None for 1 each. root_dropout: the share of training rows
     whose streams are not told the root, so that a speculator that may be told it (`root_rank`) also
     serves the fused schedule, which cannot. validation_prompts: how many prompts
-    are decoded at each validation, with trees of `validation_budget` nodes.
+    are decoded at each validation, with trees of `validation_budget` nodes. start_from: folder of a
+    speculator of the same target, whose tensors are taken over where this one has them, too.
     """
 
     title = "Streaming speculator"
@@ -57,6 +58,7 @@ class StreamingTraining(L.LightningModule):
         root_dropout: float,
         validation_prompts: int,
         validation_budget: int,
+        start_from: str | None,
     ):
         super().__init__()
         if target is None or speculator is None:
@@ -67,6 +69,8 @@ class StreamingTraining(L.LightningModule):
         if len(weights) != speculator.num_streams:
             raise InputError("training.stream_weights: give one weight per stream, or null")
         self.target, self.speculator = target, StreamingSpeculator(target, speculator)
+        if start_from is not None:
+            start_from_speculator(self.speculator, start_from)
         self.frozen = target.model.requires_grad_(False)
         self.register_buffer("stream_weights", torch.tensor(weights), persistent=False)
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
@@ -110,7 +114,11 @@ class StreamingTraining(L.LightningModule):
         streams = speculator.run_streams(target, hidden, roots, labels.positions, sees, cache)
         streams = streams.unflatten(1, (-1, speculator.num_streams))
         used = labels.next_tokens != NO_LABEL
-        losses, accuracies, _ = stream_loss(target.logits(streams[used]), labels.tokens[used])
+        logits, tokens = target.logits(streams[used]), labels.tokens[used]
+        if speculator.transitions is not None:
+            parents = torch.cat([labels.next_tokens[used][:, None], tokens[:, :-1]], dim=1)
+            logits = logits + speculator.transition_scores(target, parents.clamp(min=0))
+        losses, accuracies, _ = stream_loss(logits, tokens)
         early = speculator.early_exit_logits(target, hidden[used])
         return losses, accuracies, F.cross_entropy(early.float(), labels.next_tokens[used])
 

@@ -19,7 +19,9 @@ class StreamingConfig:
     'adapter' (streams skip the MLP and take the low-rank adapter alone). initialisation_rank: rank
     eta of f_eta, 0 for the identity. root_rank: rank of the map that tells deferred streams the
     root of the tree they draft, which is decided before they run; 0 for streams that never know
-    it, as in the paper. stream_positions: 'shifted' gives stream j of position t the
+    it, as in the paper. transition_rank: rank of the scores that prefer some pairs of a token and
+    the next one when a tree is grown; 0 for streams that propose independently, as in the paper.
+    stream_positions: 'shifted' gives stream j of position t the
     rotary position t + j, 'same' gives it t; learned positions are always those of t.
     pruning_rank: rank of the pruning head.
     """
@@ -30,6 +32,7 @@ class StreamingConfig:
     mlp: str = "base+adapter"
     initialisation_rank: int = 0
     root_rank: int = 0
+    transition_rank: int = 0
     stream_positions: str = "shifted"
     pruning_rank: int = 8
 
@@ -40,6 +43,7 @@ class StreamingConfig:
             ("adapter_rank", 0),
             ("initialisation_rank", 0),
             ("root_rank", 0),
+            ("transition_rank", 0),
             ("pruning_rank", 1),
         ):
             value = getattr(self, field)
