@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.tiny import random_tree
 
-from slipstream.core.tree import DraftTree, Proposal, grow_best_first, most_confident, prune
+from slipstream.core.tree import DraftTree, Proposal, alike, grow_best_first, most_confident, prune
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -180,13 +180,39 @@ def test_best_first_growth_equals_the_best_of_the_full_tree(widths):
         full = cartesian(probabilities)
         ranked = sorted(full, key=lambda ranks: -full[ranks])
         for budget in (1, 2, 5, 11, len(full), len(full) + 3):
-            tree = grow_best_first(99, tokens, probabilities, budget)
+            tree = grow_best_first(99, tokens, alike(probabilities), budget)
             expected = {
                 (99, *(tokens[level][rank] for level, rank in enumerate(ranks))): full[ranks]
                 for ranks in ranked[:budget]
             }
             assert token_paths(tree) == pytest.approx(expected, abs=1e-14)
             assert tree.confidences == sorted(tree.confidences, reverse=True)
+
+
+def test_best_first_growth_with_children_that_depend_on_their_parent():
+    generator = seeded(1)
+    tokens, widths = [[3, 4, 5], [6, 7, 8], [9, 10, 11]], [1, 3, 3]
+    tables = [
+        torch.rand(width, 4, generator=generator, dtype=torch.float64).softmax(-1)[:, :3]
+        for width in widths
+    ]
+    children = [
+        [sorted(enumerate(row), key=lambda child: -child[1]) for row in table.tolist()]
+        for table in tables
+    ]
+    paths = {(99,): 1.0}
+    for first, second, third in product(range(3), repeat=3):
+        probability = float(tables[0][0, first])
+        paths[99, tokens[0][first]] = probability
+        probability *= float(tables[1][first, second])
+        paths[99, tokens[0][first], tokens[1][second]] = probability
+        probability *= float(tables[2][second, third])
+        paths[99, tokens[0][first], tokens[1][second], tokens[2][third]] = probability
+    best = sorted(paths, key=lambda path: -paths[path])
+    for budget in (1, 3, 8, 20, 40, 50):
+        tree = grow_best_first(99, tokens, children, budget)
+        expected = {path: paths[path] for path in best[:budget]}
+        assert token_paths(tree) == pytest.approx(expected, abs=1e-14)
 
 
 def brute_prune(tree: DraftTree, transitions: list[float], threshold: float, cap: int) -> list[int]:

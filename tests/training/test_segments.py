@@ -29,7 +29,8 @@ def ragged_batch() -> Batch:
 
 def pair(architecture: str, mode: str):
     target = tiny_target(architecture)
-    return target, tiny_speculator(target, mode=mode, root_rank=2 if mode == "lossless" else 0)
+    own = dict(root_rank=2, transition_rank=2) if mode == "lossless" else dict(pruning_layer=3)
+    return target, tiny_speculator(target, mode=mode, **own)
 
 
 def losses_of(target, speculator, batch: Batch, num_segments: int | None) -> StreamLosses:
@@ -90,14 +91,19 @@ def test_the_dense_reference_equals_one_sample_at_a_time_and_explicit_masks(arch
         rows.num_stream_rows = rows.hidden.shape[1] - length
         with speculator.acting_on(adapted, rows):
             hidden = adapted.run_layers(speculator.msa_layers(adapted), rows, None).hidden
-        logits = adapted.logits(hidden)[0].log_softmax(-1)
+        raw = adapted.logits(hidden)[0]
+        logits = raw.log_softmax(-1)
         for place, position in enumerate(positions.tolist()):
             token = int(labels.next_tokens[0, place])
             main_loss, rows_used = main_loss - logits[position, token], rows_used + 1
             for stream in range(gamma):
                 token = int(labels.tokens[0, place, stream])
                 if token != NO_LABEL:
-                    line = logits[length + place * gamma + stream]
+                    line = raw[length + place * gamma + stream]
+                    if speculator.transitions is not None:
+                        before = alone.ids[0, position + 1 + stream]
+                        line = line + speculator.transition_scores(target, before[None])[0]
+                    line = line.log_softmax(-1)
                     stream_losses[stream] = stream_losses[stream] - line[token]
                     counts[stream] += 1
     dense = losses_of(target, speculator, batch, None)

@@ -158,39 +158,54 @@ def most_confident(tree: DraftTree, budget: int) -> list[int]:
     return sorted(kept)
 
 
+Children = list[tuple[int, float]]
+"""Candidates of one level as children of one parent: (place among the candidates, probability),
+most probable first."""
+
+
 def grow_best_first(
-    root: int, level_tokens: list[list[int]], level_probabilities: list[list[float]], budget: int
+    root: int, level_tokens: list[list[int]], level_children: list[list[Children]], budget: int
 ) -> DraftTree:
-    """The `budget` most probable nodes (root included) of the tree whose levels are independent.
+    """The `budget` most probable nodes (root included) of a tree whose levels have candidates.
 
-    level_tokens, level_probabilities: one list per depth, most probable first; every node of depth
-    d - 1 can have every token of depth d as a child, and a node's probability is the product along
-    its path. Nodes come out in order of probability, so the result is exactly the best tree.
+    level_tokens: the candidates of each depth; level_children: for each depth the children of each
+    candidate of the depth above (of the root alone at first). A node's probability is the product
+    along its path. Nodes come out in order of probability, so the result is exactly the best tree.
 
-    >>> tree = grow_best_first(7, [[1, 2], [3, 4]], [[0.6, 0.4], [0.9, 0.1]], 4)
+    >>> tree = grow_best_first(7, [[1, 2], [3, 4]], alike([[0.6, 0.4], [0.9, 0.1]]), 4)
     >>> tree.tokens, tree.parents
     ([7, 1, 3, 2], [-1, 0, 1, 0])
     """
     tokens, parents, confidences = [root], [-1], [1.0]
-    frontier: list[tuple[float, int, int, int, int]] = []
+    frontier: list[tuple[float, int, int, int, int, int]] = []
     tie = 0
 
-    def offer(parent: int, depth: int, rank: int) -> None:
+    def offer(parent: int, depth: int, above: int, rank: int) -> None:
         nonlocal tie
-        if depth < len(level_tokens) and rank < len(level_tokens[depth]):
+        if depth < len(level_children) and rank < len(level_children[depth][above]):
             tie += 1
-            probability = confidences[parent] * level_probabilities[depth][rank]
-            heapq.heappush(frontier, (-probability, tie, parent, depth, rank))
+            probability = confidences[parent] * level_children[depth][above][rank][1]
+            heapq.heappush(frontier, (-probability, tie, parent, depth, above, rank))
 
-    offer(0, 0, 0)
+    offer(0, 0, 0, 0)
     while frontier and len(tokens) < budget:
-        worth, _, parent, depth, rank = heapq.heappop(frontier)
-        tokens.append(level_tokens[depth][rank])
+        worth, _, parent, depth, above, rank = heapq.heappop(frontier)
+        place = level_children[depth][above][rank][0]
+        tokens.append(level_tokens[depth][place])
         parents.append(parent)
         confidences.append(-worth)
-        offer(parent, depth, rank + 1)
-        offer(len(tokens) - 1, depth + 1, 0)
+        offer(parent, depth, above, rank + 1)
+        offer(len(tokens) - 1, depth + 1, place, 0)
     return DraftTree(tokens, parents, confidences)
+
+
+def alike(level_probabilities: list[list[float]]) -> list[list[Children]]:
+    """Children of levels that are independent: the same for all parents. Most probable first."""
+    above = [1, *map(len, level_probabilities)]
+    return [
+        [list(enumerate(probabilities))] * count
+        for probabilities, count in zip(level_probabilities, above, strict=False)
+    ]
 
 
 def prune(tree: DraftTree, transitions: list[float], threshold: float, cap: int) -> list[int]:

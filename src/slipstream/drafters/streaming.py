@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.tree import DraftTree, grow_best_first, prune
+from slipstream.core.tree import Children, DraftTree, alike, grow_best_first, prune
 from slipstream.drafters.base import Context, Drafter, Step
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
@@ -24,6 +24,8 @@ from slipstream.targets.packed import is_packed
 from slipstream.targets.target import Rows, Target
 
 SCHEDULES = ("fused", "deferred")
+CANDIDATES = 4
+"""Where transitions choose among a stream's tokens: so many times `top_k` are looked at."""
 
 
 class Streaming(Drafter):
@@ -100,11 +102,37 @@ class Streaming(Drafter):
                 logits = self.target.logits(streams[:levels]).float()
                 if not context.sampling.greedy:
                     logits = logits / context.sampling.temperature
-                best = logits.softmax(-1).topk(min(self.top_k, logits.shape[-1]))
-                probabilities, tokens = best.values.tolist(), best.indices.tolist()
-            tree = grow_best_first(root, tokens, probabilities, budget)
+                tokens, children = self._candidates(root, logits.softmax(-1))
+            tree = grow_best_first(root, tokens, children, budget)
         self.tree = tree
         return tree
+
+    def _candidates(
+        self, root: int, probabilities: torch.Tensor
+    ) -> tuple[list[list[int]], list[list[Children]]]:
+        """Candidate tokens of each level, and how probable each is as a child of those above.
+
+        probabilities: (levels, V) of the streams.
+        """
+        if self.speculator.transitions is None:
+            best = probabilities.topk(min(self.top_k, probabilities.shape[-1]))
+            return best.indices.tolist(), alike(best.values.tolist())
+        best = probabilities.topk(min(CANDIDATES * self.top_k, probabilities.shape[-1]))
+        above = torch.full_like(best.indices[:1], root)
+        scores = self.speculator.transition_scores(
+            self.target, torch.cat([above, best.indices[:-1]]), best.indices
+        )
+        # (levels, parents, candidates); a token that is no candidate keeps its probability.
+        weights = best.values[:, None] * scores.float().exp()
+        others = 1 - best.values.sum(-1)[:, None, None]
+        weights = weights / (weights.sum(-1, keepdim=True) + others)
+        ranked = weights.topk(min(self.top_k, weights.shape[-1]))
+        places, values = ranked.indices.tolist(), ranked.values.tolist()
+        children = [
+            [list(zip(*parent, strict=True)) for parent in zip(*level, strict=True)]
+            for level in zip(places, values, strict=True)
+        ]
+        return best.indices.tolist(), children
 
     def observe(self, context: Context, step: Step) -> None:
         """Keep what the last accepted node has to say about its future."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import nn
 
 from slipstream.assets import locate
@@ -109,12 +110,7 @@ def load_speculator(folder: str | Path, target: Target) -> nn.Module:
             f"({error}); copy or train it again"
         ) from error
     path = Path(folder) / WEIGHTS
-    try:
-        tensors = safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(
-            f"speculator: {path} is missing or corrupt ({error}); copy or train it again"
-        ) from error
+    tensors = _read_tensors(path)
     expected = {name: tensor.shape for name, tensor in speculator.state_dict().items()}
     found = {name: tensor.shape for name, tensor in tensors.items()}
     wrong = sorted(
@@ -127,6 +123,36 @@ def load_speculator(folder: str | Path, target: Target) -> nn.Module:
         )
     speculator.load_state_dict(tensors)
     return speculator.to(target.device).eval()
+
+
+def start_from_speculator(speculator: nn.Module, folder: str | Path) -> None:
+    """Take over the tensors of a speculator folder that `speculator` has in the same shape.
+
+    Raises `InputError` when the folder cannot be read or shares none.
+    """
+    folder = Path(locate(folder))
+    read_config(folder)
+    tensors, own = _read_tensors(folder / WEIGHTS), speculator.state_dict()
+    common = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name in own and own[name].shape == tensor.shape
+    }
+    if not common:
+        raise InputError(
+            f"training.start_from: {folder} shares no tensor with the speculator to be trained; "
+            "give a folder of the same target and speculator.* settings, or null"
+        )
+    speculator.load_state_dict(common, strict=False)
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(
+            f"speculator: {path} is missing or corrupt ({error}); copy or train it again"
+        ) from error
 
 
 def _is_speculator(folder: Path) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.core.cache import TrainingCache
@@ -93,7 +94,8 @@ class _Batch:
         tokens = self.labels.tokens[:, columns][used]
         known = tokens != NO_LABEL
         streams = streams.unflatten(1, (-1, self.speculator.num_streams))[used][known]
-        losses, guesses = self._head_loss(streams, tokens[known])
+        parents = torch.cat([next_tokens[used][:, None], tokens[:, :-1]], dim=1)[known]
+        losses, guesses = self._stream_loss(streams, parents, tokens[known])
         places = known.nonzero()[:, 1]
         per_stream = losses.new_zeros(self.speculator.num_streams)
         early = early[used].detach()
@@ -105,6 +107,15 @@ class _Batch:
             per_stream.index_add(0, places, losses),
             per_stream.index_add(0, places, (guesses == tokens[known]).to(losses.dtype)),
         )  # fmt: skip
+
+    def _stream_loss(self, streams, parents, tokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of (M, D) streams; parents: (M,) the tokens before those that they are to predict."""
+        if self.speculator.transitions is None:
+            return self._head_loss(streams, tokens)
+        logits = self.target.logits(streams)
+        logits = logits + self.speculator.transition_scores(self.target, parents)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits, tokens, reduction="none"), logits.argmax(-1)
 
     def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple:
         return head_loss(self.target.head, self.target.norm(hidden), labels)

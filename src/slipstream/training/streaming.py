@@ -19,7 +19,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.streaming import Streaming
-from slipstream.speculators.checkpoint import save_speculator
+from slipstream.speculators.checkpoint import save_speculator, start_from_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
@@ -35,7 +35,8 @@ class StreamingTraining(L.LightningModule):
     streams are not told the root, so that a speculator that may be told it (`root_rank`) also
     serves the fused schedule, which cannot. num_segments: parts of a completion that are worked on
     one after the other, None for all at once. validation_prompts: how many prompts are decoded at
-    each validation, with trees of `validation_budget` nodes.
+    each validation, with trees of `validation_budget` nodes. start_from: folder of a speculator of
+    the same target, whose tensors are taken over where this one has them, too.
     """
 
     title = "Streaming speculator"
@@ -53,6 +54,7 @@ class StreamingTraining(L.LightningModule):
         num_segments: int | None,
         validation_prompts: int,
         validation_budget: int,
+        start_from: str | None,
     ):
         super().__init__()
         if target is None or speculator is None:
@@ -71,6 +73,8 @@ class StreamingTraining(L.LightningModule):
         self.main_weight = float(shared) if main_weight is None else main_weight
         self.num_segments = num_segments
         self.target, self.speculator = target, StreamingSpeculator(target, speculator)
+        if start_from is not None:
+            start_from_speculator(self.speculator, start_from)
         self.frozen = target.model.requires_grad_(False)
         self.register_buffer("stream_weights", torch.tensor(weights), persistent=False)
         self.learning_rate, self.weight_decay = learning_rate, weight_decay

@@ -24,6 +24,8 @@ class StreamingConfig:
     take the low-rank adapter alone). initialisation_rank: rank eta of f_eta, 0 for the identity.
     root_rank: rank of the map that tells deferred streams the root of the tree they draft, which
     is decided before they run; 0 for streams that never know it, as in the paper.
+    transition_rank: rank of the scores that prefer some pairs of a token and the next one when a
+    tree is grown; 0 for streams that propose independently, as in the paper.
     stream_positions: 'shifted' gives stream j of position t the rotary position t + j, 'same'
     gives it t; learned positions are always those of t. value_rotation: epsilon of Eq. 8, which
     tells streams apart by rotated values, or 0 for stream embeddings. attended_tokens: p of
@@ -39,6 +41,7 @@ class StreamingConfig:
     mlp: str = "base+adapter"
     initialisation_rank: int = 0
     root_rank: int = 0
+    transition_rank: int = 0
     stream_positions: str = "shifted"
     value_rotation: float = 0.0
     attended_tokens: int = 0
@@ -54,6 +57,7 @@ class StreamingConfig:
             ("initialisation_rank", 0),
             ("root_rank", 0),
             ("attended_tokens", 0),
+            ("transition_rank", 0),
             ("pruning_rank", 1),
         ):
             value = getattr(self, field)

@@ -59,6 +59,8 @@ class StreamingSpeculator(nn.Module):
                 skip_mlp=self.config.mlp == "adapter",
             )
         self.pruning = LowRank(width, width, self.config.pruning_rank)
+        rank = self.config.transition_rank
+        self.transitions = Transitions(target.embedding_size, rank) if rank else None
         self.lora = None
         if config.mode == "shared":
             self._adapted, trained = with_lora(target, config.lora)
@@ -146,9 +148,8 @@ class StreamingSpeculator(nn.Module):
         """
         embeddings = None
         if self.root is not None:
-            embeddings = target.token_embeddings(roots.clamp(min=0))
-            known = (roots >= 0).unsqueeze(-1)
-            embeddings = F.rms_norm(embeddings, embeddings.shape[-1:]) * known
+            embeddings = _normed_embeddings(target, roots.clamp(min=0))
+            embeddings = embeddings * (roots >= 0).unsqueeze(-1)
         streams, mask = (
             self.streams_of(hidden, embeddings),
             stream_mask(main_mask, self.num_streams),
@@ -207,6 +208,20 @@ class StreamingSpeculator(nn.Module):
         """Pruning head: (..., D) at layer L - N_s -> (..., V) next-token logits."""
         return target.logits(hidden + self.pruning(hidden))
 
+    def transition_scores(
+        self, target: Target, parents: torch.Tensor, children: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """What to add to a stream's logits when the token before is known.
+
+        parents: (..., P) tokens; children: (..., C) tokens, None for the whole vocabulary. Returns
+        (..., P, C), or (..., P, V).
+        """
+        if children is None:
+            children = torch.arange(target.vocab_size, device=parents.device)
+        return self.transitions(
+            _normed_embeddings(target, parents), _normed_embeddings(target, children)
+        )
+
     def num_extra_parameters(self) -> int:
         """Trained parameters beside the adapters (the paper's "extra parameters")."""
         adapters = [part for part in (self.adapters, self.lora) if part is not None]
@@ -215,3 +230,24 @@ class StreamingSpeculator(nn.Module):
 
 def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+class Transitions(nn.Module):
+    """Low-rank scores of token pairs, from their embeddings; zero at first."""
+
+    def __init__(self, embedding_size: int, rank: int):
+        super().__init__()
+        self.parent = nn.Parameter(torch.empty(rank, embedding_size))
+        self.child = nn.Parameter(torch.zeros(rank, embedding_size))
+        nn.init.normal_(self.parent, std=embedding_size**-0.5)
+
+    def forward(self, parents: torch.Tensor, children: torch.Tensor) -> torch.Tensor:
+        """(..., P, E) and (..., C, E) -> (..., P, C)."""
+        queries, keys = F.linear(parents, self.parent), F.linear(children, self.child)
+        return queries @ keys.transpose(-1, -2)
+
+
+def _normed_embeddings(target: Target, tokens: torch.Tensor) -> torch.Tensor:
+    """(..., E) token embeddings of unit size, whatever the target's are."""
+    embeddings = target.token_embeddings(tokens)
+    return F.rms_norm(embeddings, embeddings.shape[-1:])
