@@ -131,9 +131,14 @@ def _hook_beside(module: nn.Module, adapter: LowRank, rows: Rows):
     """Add the adapter's output to the stream rows of `module`'s output."""
 
     def add(_, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-        first = rows.num_nodes
+        first, shape = rows.num_nodes, output.shape
+        if output.ndim == 2:  # OPT flattens (B, R) around its MLP
+            inputs = [part.unflatten(0, (-1, rows.hidden.shape[1])) for part in inputs]
+            output = output.unflatten(0, (-1, rows.hidden.shape[1]))
         streams = output[..., first:, :] + adapter(inputs[0][..., first:, :])
-        return torch.cat([output[..., :first, :], streams], dim=-2) if first else streams
+        if first:
+            streams = torch.cat([output[..., :first, :], streams], dim=-2)
+        return streams.view(shape)
 
     return module.register_forward_hook(add)
 
