@@ -55,7 +55,7 @@ class Streaming(Drafter):
         self.schedule, self.top_k = schedule, top_k
         self.prune_threshold, self.prune_cap = prune_threshold, prune_cap
         self.target: Target | None = None
-        self.merged = None
+        self.merged = self.tables = None
         self.visitor: _StreamVisitor | None = None
 
     @property
@@ -70,6 +70,8 @@ class Streaming(Drafter):
         self.visitor = _StreamVisitor(self)
         if self.speculator.adapters is not None and not self.fused:
             self.merged = self.speculator.adapters.merged_layers(target)
+        if self.speculator.transitions is not None:
+            self.tables = self.speculator.transition_tables(target)
 
     def begin(self, context: Context) -> None:
         self.visitor.tree = None
@@ -100,14 +102,14 @@ class Streaming(Drafter):
 
         probabilities: (levels, V) of the streams.
         """
-        if self.speculator.transitions is None:
+        if self.tables is None:
             best = probabilities.topk(min(self.top_k, probabilities.shape[-1]))
             return best.indices.tolist(), alike(best.values.tolist())
         best = probabilities.topk(min(CANDIDATES * self.top_k, probabilities.shape[-1]))
         above = torch.full_like(best.indices[:1], root)
-        scores = self.speculator.transition_scores(
-            self.target, torch.cat([above, best.indices[:-1]]), best.indices
-        )
+        queries, keys = self.tables
+        parents = torch.cat([above, best.indices[:-1]])
+        scores = queries[parents] @ keys[best.indices].transpose(-1, -2)
         # (levels, parents, candidates); a token that is no candidate keeps its probability.
         weights = best.values[:, None] * scores.float().exp()
         others = 1 - best.values.sum(-1)[:, None, None]
