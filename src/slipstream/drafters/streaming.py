@@ -4,8 +4,8 @@ Schedule *fused*: every node row of the verifying forward carries streams, and t
 accepted node become the next tree. Schedule *deferred*: the streams of that node alone run in a
 short pass over the MSA layers after verification; they draft from the same states, and may be told
 the root (`root_rank`). Which schedule is faster depends on the device. Children are the streams'
-most probable tokens, so proposals are deterministic. The pruning head may drop unlikely nodes in
-the middle of the forward.
+most probable tokens (where there are transition scores, given their parent), so proposals are
+deterministic. The pruning head may drop unlikely nodes in the middle of the forward.
 """
 
 from collections.abc import Iterator

@@ -21,9 +21,8 @@ class StreamingConfig:
     root of the tree they draft, which is decided before they run; 0 for streams that never know
     it, as in the paper. transition_rank: rank of the scores that prefer some pairs of a token and
     the next one when a tree is grown; 0 for streams that propose independently, as in the paper.
-    stream_positions: 'shifted' gives stream j of position t the
-    rotary position t + j, 'same' gives it t; learned positions are always those of t.
-    pruning_rank: rank of the pruning head.
+    stream_positions: 'shifted' gives stream j of position t the rotary position t + j, 'same'
+    gives it t; learned positions are always those of t. pruning_rank: rank of the pruning head.
     """
 
     num_streams: int = 4
