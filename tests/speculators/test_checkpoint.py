@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,12 @@ import torch
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
 from slipstream.core.errors import InputError
-from slipstream.speculators.checkpoint import load_speculator, read_config, save_speculator
+from slipstream.speculators.checkpoint import (
+    load_speculator,
+    read_config,
+    save_speculator,
+    start_from_speculator,
+)
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.loading import load_target
@@ -297,3 +303,22 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path, target):
     with pytest.raises(InputError, match="thesis"):
         save_speculator(place, random_speculator(target), target, 5, "# A")
     assert content(place) == {"chapter.txt": b"mine"}
+
+
+def test_a_speculator_with_more_parts_takes_over_what_it_has_in_common(target, folder):
+    more = StreamingSpeculator(target, replace(CONFIG, transition_rank=2, root_rank=3))
+    before = {name: tensor.clone() for name, tensor in more.state_dict().items()}
+    start_from_speculator(more, folder)
+    known = random_speculator(target).state_dict()
+    assert len(before) > len(known)
+    for name, tensor in more.state_dict().items():
+        assert torch.equal(tensor, known.get(name, before[name])), name
+
+
+def test_a_folder_with_nothing_in_common_is_no_start(target, folder):
+    change_tensors(folder, lambda tensors: [tensors.pop(name) for name in list(tensors)[1:]])
+    change_tensors(folder, lambda tensors: tensors.update(other=tensors.pop(next(iter(tensors)))))
+    with pytest.raises(InputError, match=r"training\.start_from: .* shares no tensor"):
+        start_from_speculator(random_speculator(target), folder)
+    with pytest.raises(InputError, match="cannot be read"):
+        start_from_speculator(random_speculator(target), folder / "absent")

@@ -4,8 +4,8 @@ Schedule *fused*: every node row of the verifying forward carries streams, and t
 accepted node become the next tree. Schedule *deferred*: the streams of that node alone run in a
 short pass over the MSA layers after verification; they draft from the same states, and may be told
 the root (`root_rank`). Which schedule is faster depends on the device. Children are the streams'
-most probable tokens, so proposals are deterministic. The pruning head may drop unlikely nodes in
-the middle of the forward.
+most probable tokens (where there are transition scores, given their parent), so proposals are
+deterministic. The pruning head may drop unlikely nodes in the middle of the forward.
 """
 
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ class Streaming(Drafter):
         self.schedule, self.top_k = schedule, top_k
         self.prune_threshold, self.prune_cap = prune_threshold, prune_cap
         self.target: Target | None = None
-        self.merged = None
+        self.merged = self.tables = None
         self.tree: DraftTree | None = None
         self.streams: _Streams | None = None
 
@@ -81,6 +81,8 @@ class Streaming(Drafter):
         self.visitors = [Pruning(self), self.streams]
         if not self.fused:
             self.merged = self.speculator.merged_layers(target)
+        if self.speculator.transitions is not None:
+            self.tables = self.speculator.transition_tables(target)
         return target
 
     def begin(self, context: Context) -> None:
@@ -114,14 +116,14 @@ class Streaming(Drafter):
 
         probabilities: (levels, V) of the streams.
         """
-        if self.speculator.transitions is None:
+        if self.tables is None:
             best = probabilities.topk(min(self.top_k, probabilities.shape[-1]))
             return best.indices.tolist(), alike(best.values.tolist())
         best = probabilities.topk(min(CANDIDATES * self.top_k, probabilities.shape[-1]))
         above = torch.full_like(best.indices[:1], root)
-        scores = self.speculator.transition_scores(
-            self.target, torch.cat([above, best.indices[:-1]]), best.indices
-        )
+        queries, keys = self.tables
+        parents = torch.cat([above, best.indices[:-1]])
+        scores = queries[parents] @ keys[best.indices].transpose(-1, -2)
         # (levels, parents, candidates); a token that is no candidate keeps its probability.
         weights = best.values[:, None] * scores.float().exp()
         others = 1 - best.values.sum(-1)[:, None, None]

@@ -208,18 +208,22 @@ class StreamingSpeculator(nn.Module):
         """Pruning head: (..., D) at layer L - N_s -> (..., V) next-token logits."""
         return target.logits(hidden + self.pruning(hidden))
 
-    def transition_scores(
-        self, target: Target, parents: torch.Tensor, children: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """What to add to a stream's logits when the token before is known.
+    def transition_scores(self, target: Target, parents: torch.Tensor) -> torch.Tensor:
+        """What to add to a stream's logits, (..., V), when the token before it is known, (...)."""
+        everything = torch.arange(target.vocab_size, device=parents.device)
+        queries = F.linear(_normed_embeddings(target, parents), self.transitions.parent)
+        keys = F.linear(_normed_embeddings(target, everything), self.transitions.child)
+        return queries @ keys.t()
 
-        parents: (..., P) tokens; children: (..., C) tokens, None for the whole vocabulary. Returns
-        (..., P, C), or (..., P, V).
-        """
-        if children is None:
-            children = torch.arange(target.vocab_size, device=parents.device)
-        return self.transitions(
-            _normed_embeddings(target, parents), _normed_embeddings(target, children)
+    @torch.no_grad()
+    def transition_tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two (V, rank) tables: scores of pairs are products of their lines."""
+        embeddings = _normed_embeddings(
+            target, torch.arange(target.vocab_size, device=target.device)
+        )
+        return (
+            F.linear(embeddings, self.transitions.parent),
+            F.linear(embeddings, self.transitions.child),
         )
 
     def num_extra_parameters(self) -> int:
@@ -233,18 +237,13 @@ def _count(module: nn.Module) -> int:
 
 
 class Transitions(nn.Module):
-    """Low-rank scores of token pairs, from their embeddings; zero at first."""
+    """Low-rank scores of token pairs, e_parent^T A^T B e_child; zero at first."""
 
     def __init__(self, embedding_size: int, rank: int):
         super().__init__()
         self.parent = nn.Parameter(torch.empty(rank, embedding_size))
         self.child = nn.Parameter(torch.zeros(rank, embedding_size))
         nn.init.normal_(self.parent, std=embedding_size**-0.5)
-
-    def forward(self, parents: torch.Tensor, children: torch.Tensor) -> torch.Tensor:
-        """(..., P, E) and (..., C, E) -> (..., P, C)."""
-        queries, keys = F.linear(parents, self.parent), F.linear(children, self.child)
-        return queries @ keys.transpose(-1, -2)
 
 
 def _normed_embeddings(target: Target, tokens: torch.Tensor) -> torch.Tensor:
