@@ -20,7 +20,7 @@ def test_children_have_the_probabilities_of_stream_and_transition_together(draft
     logits = torch.randn(3, VOCABULARY, dtype=torch.float64)
     tokens, children = drafter._candidates(7, logits.softmax(-1))
     every = torch.arange(VOCABULARY)
-    scores = drafter.speculator.transition_scores(drafter.target, every)
+    scores = drafter.speculator.transitions(drafter.target, every)
     assert scores.shape == (VOCABULARY, VOCABULARY) and scores.std() > 0.1
     for level in range(3):
         parents = [7] if level == 0 else tokens[level - 1]
@@ -45,6 +45,6 @@ def test_tokens_that_are_no_candidates_keep_their_share(drafter):
 
 def test_scores_move_probability_to_the_tokens_that_follow(drafter):
     uniform = torch.full((1, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64)
-    scores = drafter.speculator.transition_scores(drafter.target, torch.tensor([11]))[0]
+    scores = drafter.speculator.transitions(drafter.target, torch.tensor([11]))[0]
     tokens, children = drafter._candidates(11, uniform)
     assert tokens[0][children[0][0][0][0]] == int(scores.argmax())

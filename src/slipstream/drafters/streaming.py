@@ -71,7 +71,7 @@ class Streaming(Drafter):
         if self.speculator.adapters is not None and not self.fused:
             self.merged = self.speculator.adapters.merged_layers(target)
         if self.speculator.transitions is not None:
-            self.tables = self.speculator.transition_tables(target)
+            self.tables = self.speculator.transitions.tables(target)
 
     def begin(self, context: Context) -> None:
         self.visitor.tree = None

@@ -117,7 +117,7 @@ class StreamingTraining(L.LightningModule):
         logits, tokens = target.logits(streams[used]), labels.tokens[used]
         if speculator.transitions is not None:
             parents = torch.cat([labels.next_tokens[used][:, None], tokens[:, :-1]], dim=1)
-            logits = logits + speculator.transition_scores(target, parents.clamp(min=0))
+            logits = logits + speculator.transitions(target, parents.clamp(min=0))
         losses, accuracies, _ = stream_loss(logits, tokens)
         early = speculator.early_exit_logits(target, hidden[used])
         return losses, accuracies, F.cross_entropy(early.float(), labels.next_tokens[used])

@@ -3,7 +3,7 @@
 Stream embeddings P_j, the initialisation f_eta, adapters on stream rows and the pruning head. Its
 two step functions, `add_streams` and `run_streams`, serve training and decoding alike. It knows
 rows of a target, not trees, drafts or losses. Paper: section 2, Eqs. 2 and 4; what streams may
-know of the root is an addition of this project.
+know of the root, and scores of token pairs, are additions of this project.
 """
 
 from contextlib import nullcontext
@@ -131,24 +131,6 @@ class StreamingSpeculator(nn.Module):
         """Pruning head: (..., D) at layer L - N_s -> (..., V) next-token logits."""
         return target.logits(hidden + self.pruning(hidden))
 
-    def transition_scores(self, target: Target, parents: torch.Tensor) -> torch.Tensor:
-        """What to add to a stream's logits, (..., V), when the token before it is known, (...)."""
-        everything = torch.arange(target.vocab_size, device=parents.device)
-        queries = F.linear(_normed_embeddings(target, parents), self.transitions.parent)
-        keys = F.linear(_normed_embeddings(target, everything), self.transitions.child)
-        return queries @ keys.t()
-
-    @torch.no_grad()
-    def transition_tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two (V, rank) tables: scores of pairs are products of their lines."""
-        embeddings = _normed_embeddings(
-            target, torch.arange(target.vocab_size, device=target.device)
-        )
-        return (
-            F.linear(embeddings, self.transitions.parent),
-            F.linear(embeddings, self.transitions.child),
-        )
-
     def num_extra_parameters(self) -> int:
         """Trained parameters beside the adapters (the paper's "extra parameters")."""
         adapters = sum(p.numel() for p in self.adapters.parameters()) if self.adapters else 0
@@ -156,7 +138,10 @@ class StreamingSpeculator(nn.Module):
 
 
 class Transitions(nn.Module):
-    """Low-rank scores of token pairs, e_parent^T A^T B e_child; zero at first."""
+    """Low-rank scores of pairs: what a token adds to the logits of the one after it.
+
+    From the target's embeddings of both, at unit size whatever theirs is; zero at first.
+    """
 
     def __init__(self, embedding_size: int, rank: int):
         super().__init__()
@@ -164,8 +149,28 @@ class Transitions(nn.Module):
         self.child = nn.Parameter(torch.zeros(rank, embedding_size))
         nn.init.normal_(self.parent, std=embedding_size**-0.5)
 
+    def forward(self, target: Target, parents: torch.Tensor) -> torch.Tensor:
+        """(...) tokens -> (..., V) scores of what may follow."""
+        return self._queries(target, parents) @ self._keys(target).t()
+
+    @torch.no_grad()
+    def tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two (V, rank) tables; the score of a pair is the product of the parent's line in the
+        first and the child's in the second."""
+        return self._queries(target, _vocabulary(target)), self._keys(target)
+
+    def _queries(self, target: Target, tokens: torch.Tensor) -> torch.Tensor:
+        return F.linear(_normed_embeddings(target, tokens), self.parent)
+
+    def _keys(self, target: Target) -> torch.Tensor:
+        return F.linear(_normed_embeddings(target, _vocabulary(target)), self.child)
+
+
+def _vocabulary(target: Target) -> torch.Tensor:
+    return torch.arange(target.vocab_size, device=target.device)
+
 
 def _normed_embeddings(target: Target, tokens: torch.Tensor) -> torch.Tensor:
-    """(..., E) token embeddings of unit size, whatever the target's are."""
+    """(...) tokens -> (..., E) embeddings of unit size, whatever the target's are."""
     embeddings = target.token_embeddings(tokens)
     return F.rms_norm(embeddings, embeddings.shape[-1:])
