@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.tree import Children, DraftTree, alike, grow_best_first, prune
+from slipstream.core.tree import Children, DraftTree, grow_best_first, independent_children, prune
 from slipstream.drafters.base import Context, Drafter, Step
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
@@ -104,7 +104,7 @@ class Streaming(Drafter):
         """
         if self.tables is None:
             best = probabilities.topk(min(self.top_k, probabilities.shape[-1]))
-            return best.indices.tolist(), alike(best.values.tolist())
+            return best.indices.tolist(), independent_children(best.values.tolist())
         best = probabilities.topk(min(CANDIDATES * self.top_k, probabilities.shape[-1]))
         above = torch.full_like(best.indices[:1], root)
         queries, keys = self.tables
