@@ -40,8 +40,8 @@ class StreamingTraining(L.LightningModule):
     stream_weights: alpha_j per stream, or None for 1 each. root_dropout: the share of training rows
     whose streams are not told the root, so that a speculator that may be told it (`root_rank`) also
     serves the fused schedule, which cannot. validation_prompts: how many prompts are decoded at
-    each validation, with trees of `validation_budget` nodes. start_from: folder of a speculator of
-    the same target, whose tensors are taken over where this one has them, too.
+    each validation, with trees of `validation_budget` nodes. start_from: folder of a speculator
+    whose tensors are taken over where this one has them in the same shape.
     """
 
     title = "Streaming speculator"
