@@ -115,9 +115,9 @@ class StreamingTraining(L.LightningModule):
         streams = streams.unflatten(1, (-1, speculator.num_streams))
         used = labels.next_tokens != NO_LABEL
         logits, tokens = target.logits(streams[used]), labels.tokens[used]
-        if speculator.transitions is not None:
-            parents = torch.cat([labels.next_tokens[used][:, None], tokens[:, :-1]], dim=1)
-            logits = logits + speculator.transitions(target, parents.clamp(min=0))
+        parents = torch.cat([labels.next_tokens[used][:, None], tokens[:, :-1]], dim=1).clamp(min=0)
+        texts, known = batch.ids[used.nonzero()[:, 0]], labels.positions[used] + 2
+        logits = speculator.add_pair_scores(target, logits, parents, texts, known)
         losses, accuracies, _ = stream_loss(logits, tokens)
         early = speculator.early_exit_logits(target, hidden[used])
         return losses, accuracies, F.cross_entropy(early.float(), labels.next_tokens[used])

@@ -21,6 +21,8 @@ class StreamingConfig:
     root of the tree they draft, which is decided before they run; 0 for streams that never know
     it, as in the paper. transition_rank: rank of the scores that prefer some pairs of a token and
     the next one when a tree is grown; 0 for streams that propose independently, as in the paper.
+    copy_scores: whether pairs that occur in the text so far are preferred by a learned measure;
+    false in the paper.
     stream_positions: 'shifted' gives stream j of position t the rotary position t + j, 'same'
     gives it t; learned positions are always those of t. pruning_rank: rank of the pruning head.
     """
@@ -32,6 +34,7 @@ class StreamingConfig:
     initialisation_rank: int = 0
     root_rank: int = 0
     transition_rank: int = 0
+    copy_scores: bool = False
     stream_positions: str = "shifted"
     pruning_rank: int = 8
 
@@ -48,6 +51,8 @@ class StreamingConfig:
             value = getattr(self, field)
             if type(value) is not int or value < least:
                 raise InputError(f"speculator.{field}: must be a whole number of at least {least}")
+        if type(self.copy_scores) is not bool:
+            raise InputError("speculator.copy_scores: must be true or false")
         for field, variants in (("mlp", MLP_VARIANTS), ("stream_positions", POSITION_VARIANTS)):
             if getattr(self, field) not in variants:
                 raise InputError(f"speculator.{field}: must be one of {', '.join(variants)}")

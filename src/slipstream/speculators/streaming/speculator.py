@@ -16,6 +16,7 @@ from slipstream.core.cache import StepCache
 from slipstream.core.masks import causal_mask, stream_mask
 from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters
 from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.speculators.streaming.pairs import CopyScores, Transitions, normed_embeddings
 from slipstream.targets.target import Rows, Target
 
 
@@ -51,6 +52,9 @@ class StreamingSpeculator(nn.Module):
         self.pruning = LowRank(width, width, self.config.pruning_rank)
         rank = self.config.transition_rank
         self.transitions = Transitions(target.embedding_size, rank) if rank else None
+        self.copying = None
+        if self.config.copy_scores:
+            self.copying = CopyScores(target.embedding_size, self.num_streams)
 
     def msa_layers(self, target: Target) -> range:
         return range(self.first_layer, target.num_layers)
@@ -111,7 +115,7 @@ class StreamingSpeculator(nn.Module):
         """
         embeddings = None
         if self.root is not None:
-            embeddings = _normed_embeddings(target, roots.clamp(min=0))
+            embeddings = normed_embeddings(target, roots.clamp(min=0))
             embeddings = embeddings * (roots >= 0).unsqueeze(-1)
         rows = Rows(
             self.streams_of(hidden, embeddings),
@@ -127,6 +131,25 @@ class StreamingSpeculator(nn.Module):
         """A context in which the adapters act on rows from `first_row` on."""
         return self.adapters.active(target, first_row) if self.adapters else nullcontext()
 
+    def add_pair_scores(
+        self,
+        target: Target,
+        logits: torch.Tensor,
+        parents: torch.Tensor,
+        texts: torch.Tensor,
+        lengths: torch.Tensor,
+    ) -> torch.Tensor:
+        """(M, gamma, V) logits of streams and what the tokens before theirs add to them.
+
+        parents: (M, gamma) the token before each stream's; texts: (M, T) and lengths: (M,), the
+        tokens known when the streams run, the root the last of them.
+        """
+        if self.transitions is not None:
+            logits = logits + self.transitions(target, parents)
+        if self.copying is not None:
+            logits = self.copying.add_to(logits, target, parents, texts, lengths)
+        return logits
+
     def early_exit_logits(self, target: Target, hidden: torch.Tensor) -> torch.Tensor:
         """Pruning head: (..., D) at layer L - N_s -> (..., V) next-token logits."""
         return target.logits(hidden + self.pruning(hidden))
@@ -135,42 +158,3 @@ class StreamingSpeculator(nn.Module):
         """Trained parameters beside the adapters (the paper's "extra parameters")."""
         adapters = sum(p.numel() for p in self.adapters.parameters()) if self.adapters else 0
         return sum(p.numel() for p in self.parameters()) - adapters
-
-
-class Transitions(nn.Module):
-    """Low-rank scores of pairs: what a token adds to the logits of the one after it.
-
-    From the target's embeddings of both, at unit size whatever theirs is; zero at first.
-    """
-
-    def __init__(self, embedding_size: int, rank: int):
-        super().__init__()
-        self.parent = nn.Parameter(torch.empty(rank, embedding_size))
-        self.child = nn.Parameter(torch.zeros(rank, embedding_size))
-        nn.init.normal_(self.parent, std=embedding_size**-0.5)
-
-    def forward(self, target: Target, parents: torch.Tensor) -> torch.Tensor:
-        """(...) tokens -> (..., V) scores of what may follow."""
-        return self._queries(target, parents) @ self._keys(target).t()
-
-    @torch.no_grad()
-    def tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two (V, rank) tables; the score of a pair is the product of the parent's line in the
-        first and the child's in the second."""
-        return self._queries(target, _vocabulary(target)), self._keys(target)
-
-    def _queries(self, target: Target, tokens: torch.Tensor) -> torch.Tensor:
-        return F.linear(_normed_embeddings(target, tokens), self.parent)
-
-    def _keys(self, target: Target) -> torch.Tensor:
-        return F.linear(_normed_embeddings(target, _vocabulary(target)), self.child)
-
-
-def _vocabulary(target: Target) -> torch.Tensor:
-    return torch.arange(target.vocab_size, device=target.device)
-
-
-def _normed_embeddings(target: Target, tokens: torch.Tensor) -> torch.Tensor:
-    """(...) tokens -> (..., E) embeddings of unit size, whatever the target's are."""
-    embeddings = target.token_embeddings(tokens)
-    return F.rms_norm(embeddings, embeddings.shape[-1:])
