@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from slipstream.core import verification
-from slipstream.core.tree import DraftTree, Proposal, alike, grow_best_first, most_confident, prune
+from slipstream.core.tree import (
+    DraftTree,
+    Proposal,
+    grow_best_first,
+    independent_children,
+    most_confident,
+    prune,
+)
 from slipstream.core.verification import verify_sampling
 
 VOCABULARY = 4
@@ -137,7 +144,9 @@ def fixed(tokens: list[int], parents: list[int]) -> Propose:
 def levels_of(prefix: tuple[int, ...], depth: int, top_k: int) -> tuple[list, list]:
     """Top-k tokens of the draft table for independent levels, as streams give them."""
     best = [DRAFT.after((*prefix, level)).topk(top_k) for level in range(depth)]
-    return [level.indices.tolist() for level in best], alike([p.values.tolist() for p in best])
+    return [level.indices.tolist() for level in best], independent_children(
+        [p.values.tolist() for p in best]
+    )
 
 
 def cut_to_budget(prefix: tuple[int, ...], _) -> DraftTree:

@@ -7,7 +7,14 @@ import pytest
 import torch
 from tests.tiny import random_tree
 
-from slipstream.core.tree import DraftTree, Proposal, alike, grow_best_first, most_confident, prune
+from slipstream.core.tree import (
+    DraftTree,
+    Proposal,
+    grow_best_first,
+    independent_children,
+    most_confident,
+    prune,
+)
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -180,7 +187,7 @@ def test_best_first_growth_equals_the_best_of_the_full_tree(widths):
         full = cartesian(probabilities)
         ranked = sorted(full, key=lambda ranks: -full[ranks])
         for budget in (1, 2, 5, 11, len(full), len(full) + 3):
-            tree = grow_best_first(99, tokens, alike(probabilities), budget)
+            tree = grow_best_first(99, tokens, independent_children(probabilities), budget)
             expected = {
                 (99, *(tokens[level][rank] for level, rank in enumerate(ranks))): full[ranks]
                 for ranks in ranked[:budget]

@@ -67,6 +67,7 @@ def drafters(target, truth):
         dict(adapter_rank=0, initialisation_rank=2),
         dict(stream_positions="same", root_rank=3),
         dict(num_msa_layers=4, num_streams=1, transition_rank=3),
+        dict(transition_rank=3, copy_scores=True),
         dict(value_rotation=0.005, pruning_layer=1),
         dict(attended_tokens=3, pruning_layer=3),
     ]

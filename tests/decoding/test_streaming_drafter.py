@@ -10,22 +10,31 @@ from slipstream.drafters.streaming import Streaming
 @pytest.fixture(scope="module")
 def drafter() -> Streaming:
     target = tiny_target()
-    drafter = Streaming(tiny_speculator(target, transition_rank=3), "deferred", VOCABULARY)
+    speculator = tiny_speculator(target, transition_rank=3, copy_scores=True)
+    drafter = Streaming(speculator, "deferred", VOCABULARY)
     drafter.bind(target)
     return drafter
 
 
-def test_children_have_the_probabilities_of_stream_and_transition_together(drafter):
+@pytest.mark.parametrize("text", [[7], [5, 7, 9, 5, 30, 5, 7]])
+def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, text):
     """With all tokens as candidates: softmax of the stream's logits plus the parent's scores."""
     logits = torch.randn(3, VOCABULARY, dtype=torch.float64)
-    tokens, children = drafter._candidates(7, logits.softmax(-1))
+    tokens, children = drafter._candidates(text, logits.softmax(-1))
     every = torch.arange(VOCABULARY)
-    scores = drafter.speculator.transition_scores(drafter.target, every)
-    assert scores.shape == (VOCABULARY, VOCABULARY) and scores.std() > 0.1
+    texts, lengths = torch.tensor([text] * VOCABULARY), torch.full((VOCABULARY,), len(text))
+    scores = [
+        drafter.speculator.add_pair_scores(
+            drafter.target, torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.float64),
+            torch.full((VOCABULARY,), stream), every, texts, lengths,
+        )
+        for stream in range(3)
+    ]  # fmt: skip
+    assert scores[0].std() > 0.1
     for level in range(3):
         parents = [7] if level == 0 else tokens[level - 1]
         for place, parent in enumerate(parents):
-            expected = (logits[level] + scores[parent]).softmax(-1)
+            expected = (logits[level] + scores[level][parent]).softmax(-1)
             found = {tokens[level][child]: p for child, p in children[level][place]}
             assert list(found.values()) == sorted(found.values(), reverse=True)
             assert [found[token] for token in range(VOCABULARY)] == pytest.approx(
@@ -37,7 +46,7 @@ def test_tokens_that_are_no_candidates_keep_their_share(drafter):
     narrow = Streaming(drafter.speculator, "deferred", top_k=2)
     narrow.bind(drafter.target)
     logits = 3 * torch.randn(2, VOCABULARY, dtype=torch.float64)
-    tokens, children = narrow._candidates(7, logits.softmax(-1))
+    tokens, children = narrow._candidates([7], logits.softmax(-1))
     assert [len(level) for level in tokens] == [8, 8]
     assert [len(parent) for level in children for parent in level] == [2] * 16
     assert all(sum(p for _, p in parent) < 1 for level in children for parent in level)
@@ -45,6 +54,6 @@ def test_tokens_that_are_no_candidates_keep_their_share(drafter):
 
 def test_scores_move_probability_to_the_tokens_that_follow(drafter):
     uniform = torch.full((1, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64)
-    scores = drafter.speculator.transition_scores(drafter.target, torch.tensor([11]))[0]
-    tokens, children = drafter._candidates(11, uniform)
+    scores = drafter.speculator.transitions(drafter.target, torch.tensor([11]))[0]
+    tokens, children = drafter._candidates([11], uniform)
     assert tokens[0][children[0][0][0][0]] == int(scores.argmax())

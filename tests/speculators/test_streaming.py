@@ -421,6 +421,7 @@ def test_extra_parameters_are_the_numbers_of_the_paper(hidden_size, expected):
         ("adapter_rank", -1),
         ("initialisation_rank", -1),
         ("pruning_rank", 0),
+        ("copy_scores", "yes"),
         ("mlp", "none"),
         ("stream_positions", "rotated"),
     ],

@@ -10,6 +10,7 @@ from tests.tiny import ARCHITECTURES, tiny_speculator, tiny_target
 from slipstream.core.masks import causal_mask
 from slipstream.data.batches import Batch, collate
 from slipstream.data.rendering import Sample
+from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.training.segments import StreamLosses, lossless_losses, shared_losses
 from slipstream.training.stream_labels import NO_LABEL, stream_labels
 
@@ -29,7 +30,11 @@ def ragged_batch() -> Batch:
 
 def pair(architecture: str, mode: str):
     target = tiny_target(architecture)
-    own = dict(root_rank=2, transition_rank=2) if mode == "lossless" else dict(pruning_layer=3)
+    own = (
+        dict(root_rank=2, transition_rank=2, copy_scores=True)
+        if mode == "lossless"
+        else dict(pruning_layer=3)
+    )
     return target, tiny_speculator(target, mode=mode, **own)
 
 
@@ -100,9 +105,12 @@ def test_the_dense_reference_equals_one_sample_at_a_time_and_explicit_masks(arch
                 token = int(labels.tokens[0, place, stream])
                 if token != NO_LABEL:
                     line = raw[length + place * gamma + stream]
-                    if speculator.transitions is not None:
-                        before = alone.ids[0, position + 1 + stream]
-                        line = line + speculator.transition_scores(target, before[None])[0]
+                    if speculator.scores_pairs:
+                        scores = PairScores(target, speculator.transitions, speculator.copying)
+                        before = alone.ids[0, position + 1 + stream].expand(stream + 1, 1)
+                        every = torch.arange(len(line)).expand(stream + 1, -1)
+                        text = alone.ids[0, : position + 2]
+                        line = line + scores(before, every, text)[stream, 0]
                     line = line.log_softmax(-1)
                     stream_losses[stream] = stream_losses[stream] - line[token]
                     counts[stream] += 1

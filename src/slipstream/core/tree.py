@@ -172,7 +172,8 @@ def grow_best_first(
     candidate of the depth above (of the root alone at first). A node's probability is the product
     along its path. Nodes come out in order of probability, so the result is exactly the best tree.
 
-    >>> tree = grow_best_first(7, [[1, 2], [3, 4]], alike([[0.6, 0.4], [0.9, 0.1]]), 4)
+    >>> children = independent_children([[0.6, 0.4], [0.9, 0.1]])
+    >>> tree = grow_best_first(7, [[1, 2], [3, 4]], children, 4)
     >>> tree.tokens, tree.parents
     ([7, 1, 3, 2], [-1, 0, 1, 0])
     """
@@ -199,7 +200,7 @@ def grow_best_first(
     return DraftTree(tokens, parents, confidences)
 
 
-def alike(level_probabilities: list[list[float]]) -> list[list[Children]]:
+def independent_children(level_probabilities: list[list[float]]) -> list[list[Children]]:
     """Children of levels that are independent: the same for all parents. Most probable first."""
     above = [1, *map(len, level_probabilities)]
     return [

@@ -4,7 +4,7 @@ Schedule *fused*: every node row of the verifying forward carries streams, and t
 accepted node become the next tree. Schedule *deferred*: the streams of that node alone run in a
 short pass over the MSA layers after verification; they draft from the same states, and may be told
 the root (`root_rank`). Which schedule is faster depends on the device. Children are the streams'
-most probable tokens (where there are transition scores, given their parent), so proposals are
+most probable tokens (where there are scores of pairs, given their parent), so proposals are
 deterministic. The pruning head may drop unlikely nodes in the middle of the forward.
 """
 
@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.tree import Children, DraftTree, alike, grow_best_first, prune
+from slipstream.core.tree import Children, DraftTree, grow_best_first, independent_children, prune
 from slipstream.drafters.base import Context, Drafter, Step
 from slipstream.speculators.checkpoint import load_speculator
+from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.lora import merge
 from slipstream.targets.packed import is_packed
@@ -25,7 +26,7 @@ from slipstream.targets.target import Rows, Target
 
 SCHEDULES = ("fused", "deferred")
 CANDIDATES = 4
-"""Where transitions choose among a stream's tokens: so many times `top_k` are looked at."""
+"""Where scores of pairs choose among a stream's tokens: so many times `top_k` are looked at."""
 
 
 class Streaming(Drafter):
@@ -57,7 +58,7 @@ class Streaming(Drafter):
         self.schedule, self.top_k = schedule, top_k
         self.prune_threshold, self.prune_cap = prune_threshold, prune_cap
         self.target: Target | None = None
-        self.merged = self.tables = None
+        self.merged = self.pairs = None
         self.tree: DraftTree | None = None
         self.streams: _Streams | None = None
 
@@ -81,8 +82,9 @@ class Streaming(Drafter):
         self.visitors = [Pruning(self), self.streams]
         if not self.fused:
             self.merged = self.speculator.merged_layers(target)
-        if self.speculator.transitions is not None:
-            self.tables = self.speculator.transition_tables(target)
+        if self.speculator.scores_pairs:
+            parts = self.speculator.transitions, self.speculator.copying
+            self.pairs = PairScores(target, *parts)
         return target
 
     def begin(self, context: Context) -> None:
@@ -104,28 +106,27 @@ class Streaming(Drafter):
                 logits = self.target.logits(streams[:levels]).float()
                 if not context.sampling.greedy:
                     logits = logits / context.sampling.temperature
-                tokens, children = self._candidates(root, logits.softmax(-1))
+                tokens, children = self._candidates(context.tokens, logits.softmax(-1))
             tree = grow_best_first(root, tokens, children, budget)
         self.tree = tree
         return tree
 
     def _candidates(
-        self, root: int, probabilities: torch.Tensor
+        self, text: list[int], probabilities: torch.Tensor
     ) -> tuple[list[list[int]], list[list[Children]]]:
         """Candidate tokens of each level, and how probable each is as a child of those above.
 
-        probabilities: (levels, V) of the streams.
+        text: all tokens up to the root; probabilities: (levels, V) of the streams.
         """
-        if self.tables is None:
+        if self.pairs is None:
             best = probabilities.topk(min(self.top_k, probabilities.shape[-1]))
-            return best.indices.tolist(), alike(best.values.tolist())
+            return best.indices.tolist(), independent_children(best.values.tolist())
         best = probabilities.topk(min(CANDIDATES * self.top_k, probabilities.shape[-1]))
-        above = torch.full_like(best.indices[:1], root)
-        queries, keys = self.tables
-        parents = torch.cat([above, best.indices[:-1]])
-        scores = queries[parents] @ keys[best.indices].transpose(-1, -2)
+        text = torch.tensor(text, device=probabilities.device)
+        parents = torch.cat([text[-1:].expand_as(best.indices[:1]), best.indices[:-1]])
+        scores = self.pairs(parents, best.indices, text)
         # (levels, parents, candidates); a token that is no candidate keeps its probability.
-        weights = best.values[:, None] * scores.float().exp()
+        weights = best.values[:, None] * scores.exp()
         others = 1 - best.values.sum(-1)[:, None, None]
         weights = weights / (weights.sum(-1, keepdim=True) + others)
         ranked = weights.topk(min(self.top_k, weights.shape[-1]))

@@ -128,6 +128,7 @@ def load_speculator(folder: str | Path, target: Target) -> nn.Module:
 def start_from_speculator(speculator: nn.Module, folder: str | Path) -> None:
     """Take over the tensors of a speculator folder that `speculator` has in the same shape.
 
+    The folder's target is not compared: one of the same sizes, retrained, is a good start, too.
     Raises `InputError` when the folder cannot be read or shares none.
     """
     folder = Path(locate(folder))

@@ -95,8 +95,12 @@ class _Batch:
         known = tokens != NO_LABEL
         streams = streams.unflatten(1, (-1, self.speculator.num_streams))[used][known]
         parents = torch.cat([next_tokens[used][:, None], tokens[:, :-1]], dim=1)[known]
-        losses, guesses = self._stream_loss(streams, parents, tokens[known])
-        places = known.nonzero()[:, 1]
+        sample = used.nonzero()[:, 0]
+        ends = self.labels.positions[:, columns][used] + 2
+        row, place = known.nonzero(as_tuple=True)
+        losses, guesses = self._stream_loss(
+            streams, tokens[known], place, parents, self.batch.ids[sample[row]], ends[row]
+        )
         per_stream = losses.new_zeros(self.speculator.num_streams)
         early = early[used].detach()
         pruning = self._head_loss(early + self.speculator.pruning(early), next_tokens[used])[0]
@@ -104,16 +108,15 @@ class _Batch:
             losses.new_zeros(()) if main is None
             else self._head_loss(main[used], next_tokens[used])[0].sum(),
             pruning.sum(),
-            per_stream.index_add(0, places, losses),
-            per_stream.index_add(0, places, (guesses == tokens[known]).to(losses.dtype)),
+            per_stream.index_add(0, place, losses),
+            per_stream.index_add(0, place, (guesses == tokens[known]).to(losses.dtype)),
         )  # fmt: skip
 
-    def _stream_loss(self, streams, parents, tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of (M, D) streams; parents: (M,) the tokens before those that they are to predict."""
-        if self.speculator.transitions is None:
+    def _stream_loss(self, streams, tokens, *pairs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of (M, D) streams; pairs: for `add_pair_scores`."""
+        if not self.speculator.scores_pairs:
             return self._head_loss(streams, tokens)
-        logits = self.target.logits(streams)
-        logits = logits + self.speculator.transition_scores(self.target, parents)
+        logits = self.speculator.add_pair_scores(self.target, self.target.logits(streams), *pairs)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return F.cross_entropy(logits, tokens, reduction="none"), logits.argmax(-1)
 

@@ -35,8 +35,8 @@ class StreamingTraining(L.LightningModule):
     streams are not told the root, so that a speculator that may be told it (`root_rank`) also
     serves the fused schedule, which cannot. num_segments: parts of a completion that are worked on
     one after the other, None for all at once. validation_prompts: how many prompts are decoded at
-    each validation, with trees of `validation_budget` nodes. start_from: folder of a speculator of
-    the same target, whose tensors are taken over where this one has them, too.
+    each validation, with trees of `validation_budget` nodes. start_from: folder of a speculator
+    whose tensors are taken over where this one has them in the same shape.
     """
 
     title = "Streaming speculator"

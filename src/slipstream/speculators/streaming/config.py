@@ -26,6 +26,8 @@ class StreamingConfig:
     is decided before they run; 0 for streams that never know it, as in the paper.
     transition_rank: rank of the scores that prefer some pairs of a token and the next one when a
     tree is grown; 0 for streams that propose independently, as in the paper.
+    copy_scores: whether pairs that occur in the text so far are preferred by a learned measure;
+    false in the paper.
     stream_positions: 'shifted' gives stream j of position t the rotary position t + j, 'same'
     gives it t; learned positions are always those of t. value_rotation: epsilon of Eq. 8, which
     tells streams apart by rotated values, or 0 for stream embeddings. attended_tokens: p of
@@ -42,6 +44,7 @@ class StreamingConfig:
     initialisation_rank: int = 0
     root_rank: int = 0
     transition_rank: int = 0
+    copy_scores: bool = False
     stream_positions: str = "shifted"
     value_rotation: float = 0.0
     attended_tokens: int = 0
@@ -63,6 +66,8 @@ class StreamingConfig:
             value = getattr(self, field)
             if type(value) is not int or value < least:
                 raise InputError(f"speculator.{field}: must be a whole number of at least {least}")
+        if type(self.copy_scores) is not bool:
+            raise InputError("speculator.copy_scores: must be true or false")
         if self.pruning_layer is not None and self.pruning_layer < 0:
             raise InputError("speculator.pruning_layer: must be a layer's number, or null")
         for field, variants in (

@@ -3,8 +3,8 @@
 Stream embeddings P_j, the initialisation f_eta, the pruning head, and adapters: on stream rows
 alone (lossless), or on all rows of the target (shared). Its two step functions, `add_streams` and
 `run_streams`, serve training and decoding alike. It knows rows of a target, not trees, drafts or
-losses. Paper: section 2, Eqs. 1 to 4; what streams may know of
-the root is an addition of this project.
+losses. Paper: section 2, Eqs. 1 to 4; what streams may know of the root, and scores of pairs of
+tokens, are additions of this project.
 """
 
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ from slipstream.core.cache import StepCache
 from slipstream.core.masks import causal_mask, own_streams, stream_mask
 from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters
 from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.speculators.streaming.pairs import CopyScores, Transitions, normed_embeddings
 from slipstream.speculators.streaming.rotation import rotating
 from slipstream.targets.attention import limited_attention
 from slipstream.targets.lora import with_lora
@@ -61,6 +62,9 @@ class StreamingSpeculator(nn.Module):
         self.pruning = LowRank(width, width, self.config.pruning_rank)
         rank = self.config.transition_rank
         self.transitions = Transitions(target.embedding_size, rank) if rank else None
+        self.copying = None
+        if self.config.copy_scores:
+            self.copying = CopyScores(target.embedding_size, self.num_streams)
         self.lora = None
         if config.mode == "shared":
             self._adapted, trained = with_lora(target, config.lora)
@@ -148,7 +152,7 @@ class StreamingSpeculator(nn.Module):
         """
         embeddings = None
         if self.root is not None:
-            embeddings = _normed_embeddings(target, roots.clamp(min=0))
+            embeddings = normed_embeddings(target, roots.clamp(min=0))
             embeddings = embeddings * (roots >= 0).unsqueeze(-1)
         streams, mask = (
             self.streams_of(hidden, embeddings),
@@ -204,27 +208,33 @@ class StreamingSpeculator(nn.Module):
             return None
         return self.adapters.merged_layers(target)
 
+    def add_pair_scores(
+        self,
+        target: Target,
+        logits: torch.Tensor,
+        streams: torch.Tensor,
+        parents: torch.Tensor,
+        texts: torch.Tensor,
+        lengths: torch.Tensor,
+    ) -> torch.Tensor:
+        """(M, V) logits of stream rows and what the tokens before theirs add to them.
+
+        streams: (M,) number of each row's stream, from 0; parents: (M,) the token before its own;
+        texts: (M, T) and lengths: (M,), the tokens known when it runs, the root the last of them.
+        """
+        if self.transitions is not None:
+            logits = logits + self.transitions(target, parents)
+        if self.copying is not None:
+            logits = self.copying.add_to(logits, target, streams, parents, texts, lengths)
+        return logits
+
+    @property
+    def scores_pairs(self) -> bool:
+        return self.transitions is not None or self.copying is not None
+
     def early_exit_logits(self, target: Target, hidden: torch.Tensor) -> torch.Tensor:
         """Pruning head: (..., D) at layer L - N_s -> (..., V) next-token logits."""
         return target.logits(hidden + self.pruning(hidden))
-
-    def transition_scores(self, target: Target, parents: torch.Tensor) -> torch.Tensor:
-        """What to add to a stream's logits, (..., V), when the token before it is known, (...)."""
-        everything = torch.arange(target.vocab_size, device=parents.device)
-        queries = F.linear(_normed_embeddings(target, parents), self.transitions.parent)
-        keys = F.linear(_normed_embeddings(target, everything), self.transitions.child)
-        return queries @ keys.t()
-
-    @torch.no_grad()
-    def transition_tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two (V, rank) tables: scores of pairs are products of their lines."""
-        embeddings = _normed_embeddings(
-            target, torch.arange(target.vocab_size, device=target.device)
-        )
-        return (
-            F.linear(embeddings, self.transitions.parent),
-            F.linear(embeddings, self.transitions.child),
-        )
 
     def num_extra_parameters(self) -> int:
         """Trained parameters beside the adapters (the paper's "extra parameters")."""
@@ -234,19 +244,3 @@ class StreamingSpeculator(nn.Module):
 
 def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-class Transitions(nn.Module):
-    """Low-rank scores of token pairs, e_parent^T A^T B e_child; zero at first."""
-
-    def __init__(self, embedding_size: int, rank: int):
-        super().__init__()
-        self.parent = nn.Parameter(torch.empty(rank, embedding_size))
-        self.child = nn.Parameter(torch.zeros(rank, embedding_size))
-        nn.init.normal_(self.parent, std=embedding_size**-0.5)
-
-
-def _normed_embeddings(target: Target, tokens: torch.Tensor) -> torch.Tensor:
-    """(..., E) token embeddings of unit size, whatever the target's are."""
-    embeddings = target.token_embeddings(tokens)
-    return F.rms_norm(embeddings, embeddings.shape[-1:])

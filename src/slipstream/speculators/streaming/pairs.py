@@ -1,0 +1,131 @@
+"""What the token before it says about a token: additions to the logits of streams.
+
+The streams of one tree do not know each other's tokens, so a stream proposes the same children
+under every parent. Scores of pairs tell the coherent branches from the others. Both kinds are
+additions of this project to Speculative Streaming.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from slipstream.targets.target import Target
+
+
+class Transitions(nn.Module):
+    """Low-rank scores of pairs: what a token adds to the logits of the one after it.
+
+    From the target's embeddings of both, at unit size whatever theirs is; zero at first.
+    """
+
+    def __init__(self, embedding_size: int, rank: int):
+        super().__init__()
+        self.parent = nn.Parameter(torch.empty(rank, embedding_size))
+        self.child = nn.Parameter(torch.zeros(rank, embedding_size))
+        nn.init.normal_(self.parent, std=embedding_size**-0.5)
+
+    def forward(self, target: Target, parents: torch.Tensor) -> torch.Tensor:
+        """(...) tokens -> (..., V) scores of what may follow."""
+        return self._queries(target, parents) @ self._keys(target).t()
+
+    def tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two (V, rank) tables; the score of a pair is the product of the parent's line in the
+        first and the child's in the second."""
+        return self._queries(target, _vocabulary(target)), self._keys(target)
+
+    def _queries(self, target: Target, tokens: torch.Tensor) -> torch.Tensor:
+        return F.linear(normed_embeddings(target, tokens), self.parent)
+
+    def _keys(self, target: Target) -> torch.Tensor:
+        return F.linear(normed_embeddings(target, _vocabulary(target)), self.child)
+
+
+class CopyScores(nn.Module):
+    """What a token gains where the text so far has it after the same parent.
+
+    The gain is a sum of three learned terms: of the stream (2 at first, which is of use before any
+    training), of the parent and of the child (both 0 at first). It is for text that repeats its
+    prompt: names, quotations, code.
+    """
+
+    def __init__(self, embedding_size: int, num_streams: int):
+        super().__init__()
+        self.stream = nn.Parameter(torch.full((num_streams,), 2.0))
+        self.parent = nn.Parameter(torch.zeros(embedding_size))
+        self.child = nn.Parameter(torch.zeros(embedding_size))
+
+    def add_to(
+        self,
+        logits: torch.Tensor,
+        target: Target,
+        streams: torch.Tensor,
+        parents: torch.Tensor,
+        texts: torch.Tensor,
+        lengths: torch.Tensor,
+    ) -> torch.Tensor:
+        """(M, V) logits and the gains; for the arguments see
+        `StreamingSpeculator.add_pair_scores`."""
+        known = torch.arange(1, texts.shape[1], device=texts.device) < lengths[:, None]
+        row, place = ((texts[:, :-1] == parents[:, None]) & known).nonzero(as_tuple=True)
+        pairs = (row * logits.shape[1] + texts[row, place + 1]).unique()
+        row, child = pairs // logits.shape[1], pairs % logits.shape[1]
+        of_parent, of_child = self.tables(target)
+        gains = self.stream[streams[row]] + of_parent[parents[row]] + of_child[child]
+        return logits.index_put((row, child), gains.to(logits.dtype), accumulate=True)
+
+    def tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
+        """(V,) term of every token as a parent, (V,) as a child."""
+        embeddings = normed_embeddings(target, _vocabulary(target))
+        return embeddings @ self.parent, embeddings @ self.child
+
+
+class PairScores:
+    """The scores of a trained speculator for drafting, with all that depends on one token alone
+    looked up in tables."""
+
+    @torch.no_grad()
+    def __init__(self, target: Target, transitions: Transitions | None, copying: CopyScores | None):
+        self.transitions = transitions and transitions.tables(target)
+        self.copying = copying and (copying.stream, *copying.tables(target))
+
+    def __call__(
+        self, parents: torch.Tensor, children: torch.Tensor, text: torch.Tensor
+    ) -> torch.Tensor:
+        """(levels, P) parents and (levels, C) children -> (levels, P, C) scores, at least float32.
+
+        text: (T,), all tokens up to the root.
+        """
+        scores = torch.zeros(*parents.shape, children.shape[-1], device=parents.device)
+        if self.transitions is not None:
+            queries, keys = self.transitions
+            scores = scores + queries[parents] @ keys[children].transpose(-1, -2)
+        if self.copying is not None:
+            stream, of_parent, of_child = self.copying
+            gains = stream[: len(parents), None, None] + of_parent[parents].unsqueeze(-1)
+            gains = gains + of_child[children].unsqueeze(-2)
+            scores = scores + followed(text, parents, children) * gains
+        return scores
+
+
+def followed(text: torch.Tensor, parents: torch.Tensor, children: torch.Tensor) -> torch.Tensor:
+    """Whether a parent is followed by a child anywhere in the (T,) text.
+
+    (..., P) parents and (..., C) children -> (..., P, C) bool.
+
+    >>> followed(torch.tensor([5, 6, 5, 7]), torch.tensor([5, 7]), torch.tensor([6, 7, 5]))
+    tensor([[ True,  True, False],
+            [False, False, False]])
+    """
+    here = parents.unsqueeze(-1) == text[:-1]
+    there = children.unsqueeze(-1) == text[1:]
+    return (here.float() @ there.float().transpose(-1, -2)) > 0
+
+
+def _vocabulary(target: Target) -> torch.Tensor:
+    return torch.arange(target.vocab_size, device=target.device)
+
+
+def normed_embeddings(target: Target, tokens: torch.Tensor) -> torch.Tensor:
+    """(...) tokens -> (..., E) embeddings of unit size, whatever the target's are."""
+    embeddings = target.token_embeddings(tokens)
+    return F.rms_norm(embeddings, embeddings.shape[-1:])

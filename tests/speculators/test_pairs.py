@@ -1,0 +1,81 @@
+"""Scores of pairs against their definition, spelled out."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from tests.tiny import VOCABULARY, tiny_target
+
+from slipstream.speculators.streaming.pairs import CopyScores, PairScores, Transitions
+
+ROWS, STREAMS, LENGTH = 36, 3, 9
+
+
+@pytest.fixture
+def target():
+    return tiny_target()
+
+
+@pytest.fixture
+def copying(target) -> CopyScores:
+    copying = CopyScores(target.embedding_size, STREAMS).double()
+    with torch.no_grad():
+        for parameter in copying.parameters():
+            parameter.normal_()
+    return copying
+
+
+@pytest.fixture
+def pairs() -> tuple[torch.Tensor, ...]:
+    """Streams, parents, texts and their lengths; few tokens, so that pairs recur."""
+    return (
+        torch.arange(ROWS) % STREAMS,
+        torch.randint(0, 4, (ROWS,)),
+        torch.randint(0, 4, (ROWS, LENGTH)),
+        torch.randint(2, LENGTH + 1, (ROWS,)),
+    )
+
+
+def gains(copying, target, *pairs) -> torch.Tensor:
+    nothing = torch.zeros(ROWS, VOCABULARY, dtype=torch.float64)
+    return copying.add_to(nothing, target, *pairs)
+
+
+def test_a_token_gains_where_the_known_text_has_it_after_the_parent(target, copying, pairs):
+    of_parent, of_child = copying.tables(target)
+    found = gains(copying, target, *pairs)
+    gained = 0
+    for row, (stream, parent, text, length) in enumerate(zip(*pairs, strict=True)):
+        seen = set(pairwise(text[:length].tolist()))
+        for child in range(VOCABULARY):
+            expected = 0.0
+            if (int(parent), child) in seen:
+                terms = copying.stream[stream], of_parent[parent], of_child[child]
+                expected = float(sum(terms).detach())
+                gained += 1
+            value = float(found[row, child].detach())
+            assert value == pytest.approx(expected, abs=1e-12)
+    assert 0 < gained < ROWS * 4
+
+
+def test_all_terms_learn(target, copying, pairs):
+    gains(copying, target, *pairs).square().sum().backward()
+    assert all(parameter.grad.abs().max() > 0 for parameter in copying.parameters())
+
+
+def test_drafting_looks_up_what_training_computes(target, copying, pairs):
+    transitions = Transitions(target.embedding_size, 4).double()
+    with torch.no_grad():
+        transitions.child.normal_()
+    expected = gains(copying, target, *pairs) + transitions(target, pairs[1])
+    scores = PairScores(target, transitions, copying)
+    every = torch.arange(VOCABULARY).expand(STREAMS, -1)
+    for row, (stream, parent, text, length) in enumerate(zip(*pairs, strict=True)):
+        found = scores(parent.expand(STREAMS, 1), every, text[:length])[stream, 0]
+        torch.testing.assert_close(found.double(), expected[row], rtol=0, atol=1e-5)
+
+
+def test_a_text_of_one_token_has_no_pairs(target, copying):
+    scores = PairScores(target, None, copying)
+    found = scores(torch.tensor([[5]]), torch.arange(VOCABULARY)[None], torch.tensor([5]))
+    assert not found.any()
