@@ -101,8 +101,7 @@ class ApplicationStudy:
         adapter = str(place / "baseline" / "model") if method == "lossless" else None
         target = load_target("slipstream/small-target", packed=False, adapter=adapter)
         speculator = load_speculator(place / method / "model", target)
-        adapters = 0 if speculator.adapters is None else speculator.adapters
-        own = sum(p.numel() for p in adapters.parameters()) if adapters else 0
+        own = speculator.num_adapter_parameters() if method == "lossless" else 0
         return speculator.num_extra_parameters() + own
 
 

@@ -9,6 +9,7 @@ tokens, are additions of this project.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -76,6 +77,21 @@ class StreamingSpeculator(nn.Module):
         """The target whose forwards the streams take part in: in shared mode, `target` with this
         speculator's LoRA layers, to be trained or merged; in lossless mode `target` itself."""
         return target if self.lora is None else self._adapted
+
+    def first_streams(self, target: Target, count: int) -> "StreamingSpeculator":
+        """The speculator of the first `count` streams alone.
+
+        A stream sees none that come after it, so in lossless mode these write what they write here.
+        """
+        fewer = StreamingSpeculator(target, replace(self.config, num_streams=count))
+        own = fewer.state_dict()
+        fewer.load_state_dict(
+            {
+                name: t[:count] if t.shape != own[name].shape else t
+                for name, t in self.state_dict().items()
+            }
+        )
+        return fewer.to(self.embeddings.device, self.embeddings.dtype)
 
     def msa_layers(self, target: Target) -> range:
         return range(self.first_layer, target.num_layers)
@@ -236,10 +252,13 @@ class StreamingSpeculator(nn.Module):
         """Pruning head: (..., D) at layer L - N_s -> (..., V) next-token logits."""
         return target.logits(hidden + self.pruning(hidden))
 
+    def num_adapter_parameters(self) -> int:
+        """Trained parameters of the adapters, of streams or of all rows."""
+        return sum(_count(part) for part in (self.adapters, self.lora) if part is not None)
+
     def num_extra_parameters(self) -> int:
         """Trained parameters beside the adapters (the paper's "extra parameters")."""
-        adapters = [part for part in (self.adapters, self.lora) if part is not None]
-        return _count(self) - sum(map(_count, adapters))
+        return _count(self) - self.num_adapter_parameters()
 
 
 def _count(module: nn.Module) -> int:
