@@ -1,5 +1,6 @@
 """What the training of a streaming speculator knows, and when."""
 
+import torch
 from tests.tiny import VOCABULARY, tiny_target
 
 from slipstream.data.batches import collate
@@ -10,12 +11,32 @@ from slipstream.training.streaming import StreamingTraining
 SAMPLES = [Sample([5, 9, 5, 9, 7, 5], 3), Sample([4, 8, 4, 8, 8, 1, 2, 30], 5)]
 
 
-def test_scores_of_pairs_see_the_text_up_to_the_root_and_no_further(monkeypatch):
-    training = StreamingTraining(
-        tiny_target(), StreamingConfig(num_streams=2, num_msa_layers=2, copy_scores=True),
-        learning_rate=1e-3, weight_decay=0.0, warmup_steps=1, stream_weights=None,
-        root_dropout=1.0, validation_prompts=1, validation_budget=4, start_from=None,
+def training_of(**arguments) -> StreamingTraining:
+    torch.manual_seed(0)
+    config = StreamingConfig(num_streams=2, num_msa_layers=2, **arguments)
+    return StreamingTraining(
+        tiny_target(), config, learning_rate=1e-3, weight_decay=0.0, warmup_steps=1,
+        stream_weights=None, root_dropout=1.0, validation_prompts=1, validation_budget=4,
+        start_from=None,
     ).double()  # fmt: skip
+
+
+def test_scores_of_pairs_learn_on_top_of_streams_that_learn_without_them():
+    gradients = []
+    for arguments in (dict(), dict(copy_scores=True, transition_rank=2)):
+        training = training_of(**arguments)
+        training.losses(collate(SAMPLES))[0].sum().backward()
+        gradients.append({n: p.grad for n, p in training.speculator.named_parameters()})
+    plain, scored = gradients
+    learns = {name for name, gradient in scored.items() if gradient is not None}
+    assert {"copying.stream", "transitions.child"} <= learns
+    for name, gradient in plain.items():
+        if gradient is not None:
+            torch.testing.assert_close(scored[name], gradient, rtol=0, atol=1e-12)
+
+
+def test_scores_of_pairs_see_the_text_up_to_the_root_and_no_further(monkeypatch):
+    training = training_of(copy_scores=True)
     calls = []
     score = training.speculator.add_pair_scores
 

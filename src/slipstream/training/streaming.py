@@ -99,7 +99,11 @@ class StreamingTraining(L.LightningModule):
         return self.speculator.num_streams * self.data.supervised_share
 
     def losses(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """((gamma,) stream losses, (gamma,) accuracies, pruning loss) of one batch."""
+        """((gamma,) stream losses, (gamma,) accuracies, pruning loss) of one batch.
+
+        Scores of pairs learn on top: their loss, added to the stream's, leaves the streams as they
+        are. A stream that relied on its parent would be no good at naming candidates.
+        """
         target, speculator = self.target, self.speculator
         labels = stream_labels(batch, speculator.num_streams)
         cache, states = TrainingCache(target.num_layers), _States(speculator.first_layer)
@@ -117,8 +121,11 @@ class StreamingTraining(L.LightningModule):
         logits, tokens = target.logits(streams[used]), labels.tokens[used]
         parents = torch.cat([labels.next_tokens[used][:, None], tokens[:, :-1]], dim=1).clamp(min=0)
         texts, known = batch.ids[used.nonzero()[:, 0]], labels.positions[used] + 2
-        logits = speculator.add_pair_scores(target, logits, parents, texts, known)
         losses, accuracies, _ = stream_loss(logits, tokens)
+        if speculator.scores_pairs:
+            scored = speculator.add_pair_scores(target, logits.detach(), parents, texts, known)
+            of_pairs, accuracies, _ = stream_loss(scored, tokens)
+            losses = losses + of_pairs
         early = speculator.early_exit_logits(target, hidden[used])
         return losses, accuracies, F.cross_entropy(early.float(), labels.next_tokens[used])
 

@@ -94,18 +94,19 @@ class PairScores:
     def __call__(
         self, parents: torch.Tensor, children: torch.Tensor, text: torch.Tensor
     ) -> torch.Tensor:
-        """(levels, P) parents and (levels, C) children -> (levels, P, C) scores, float32.
+        """(levels, P) parents and (levels, C) children -> (levels, P, C) scores, at least float32.
 
         text: (T,), all tokens up to the root.
         """
         scores = torch.zeros(*parents.shape, children.shape[-1], device=parents.device)
         if self.transitions is not None:
             queries, keys = self.transitions
-            scores += queries[parents] @ keys[children].transpose(-1, -2)
+            scores = scores + queries[parents] @ keys[children].transpose(-1, -2)
         if self.copying is not None:
             stream, of_parent, of_child = self.copying
             gains = stream[: len(parents), None, None] + of_parent[parents].unsqueeze(-1)
-            scores += followed(text, parents, children) * (gains + of_child[children].unsqueeze(-2))
+            gains = gains + of_child[children].unsqueeze(-2)
+            scores = scores + followed(text, parents, children) * gains
         return scores
 
 

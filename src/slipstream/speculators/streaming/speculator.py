@@ -150,6 +150,10 @@ class StreamingSpeculator(nn.Module):
             logits = self.copying.add_to(logits, target, parents, texts, lengths)
         return logits
 
+    @property
+    def scores_pairs(self) -> bool:
+        return self.transitions is not None or self.copying is not None
+
     def early_exit_logits(self, target: Target, hidden: torch.Tensor) -> torch.Tensor:
         """Pruning head: (..., D) at layer L - N_s -> (..., V) next-token logits."""
         return target.logits(hidden + self.pruning(hidden))
