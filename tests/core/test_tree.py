@@ -204,7 +204,10 @@ def test_best_first_growth_with_children_that_depend_on_their_parent():
         for width in widths
     ]
     children = [
-        [sorted(enumerate(row), key=lambda child: -child[1]) for row in table.tolist()]
+        [
+            (row.argsort(descending=True).tolist(), sorted(row.tolist(), reverse=True))
+            for row in table
+        ]
         for table in tables
     ]
     paths = {(99,): 1.0}

@@ -35,7 +35,9 @@ def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, 
         parents = [7] if level == 0 else tokens[level - 1]
         for place, parent in enumerate(parents):
             expected = (logits[level] + scores[level][parent]).softmax(-1)
-            found = {tokens[level][child]: p for child, p in children[level][place]}
+            found = {
+                tokens[level][child]: p for child, p in zip(*children[level][place], strict=True)
+            }
             assert list(found.values()) == sorted(found.values(), reverse=True)
             assert [found[token] for token in range(VOCABULARY)] == pytest.approx(
                 expected.tolist(), abs=1e-6
@@ -43,13 +45,13 @@ def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, 
 
 
 def test_tokens_that_are_no_candidates_keep_their_share(drafter):
-    narrow = Streaming(drafter.speculator, "deferred", top_k=2)
+    narrow = Streaming(drafter.speculator, "deferred", top_k=1)
     narrow.bind(drafter.target)
     logits = 3 * torch.randn(2, VOCABULARY, dtype=torch.float64)
     tokens, children = narrow._candidates([7], logits.softmax(-1))
     assert [len(level) for level in tokens] == [8, 8]
-    assert [len(parent) for level in children for parent in level] == [2] * 16
-    assert all(sum(p for _, p in parent) < 1 for level in children for parent in level)
+    assert [len(places) for level in children for places, _ in level] == [1] * 16
+    assert all(sum(values) < 1 for level in children for _, values in level)
 
 
 def test_scores_move_probability_to_the_tokens_that_follow(drafter):

@@ -58,7 +58,7 @@ def test_segments_equal_the_dense_reference(architecture, mode, num_segments):
     batch = ragged_batch()
     dense = losses_of(target, speculator, batch, None)
     parts = losses_of(target, speculator, batch, num_segments)
-    for name in ("total", "main", "pruning", "streams", "accuracies"):
+    for name in ("total", "main", "pruning", "streams", "pairs", "accuracies"):
         torch.testing.assert_close(getattr(parts, name), getattr(dense, name), rtol=0, atol=1e-10)
     expected, found = gradients_of(dense, speculator), gradients_of(parts, speculator)
     assert expected.keys() == found.keys() == dict(speculator.named_parameters()).keys()
@@ -73,7 +73,8 @@ def test_the_dense_reference_equals_one_sample_at_a_time_and_explicit_masks(arch
     target, speculator = pair(architecture, mode)
     batch, adapted = ragged_batch(), speculator.adapted(target)
     shared, gamma = mode == "shared", speculator.num_streams
-    main_loss, stream_losses, counts = 0.0, [0.0] * gamma, [0] * gamma
+    main_loss, counts = 0.0, [0] * gamma
+    stream_losses, pair_losses = [0.0] * gamma, [0.0] * gamma
     rows_used = 0
     for row, length in enumerate(batch.lengths.tolist()):
         alone = collate(
@@ -105,26 +106,22 @@ def test_the_dense_reference_equals_one_sample_at_a_time_and_explicit_masks(arch
                 token = int(labels.tokens[0, place, stream])
                 if token != NO_LABEL:
                     line = raw[length + place * gamma + stream]
+                    stream_losses[stream] -= line.log_softmax(-1)[token].detach()
                     if speculator.scores_pairs:
                         scores = PairScores(target, speculator.transitions, speculator.copying)
                         before = alone.ids[0, position + 1 + stream].expand(stream + 1, 1)
                         every = torch.arange(len(line)).expand(stream + 1, -1)
                         text = alone.ids[0, : position + 2]
                         line = line + scores(before, every, text)[stream, 0]
-                    line = line.log_softmax(-1)
-                    stream_losses[stream] = stream_losses[stream] - line[token]
+                        pair_losses[stream] -= line.log_softmax(-1)[token].detach()
                     counts[stream] += 1
     dense = losses_of(target, speculator, batch, None)
-    for stream in range(gamma):
-        torch.testing.assert_close(
-            dense.streams[stream],
-            (stream_losses[stream] / counts[stream]).detach(),
-            rtol=0,
-            atol=1e-10,
-        )
+    for found, expected in ((dense.streams, stream_losses), (dense.pairs, pair_losses)):
+        means = [loss / count for loss, count in zip(expected, counts, strict=True)]
+        torch.testing.assert_close(found, torch.tensor(means).to(found), rtol=0, atol=1e-10)
     if shared:
         torch.testing.assert_close(dense.main, (main_loss / rows_used).detach(), rtol=0, atol=1e-10)
-    weighted = (ALPHAS * dense.streams).sum() + dense.pruning + 0.7 * dense.main
+    weighted = (ALPHAS * (dense.streams + dense.pairs)).sum() + dense.pruning + 0.7 * dense.main
     torch.testing.assert_close(dense.total.detach(), weighted, rtol=0, atol=1e-10)
 
 

@@ -5,9 +5,29 @@ from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
 
 from slipstream.data.batches import collate
 from slipstream.data.rendering import Sample
-from slipstream.training.segments import lossless_losses
+from slipstream.training.segments import StreamLosses, lossless_losses
 
 SAMPLES = [Sample([5, 9, 5, 9, 7, 5], 3), Sample([4, 8, 4, 8, 8, 1, 2, 30], 5)]
+
+
+def losses_of(speculator, target) -> StreamLosses:
+    return lossless_losses(target, speculator, collate(SAMPLES), torch.ones(2), None)
+
+
+def test_scores_of_pairs_learn_on_top_of_streams_that_learn_without_them():
+    target = tiny_target()
+    plain = tiny_speculator(target, num_streams=2)
+    scored = tiny_speculator(target, num_streams=2, copy_scores=True, transition_rank=2)
+    scored.load_state_dict(plain.state_dict(), strict=False)
+    for speculator in (plain, scored):
+        losses_of(speculator, target).total.backward()
+    plain, scored = (
+        {name: parameter.grad for name, parameter in each.named_parameters()}
+        for each in (plain, scored)
+    )
+    assert scored["copying.stream"].any() and scored["transitions.child"].any()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(scored[name], gradient, rtol=0, atol=1e-12)
 
 
 def test_scores_of_pairs_see_the_text_up_to_the_root_and_no_further(monkeypatch):
@@ -21,7 +41,7 @@ def test_scores_of_pairs_see_the_text_up_to_the_root_and_no_further(monkeypatch)
         return score(target, logits, streams, parents, texts, lengths)
 
     monkeypatch.setattr(speculator, "add_pair_scores", watched)
-    lossless_losses(target, speculator, collate(SAMPLES), torch.ones(2), None)
+    losses_of(speculator, target)
     [(streams, parents, texts, lengths)] = calls
     known = [text[:length].tolist() for text, length in zip(texts, lengths, strict=True)]
     expected = [

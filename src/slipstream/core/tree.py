@@ -158,9 +158,9 @@ def most_confident(tree: DraftTree, budget: int) -> list[int]:
     return sorted(kept)
 
 
-Children = list[tuple[int, float]]
-"""Candidates of one level as children of one parent: (place among the candidates, probability),
-most probable first."""
+Children = tuple[list[int], list[float]]
+"""Candidates of one level as children of one parent, most probable first: places among the
+candidates, and probabilities."""
 
 
 def grow_best_first(
@@ -183,15 +183,18 @@ def grow_best_first(
 
     def offer(parent: int, depth: int, above: int, rank: int) -> None:
         nonlocal tie
-        if depth < len(level_children) and rank < len(level_children[depth][above]):
+        if depth == len(level_children):
+            return
+        probabilities = level_children[depth][above][1]
+        if rank < len(probabilities):
             tie += 1
-            probability = confidences[parent] * level_children[depth][above][rank][1]
+            probability = confidences[parent] * probabilities[rank]
             heapq.heappush(frontier, (-probability, tie, parent, depth, above, rank))
 
     offer(0, 0, 0, 0)
     while frontier and len(tokens) < budget:
         worth, _, parent, depth, above, rank = heapq.heappop(frontier)
-        place = level_children[depth][above][rank][0]
+        place = level_children[depth][above][0][rank]
         tokens.append(level_tokens[depth][place])
         parents.append(parent)
         confidences.append(-worth)
@@ -204,7 +207,7 @@ def independent_children(level_probabilities: list[list[float]]) -> list[list[Ch
     """Children of levels that are independent: the same for all parents. Most probable first."""
     above = [1, *map(len, level_probabilities)]
     return [
-        [list(enumerate(probabilities))] * count
+        [(list(range(len(probabilities))), probabilities)] * count
         for probabilities, count in zip(level_probabilities, above, strict=False)
     ]
 

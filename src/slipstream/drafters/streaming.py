@@ -25,7 +25,7 @@ from slipstream.targets.packed import is_packed
 from slipstream.targets.target import Rows, Target
 
 SCHEDULES = ("fused", "deferred")
-CANDIDATES = 4
+CANDIDATES = 8
 """Where scores of pairs choose among a stream's tokens: so many times `top_k` are looked at."""
 
 
@@ -131,10 +131,7 @@ class Streaming(Drafter):
         weights = weights / (weights.sum(-1, keepdim=True) + others)
         ranked = weights.topk(min(self.top_k, weights.shape[-1]))
         places, values = ranked.indices.tolist(), ranked.values.tolist()
-        children = [
-            [list(zip(*parent, strict=True)) for parent in zip(*level, strict=True)]
-            for level in zip(places, values, strict=True)
-        ]
+        children = [list(zip(*level, strict=True)) for level in zip(places, values, strict=True)]
         return best.indices.tolist(), children
 
     def observe(self, context: Context, step: Step) -> None:

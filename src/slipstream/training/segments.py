@@ -13,7 +13,7 @@ gives the dense form of both, everything at once: the plain reference.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
@@ -31,16 +31,17 @@ from slipstream.training.stream_labels import NO_LABEL, stream_labels
 
 @dataclass
 class Sums:
-    """Sums over the tokens of a segment: losses of the main rows, of the pruning head and of each
-    stream (gamma,), and right guesses of each stream (gamma,)."""
+    """Sums over the tokens of a segment: losses of the main rows, of the pruning head, of each
+    stream (gamma,) and of each with its scores of pairs (gamma,); and right guesses (gamma,)."""
 
     main: torch.Tensor
     pruning: torch.Tensor
     streams: torch.Tensor
+    pairs: torch.Tensor
     hits: torch.Tensor
 
     def parts(self) -> tuple[torch.Tensor, ...]:
-        return self.main, self.pruning, self.streams, self.hits
+        return self.main, self.pruning, self.streams, self.pairs, self.hits
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(*(a + b for a, b in zip(self.parts(), other.parts(), strict=True)))
@@ -51,13 +52,19 @@ class Sums:
 
 @dataclass
 class StreamLosses:
-    """Means over the tokens of a batch: main, pruning, streams (gamma,), accuracies (gamma,); and
-    `total`, the weighted sum of Eq. 6 plus the pruning head's, which alone carries gradients."""
+    """Means over the tokens of a batch: main, pruning, streams (gamma,), pairs (gamma,), accuracies
+    (gamma,); and `total`, the weighted sum of Eq. 6 plus the losses of the pruning head and of the
+    scores of pairs, which alone carries gradients.
+
+    Scores of pairs learn on top of the streams, which stay as they are: a stream that relied on its
+    parent would be no good at naming candidates.
+    """
 
     total: torch.Tensor
     main: torch.Tensor
     pruning: torch.Tensor
     streams: torch.Tensor
+    pairs: torch.Tensor
     accuracies: torch.Tensor
 
 
@@ -95,12 +102,14 @@ class _Batch:
         known = tokens != NO_LABEL
         streams = streams.unflatten(1, (-1, self.speculator.num_streams))[used][known]
         parents = torch.cat([next_tokens[used][:, None], tokens[:, :-1]], dim=1)[known]
-        sample = used.nonzero()[:, 0]
-        ends = self.labels.positions[:, columns][used] + 2
         row, place = known.nonzero(as_tuple=True)
-        losses, guesses = self._stream_loss(
-            streams, tokens[known], place, parents, self.batch.ids[sample[row]], ends[row]
-        )
+        labels = tokens[known]
+        losses, guesses = self._head_loss(streams, labels)
+        of_pairs = torch.zeros_like(losses)
+        if self.speculator.scores_pairs:
+            texts = self.batch.ids[used.nonzero()[:, 0]][row]
+            lengths = self.labels.positions[:, columns][used][row] + 2
+            of_pairs, guesses = self._pair_loss(streams, labels, place, parents, texts, lengths)
         per_stream = losses.new_zeros(self.speculator.num_streams)
         early = early[used].detach()
         pruning = self._head_loss(early + self.speculator.pruning(early), next_tokens[used])[0]
@@ -109,23 +118,24 @@ class _Batch:
             else self._head_loss(main[used], next_tokens[used])[0].sum(),
             pruning.sum(),
             per_stream.index_add(0, place, losses),
-            per_stream.index_add(0, place, (guesses == tokens[known]).to(losses.dtype)),
+            per_stream.index_add(0, place, of_pairs),
+            per_stream.index_add(0, place, (guesses == labels).to(losses.dtype)),
         )  # fmt: skip
 
-    def _stream_loss(self, streams, tokens, *pairs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of (M, D) streams; pairs: for `add_pair_scores`."""
-        if not self.speculator.scores_pairs:
-            return self._head_loss(streams, tokens)
-        logits = self.speculator.add_pair_scores(self.target, self.target.logits(streams), *pairs)
+    def _pair_loss(self, streams, labels, *pairs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of (M, D) streams with scores of pairs; `pairs`: for `add_pair_scores`."""
+        with torch.no_grad():
+            logits = self.target.logits(streams)
+        logits = self.speculator.add_pair_scores(self.target, logits, *pairs)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits, tokens, reduction="none"), logits.argmax(-1)
+        return F.cross_entropy(logits, labels, reduction="none"), logits.argmax(-1)
 
     def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple:
         return head_loss(self.target.head, self.target.norm(hidden), labels)
 
     def total(self, sums: Sums) -> torch.Tensor:
         """Eq. 6 with means in place of sums, so that it does not depend on the batch's size."""
-        streams = (self.alpha_streams * sums.streams / self.num_tokens).sum()
+        streams = (self.alpha_streams * (sums.streams + sums.pairs) / self.num_tokens).sum()
         return (self.alpha_main * sums.main + sums.pruning) / self.num_rows + streams
 
     def losses(self, total: torch.Tensor, sums: Sums) -> StreamLosses:
@@ -134,6 +144,7 @@ class _Batch:
             sums.main / self.num_rows,
             sums.pruning / self.num_rows,
             sums.streams / self.num_tokens,
+            sums.pairs / self.num_tokens,
             sums.hits / self.num_tokens,
         )
 
@@ -198,7 +209,7 @@ def shared_losses(
         result = run(*past) if num_segments is None else checkpoint(run, *past, use_reentrant=False)
         past += result[len(result) - 2 * target.num_layers :]
         if columns is not None:
-            part = Sums(*result[:4])
+            part = Sums(*result[: len(fields(Sums))])
             sums = part if sums is None else sums + part
     return work.losses(work.total(sums), sums.detach())
 
