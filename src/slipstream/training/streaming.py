@@ -101,8 +101,8 @@ class StreamingTraining(L.LightningModule):
     def losses(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """((gamma,) stream losses, (gamma,) accuracies, pruning loss) of one batch.
 
-        Scores of pairs learn on top: their loss, added to the stream's, leaves the streams as they
-        are. A stream that relied on its parent would be no good at naming candidates.
+        Scores of pairs learn on top: their loss, added to the stream's, has no gradient by the
+        streams. A stream that relied on its parent would be no good at naming candidates.
         """
         target, speculator = self.target, self.speculator
         labels = stream_labels(batch, speculator.num_streams)
@@ -119,10 +119,11 @@ class StreamingTraining(L.LightningModule):
         streams = streams.unflatten(1, (-1, speculator.num_streams))
         used = labels.next_tokens != NO_LABEL
         logits, tokens = target.logits(streams[used]), labels.tokens[used]
-        parents = torch.cat([labels.next_tokens[used][:, None], tokens[:, :-1]], dim=1).clamp(min=0)
-        texts, known = batch.ids[used.nonzero()[:, 0]], labels.positions[used] + 2
         losses, accuracies, _ = stream_loss(logits, tokens)
         if speculator.scores_pairs:
+            parents = torch.cat([labels.next_tokens[used][:, None], tokens[:, :-1]], dim=1)
+            parents = parents.clamp(min=0)
+            texts, known = batch.ids[used.nonzero()[:, 0]], labels.positions[used] + 2
             scored = speculator.add_pair_scores(target, logits.detach(), parents, texts, known)
             of_pairs, accuracies, _ = stream_loss(scored, tokens)
             losses = losses + of_pairs
