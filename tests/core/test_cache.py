@@ -176,14 +176,18 @@ def test_the_buffer_is_never_allocated_again():
     assert cache.buffer.data_ptr() == address and cache.length == 9
 
 
-def test_the_training_cache_shows_later_rows_the_first_ones_and_themselves():
+def test_the_training_cache_shows_later_rows_what_was_kept_and_themselves():
     torch.manual_seed(0)
     cache = TrainingCache(2)
     first, second, third = torch.randn(3, 2, 2, HEADS, 4, SIZE)
     assert cache.get_seq_length(1) == 0
     assert torch.equal(cache.update(*first, 1)[0], first[0])
+    cache.keep = 0
     for later in (second, third):
         keys, values = cache.update(*later, 1)
         assert torch.equal(keys, torch.cat([first[0], later[0]], -2))
         assert torch.equal(values, torch.cat([first[1], later[1]], -2))
+    cache.visible = 3
+    keys, _ = cache.update(*second, 1)
+    assert torch.equal(keys, torch.cat([first[0][..., :3, :], second[0]], -2))
     assert cache.get_seq_length(1) == 4 and cache.get_seq_length(0) == 0

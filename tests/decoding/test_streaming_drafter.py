@@ -16,11 +16,12 @@ def drafter() -> Streaming:
     return drafter
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
 @pytest.mark.parametrize("text", [[7], [5, 7, 9, 5, 30, 5, 7]])
-def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, text):
+def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, text, temperature):
     """With all tokens as candidates: softmax of the stream's logits plus the parent's scores."""
     logits = torch.randn(3, VOCABULARY, dtype=torch.float64)
-    tokens, children = drafter._candidates(text, logits.softmax(-1))
+    tokens, children = drafter._candidates(text, logits, temperature)
     every = torch.arange(VOCABULARY)
     texts, lengths = torch.tensor([text] * VOCABULARY), torch.full((VOCABULARY,), len(text))
     scores = [
@@ -34,7 +35,7 @@ def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, 
     for level in range(3):
         parents = [7] if level == 0 else tokens[level - 1]
         for place, parent in enumerate(parents):
-            expected = (logits[level] + scores[level][parent]).softmax(-1)
+            expected = ((logits[level] + scores[level][parent]) / temperature).softmax(-1)
             found = {
                 tokens[level][child]: p for child, p in zip(*children[level][place], strict=True)
             }
@@ -48,14 +49,23 @@ def test_tokens_that_are_no_candidates_keep_their_share(drafter):
     narrow = Streaming(drafter.speculator, "deferred", top_k=1)
     narrow.bind(drafter.target)
     logits = 3 * torch.randn(2, VOCABULARY, dtype=torch.float64)
-    tokens, children = narrow._candidates([7], logits.softmax(-1))
+    tokens, children = narrow._candidates([7], logits)
     assert [len(level) for level in tokens] == [8, 8]
-    assert [len(places) for level in children for places, _ in level] == [1] * 16
-    assert all(sum(values) < 1 for level in children for _, values in level)
+    probabilities = logits.softmax(-1)
+    every = torch.arange(VOCABULARY).expand(2, -1)
+    above = [[7] * 8, tokens[0]]
+    scores = narrow.pairs(torch.tensor(above), every, torch.tensor([7]))
+    for level in range(2):
+        for place, (chosen, values) in enumerate(children[level]):
+            weights = probabilities[level] * scores[level, place].exp()
+            named = weights[tokens[level]]
+            rest = 1 - probabilities[level, tokens[level]].sum()
+            assert chosen == [int(named.argmax())]
+            assert values == pytest.approx([float(named.max() / (named.sum() + rest))], abs=1e-6)
 
 
 def test_scores_move_probability_to_the_tokens_that_follow(drafter):
     uniform = torch.full((1, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64)
     scores = drafter.speculator.transitions(drafter.target, torch.tensor([11]))[0]
-    tokens, children = drafter._candidates([11], uniform)
+    tokens, children = drafter._candidates([11], uniform.log())
     assert tokens[0][children[0][0][0][0]] == int(scores.argmax())

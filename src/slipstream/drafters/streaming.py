@@ -104,30 +104,30 @@ class Streaming(Drafter):
             with context.clock.share("draft"):
                 streams = self.streams.last if self.fused else self._run_streams(context)
                 logits = self.target.logits(streams[:levels]).float()
-                if not context.sampling.greedy:
-                    logits = logits / context.sampling.temperature
-                tokens, children = self._candidates(context.tokens, logits.softmax(-1))
+                temperature = 1.0 if context.sampling.greedy else context.sampling.temperature
+                tokens, children = self._candidates(context.tokens, logits, temperature)
             tree = grow_best_first(root, tokens, children, budget)
         self.tree = tree
         return tree
 
     def _candidates(
-        self, text: list[int], probabilities: torch.Tensor
+        self, text: list[int], logits: torch.Tensor, temperature: float = 1.0
     ) -> tuple[list[list[int]], list[list[Children]]]:
         """Candidate tokens of each level, and how probable each is as a child of those above.
 
-        text: all tokens up to the root; probabilities: (levels, V) of the streams.
+        text: all tokens up to the root; logits: (levels, V) of the streams.
         """
+        probabilities = (logits / temperature).softmax(-1)
         if self.pairs is None:
             best = probabilities.topk(min(self.top_k, probabilities.shape[-1]))
             return best.indices.tolist(), independent_children(best.values.tolist())
         best = probabilities.topk(min(CANDIDATES * self.top_k, probabilities.shape[-1]))
         text = torch.tensor(text, device=probabilities.device)
         parents = torch.cat([text[-1:].expand_as(best.indices[:1]), best.indices[:-1]])
-        scores = self.pairs(parents, best.indices, text)
+        scores = self.pairs(parents, best.indices, text) / temperature
         # (levels, parents, candidates); a token that is no candidate keeps its probability.
         weights = best.values[:, None] * scores.exp()
-        others = 1 - best.values.sum(-1)[:, None, None]
+        others = (1 - best.values.sum(-1)).clamp(min=0)[:, None, None]
         weights = weights / (weights.sum(-1, keepdim=True) + others)
         ranked = weights.topk(min(self.top_k, weights.shape[-1]))
         places, values = ranked.indices.tolist(), ranked.values.tolist()

@@ -74,9 +74,11 @@ class CopyScores(nn.Module):
         return logits.index_put((row, child), gains.to(logits.dtype), accumulate=True)
 
     def tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
-        """(V,) term of every token as a parent, (V,) as a child."""
+        """(V,) term of every token as a parent, (V,) as a child; at least float32, in which the
+        gradients of a token's many occurrences are summed."""
         embeddings = normed_embeddings(target, _vocabulary(target))
-        return embeddings @ self.parent, embeddings @ self.child
+        precise = torch.promote_types(self.parent.dtype, torch.float32)
+        return (embeddings @ self.parent).to(precise), (embeddings @ self.child).to(precise)
 
 
 class PairScores:
