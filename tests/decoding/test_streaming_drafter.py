@@ -54,7 +54,7 @@ def test_tokens_that_are_no_candidates_keep_their_share(drafter):
     probabilities = logits.softmax(-1)
     every = torch.arange(VOCABULARY).expand(2, -1)
     above = [[7] * 8, tokens[0]]
-    scores = narrow.pairs(torch.tensor(above), every, torch.tensor([7]))
+    scores = narrow.pairs(torch.tensor(above), every, torch.tensor([7])).detach()
     for level in range(2):
         for place, (chosen, values) in enumerate(children[level]):
             weights = probabilities[level] * scores[level, place].exp()
