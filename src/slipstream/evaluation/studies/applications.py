@@ -6,6 +6,7 @@ row with it, in a paired bootstrap.
 """
 
 import json
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -24,19 +25,26 @@ METRICS = {"wikisql": "exact_match"}
 """The metric that decides, by task; ROUGE-Lsum for others."""
 
 
+@dataclass(frozen=True)
+class Task:
+    """path: folder with its rows, None for the hub; rows: most that are learned from; steps: of
+    each training; num_prompts: test rows that are answered."""
+
+    path: str | None
+    rows: int
+    steps: int
+    num_prompts: int
+
+
 class ApplicationStudy:
-    """tasks: data group -> folder with its rows, or None for the hub; overrides: of every step."""
+    """tasks: data group -> the fields of its `Task`; folder: where models and answers are kept;
+    overrides: of every train.py."""
 
     def __init__(
-        self,
-        tasks: dict[str, str | None],
-        seeds: list[int],
-        num_prompts: int,
-        folder: str,
-        overrides: list[str],
+        self, tasks: dict[str, dict], seeds: list[int], folder: str, overrides: list[str]
     ):
-        self.tasks, self.seeds, self.num_prompts = tasks, seeds, num_prompts
-        self.folder, self.overrides = Path(folder), list(overrides)
+        self.tasks = {name: Task(**fields) for name, fields in tasks.items()}
+        self.seeds, self.folder, self.overrides = seeds, Path(folder), list(overrides)
 
     def run(self, target: Target, prompts: list[Prompt]) -> Findings:
         runs = list(product(self.tasks, self.seeds))
@@ -51,15 +59,23 @@ class ApplicationStudy:
                 rows.append(self._row(task, method, [answers(path) for path in decoded]))
         return Findings("Applications (Table 3)", rows, lambda figure: _draw(figure, rows))
 
-    def _decoded(self, task: str, seed: int) -> Path:
+    def _decoded(self, name: str, seed: int) -> Path:
         """Train the three, decode the test rows; the folder with the results."""
-        place, data = self.folder / task / str(seed), self.tasks[task]
-        common = [f"data={task}", f"seed={seed}", *self.overrides]
-        common += [] if data is None else [f"data.path={data}"]
+        place, task = self.folder / name / str(seed), self.tasks[name]
+        common = [f"seed={seed}"] + ([] if task.path is None else [f"data.path={task.path}"])
 
-        def train(name: str, *more: str) -> Path:
-            overrides = [f"experiment=application_{name}", *common, *more]
-            return run_step("train.py", overrides, place / name, "model")
+        def train(method: str, *more: str) -> Path:
+            overrides = [
+                f"experiment=application_{method}",
+                f"data={name}",
+                f"data.max_train_rows={task.rows}",
+                f"trainer.max_steps={task.steps}",
+                f"trainer.val_check_interval={task.steps}",
+                *common,
+                *self.overrides,
+                *more,
+            ]
+            return run_step("train.py", overrides, place / method, "model")
 
         baseline, shared = train("baseline"), train("shared")
         lossless = train("lossless", f"target.adapter={baseline}")
@@ -69,10 +85,10 @@ class ApplicationStudy:
             f"methods.lossless.target.adapter={baseline}",
             f"methods.lossless.drafter.speculator={lossless}",
             f"methods.shared.drafter.speculator={shared}",
-            f"num_prompts={self.num_prompts}",
+            f"num_prompts={task.num_prompts}",
             "repeats=1",
+            *common,
         ]
-        overrides += [] if data is None else [f"data.path={data}"]
         run_step("infer.py", overrides, place / "answers", "answers.jsonl")
         return place
 
@@ -84,6 +100,7 @@ class ApplicationStudy:
         return {
             "task": task,
             "method": method,
+            "steps": self.tasks[task].steps,
             "speedup": _speed(ours) / _speed(theirs),
             "tau": _tau(ours),
             "ROUGE-1": fmean(line["rouge_1"] for line in ours),
