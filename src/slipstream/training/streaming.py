@@ -30,7 +30,8 @@ from slipstream.training.segments import StreamLosses, lossless_losses, shared_l
 class StreamingTraining(L.LightningModule):
     """Lightning module of Speculative Streaming.
 
-    main_weight: alpha_0, None for 0 (lossless) or 1 (shared); stream_weights: alpha_j per stream,
+    learning_rate: of the speculator's own tensors; lora_learning_rate: of the LoRA layers of shared
+    mode, None for the same. main_weight: alpha_0, None for 0 (lossless) or 1 (shared); stream_weights: alpha_j per stream,
     None for 1 (lossless) or 0.1 (shared) each. root_dropout: the share of training rows whose
     streams are not told the root, so that a speculator that may be told it (`root_rank`) also
     serves the fused schedule, which cannot. num_segments: parts of a completion that are worked on
@@ -46,6 +47,7 @@ class StreamingTraining(L.LightningModule):
         target: Target,
         speculator: StreamingConfig,
         learning_rate: float,
+        lora_learning_rate: float | None,
         weight_decay: float,
         warmup_steps: int,
         main_weight: float | None,
@@ -77,7 +79,8 @@ class StreamingTraining(L.LightningModule):
             start_from_speculator(self.speculator, start_from)
         self.frozen = target.model.requires_grad_(False)
         self.register_buffer("stream_weights", torch.tensor(weights), persistent=False)
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.learning_rate, self.lora_learning_rate = learning_rate, lora_learning_rate
+        self.weight_decay = weight_decay
         self.warmup_steps, self.root_dropout = warmup_steps, root_dropout
         self.validation_prompts, self.validation_budget = validation_prompts, validation_budget
         self.strict_loading = False
@@ -145,8 +148,17 @@ class StreamingTraining(L.LightningModule):
         return total
 
     def configure_optimizers(self) -> dict[str, object]:
+        lora, own = [], []
+        for name, parameter in self.speculator.named_parameters():
+            (lora if name.startswith("lora.") else own).append(parameter)
+        groups = [
+            {"params": own},
+            {"params": lora, "lr": self.lora_learning_rate or self.learning_rate},
+        ]
         optimizer = torch.optim.AdamW(
-            self.speculator.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay
+            [group for group in groups if group["params"]],
+            lr=self.learning_rate,
+            weight_decay=self.weight_decay,
         )
         steps = total_steps(self.trainer, len(self.data.train_dataloader()))
         return {

@@ -40,9 +40,7 @@ class ApplicationStudy:
     """tasks: data group -> the fields of its `Task`; folder: where models and answers are kept;
     overrides: of every train.py."""
 
-    def __init__(
-        self, tasks: dict[str, dict], seeds: list[int], folder: str, overrides: list[str]
-    ):
+    def __init__(self, tasks: dict[str, dict], seeds: list[int], folder: str, overrides: list[str]):
         self.tasks = {name: Task(**fields) for name, fields in tasks.items()}
         self.seeds, self.folder, self.overrides = seeds, Path(folder), list(overrides)
 
