@@ -36,9 +36,12 @@ def train(output, *overrides):
     )  # fmt: skip
 
 
+FEW = "training.validation_prompts=2"
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("train"))
+    return train(tmp_path_factory.mktemp("train"), FEW)
 
 
 def test_train_writes_a_folder_that_infer_opens(trained, tmp_path):
@@ -53,6 +56,24 @@ def test_train_writes_a_folder_that_infer_opens(trained, tmp_path):
     assert all(record["identical"] == record["num_prompts"] for record in results["results"])
     assert (tmp_path / "table.md").read_text().count("| plain |") == 3
     assert (tmp_path / "speedup.png").stat().st_size > 10_000
+
+
+def test_shared_mode_trains_and_writes_what_its_own_model_writes(tmp_path):
+    folder = train(tmp_path / "shared", "speculator=streaming_shared", FEW)
+    common = [f"speculator_path={folder}", "num_prompts=2", f"output_dir={tmp_path}"]
+    records = app.infer(config_of("infer", "repeats=1", *common))
+    assert all(record.identical == record.num_prompts for record in records)
+    assert app.infer(config_of("infer", "verify=true", *common)) == []
+
+
+def test_fine_tuning_writes_an_adapter_that_infer_opens(tmp_path):
+    folder = train(tmp_path / "plain", "experiment=fine_tuning", "data.regenerate=true")
+    assert (folder / "adapter_model.safetensors").exists()
+    records = app.infer(
+        config_of("infer", f"target.adapter={folder}", "methods.drafter=null", "num_prompts=2",
+                  "repeats=1", f"output_dir={tmp_path}")
+    )  # fmt: skip
+    assert {record.method for record in records} == {"plain"}
 
 
 def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path):
@@ -83,7 +104,7 @@ def test_every_drafter_of_the_configs_gives_the_output_of_plain_decoding(tmp_pat
 def test_fused_and_deferred_draft_the_same_trees():
     """Where deferred streams are not told the root, both schedules need the same forwards."""
     target = load_target("slipstream/small-target", device="cpu")
-    prompts = PromptSets(None, ["data_to_text", "text_to_sql"], seed=0).take(4)
+    prompts = PromptSets(None, None, ["data_to_text", "text_to_sql"], "test", seed=0).take(4)
     found = []
     for schedule in ("fused", "deferred"):
         speculator = load_speculator("slipstream/small-streaming", target)
@@ -99,7 +120,7 @@ def test_fused_and_deferred_draft_the_same_trees():
 
 
 def test_the_same_training_command_gives_the_same_speculator(trained, tmp_path):
-    again = train(tmp_path)
+    again = train(tmp_path, FEW)
     assert (again / "model.safetensors").read_bytes() == (
         trained / "model.safetensors"
     ).read_bytes()

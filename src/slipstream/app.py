@@ -52,6 +52,9 @@ INFER_KEYS = frozenset(
 )
 
 
+STUDY_KEYS = ("target", "data", "study", "num_prompts", "threads")
+
+
 def run(main: Callable[[], None]) -> None:
     """Run a Hydra entry point; a config that cannot be composed ends with one sentence."""
     from hydra.errors import ConfigCompositionException, OverrideParseException
@@ -90,7 +93,7 @@ def train(config: DictConfig) -> Path:
     output = Path(config.output_dir)
     check_writable(output, "output_dir")
     L.seed_everything(config.seed)
-    parts = {"target": build(config.target), "speculator": build(config.speculator)}
+    parts = {"target": build(config.target), "speculator": build(config.get("speculator"))}
     module = build(config.training, **{name: part for name, part in parts.items() if part})
     data = build(config.data)
     trainer = build(
@@ -123,7 +126,10 @@ def infer(config: DictConfig) -> list:
             target, drafter, sampling, limits, config.budget, config.prompt, config.seed
         )
     if config.study is not None:
+        if not sampling.greedy:
+            raise InputError("study: studies decode greedily; set sampling.temperature=0")
         study, content = build(config.study), OmegaConf.to_container(config, resolve=True)
+        content = {name: content[name] for name in STUDY_KEYS}
         prompts = build(config.data).take(config.num_prompts)
         return run_study(study, target, prompts, Path(config.output_dir), content)
     methods = {name: build(node) for name, node in config.methods.items() if node is not None}

@@ -47,7 +47,7 @@ def generate(
     """
     target = _loaded(target) if isinstance(target, str) else target
     if isinstance(drafter, str):
-        drafter = Streaming(drafter, "deferred", top_k=4)
+        drafter = Streaming(drafter, "auto", top_k=4)
     sampling = Sampling(temperature, top_k, top_p)
     limits = Limits(max_new_tokens, tuple(stop))
     engine = Engine(target, drafter, sampling, limits, budget)

@@ -49,13 +49,19 @@ def test_peak_memory_sees_saved_activations_and_gradients():
 TREE = DraftTree([7, 1, 2, 3], [-1, 0, 0, 1])
 
 
+def test_a_root_alone_is_no_draft_that_survived():
+    trees = [SeenTree(TREE, [1.0, 0.9, 0.1, 0.8], path) for path in ([0], [0], [0, 2])]
+    found = outcome(trees, 0.5, 4)
+    assert (found.kept_paths, found.kept_drafts) == (2 / 3, 0.0)
+
+
 def test_outcome_counts_paths_and_nodes():
     trees = [
         SeenTree(TREE, [1.0, 0.9, 0.1, 0.8], [0, 1, 3]),
         SeenTree(TREE, [1.0, 0.2, 0.7, 0.8], [0, 1]),
     ]
     found = outcome(trees, 0.5, 4)
-    assert (found.kept_paths, found.pruned) == (0.5, 1 - 5 / 8)
+    assert (found.kept_paths, found.kept_drafts, found.pruned) == (0.5, 0.5, 1 - 5 / 8)
     assert outcome(trees, 0.0, 4).kept_paths == 1.0
     assert outcome(trees, 0.0, 1).kept_paths == 0.0
 
@@ -123,7 +129,11 @@ def test_a_step_runs_once_and_a_failing_one_names_its_log(tmp_path, monkeypatch)
     )
     folder = tmp_path / "run"
     assert run_step("make.py", ["good=1"], folder, "model") == folder / "model"
-    assert run_step("absent.py", [], folder, "model") == folder / "model"
+    (tmp_path / "make.py").unlink()
+    assert run_step("make.py", ["good=1"], folder, "model") == folder / "model"
+    with pytest.raises(InputError, match="made with other settings"):
+        run_step("make.py", ["good=2"], folder, "model")
+    (tmp_path / "make.py").write_text("assert False")
     with pytest.raises(InputError, match=r"bad=1.* failed; see .*log\.txt"):
         run_step("make.py", ["bad=1"], tmp_path / "other", "model")
     with pytest.raises(InputError, match="start it from the project's folder"):

@@ -35,8 +35,8 @@ def stream_mask(main_mask: torch.Tensor, num_streams: int) -> torch.Tensor:
     """
     positions = main_mask.shape[-2]
     main = main_mask.repeat_interleave(num_streams, dim=-2)
-    earlier = torch.ones(num_streams, num_streams, device=main.device).tril()
-    own = torch.eye(positions, device=main.device).kron(earlier).bool()
+    rows = torch.arange(positions * num_streams, device=main.device)
+    own = (rows[:, None] // num_streams == rows // num_streams) & (rows[:, None] >= rows)
     own = own.expand(*main.shape[:-2], *own.shape)
     return torch.cat([main, own], dim=-1)
 

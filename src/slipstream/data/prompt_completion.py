@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 class PromptCompletionData(L.LightningDataModule):
     """Prompt/completion rows of one or several sources.
 
-    path: local file or folder, or a list of them; wins over the others. hub: data sets on the hub.
-    synthetic_kinds: kinds of generated prompts, used when neither path nor hub is given.
+    path: local file or folder, or a list of them; wins over the others. hub: data sets on the hub,
+    by name. synthetic_kinds: kinds of generated prompts, used when neither path nor hub is given.
     max_train_rows, max_validation_rows: most rows of each source (spread evenly over it), or the
     count of generated prompts. copying_rows: how many rows that ask for a text to be repeated are
     added to the training split.
@@ -42,7 +42,7 @@ class PromptCompletionData(L.LightningDataModule):
     def __init__(
         self,
         path: str | list[str] | None,
-        hub: list[HubSource] | None,
+        hub: dict[str, HubSource] | None,
         synthetic_kinds: list[str] | None,
         max_train_rows: int | None,
         max_validation_rows: int | None,
@@ -56,7 +56,7 @@ class PromptCompletionData(L.LightningDataModule):
     ):
         super().__init__()
         self.paths = [path] if isinstance(path, str | Path) else list(path or [])
-        self.hub, self.synthetic_kinds = list(hub or []), list(synthetic_kinds or [])
+        self.hub, self.synthetic_kinds = list((hub or {}).values()), list(synthetic_kinds or [])
         if not (self.paths or self.hub or self.synthetic_kinds):
             raise InputError("data.path: no data given; name a JSONL file or folder")
         self.max_rows = {"train": max_train_rows, "validation": max_validation_rows}

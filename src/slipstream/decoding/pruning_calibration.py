@@ -29,12 +29,14 @@ class SeenTree:
 
 @dataclass(frozen=True)
 class Calibration:
-    """kept_paths: share of trees whose accepted path survives whole; pruned: share of nodes that
-    do not survive."""
+    """kept_paths: share of trees whose accepted path survives whole; kept_drafts: the same among
+    trees with an accepted draft, since a root always survives; pruned: share of nodes that do not
+    survive."""
 
     threshold: float
     cap: int
     kept_paths: float
+    kept_drafts: float
     pruned: float
 
 
@@ -80,16 +82,24 @@ def record_trees(
 
 def outcome(trees: list[SeenTree], threshold: float, cap: int) -> Calibration:
     """What `threshold` and `cap` would have done to `trees`."""
-    whole = nodes = kept_nodes = 0
+    whole = drafts = nodes = kept_nodes = 0
     for seen in trees:
         kept = set(prune(seen.tree, seen.transitions, threshold, cap))
-        whole += kept.issuperset(seen.path)
+        survives = kept.issuperset(seen.path)
+        whole, drafts = whole + survives, drafts + (survives and len(seen.path) > 1)
         nodes, kept_nodes = nodes + len(seen.tree), kept_nodes + len(kept)
-    return Calibration(threshold, cap, whole / len(trees), 1 - kept_nodes / nodes)
+    accepted = sum(len(seen.path) > 1 for seen in trees)
+    return Calibration(
+        threshold,
+        cap,
+        whole / len(trees),
+        drafts / accepted if accepted else 1.0,
+        1 - kept_nodes / nodes,
+    )
 
 
 def calibrate(trees: list[SeenTree], keep: float = 0.95) -> Calibration:
-    """The threshold and cap that prune most among those that keep `keep` of the accepted paths.
+    """The threshold and cap that prune most among those that keep `keep` of the accepted drafts.
 
     Raises `InputError` when there is no tree to learn from.
     """
@@ -103,4 +113,4 @@ def calibrate(trees: list[SeenTree], keep: float = 0.95) -> Calibration:
         for threshold in sorted(thresholds)
         for cap in range(1, largest + 1)
     ]
-    return max((each for each in found if each.kept_paths >= keep), key=lambda each: each.pruned)
+    return max((each for each in found if each.kept_drafts >= keep), key=lambda each: each.pruned)

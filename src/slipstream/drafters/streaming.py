@@ -24,7 +24,7 @@ from slipstream.targets.lora import merge
 from slipstream.targets.packed import is_packed
 from slipstream.targets.target import Rows, Target
 
-SCHEDULES = ("fused", "deferred")
+SCHEDULES = ("auto", "fused", "deferred")
 CANDIDATES = 8
 """Where scores of pairs choose among a stream's tokens: so many times `top_k` are looked at."""
 
@@ -32,6 +32,7 @@ CANDIDATES = 8
 class Streaming(Drafter):
     """Drafts with the streams of a `StreamingSpeculator`, given itself or as a folder.
 
+    schedule: 'fused', 'deferred', or 'auto' for deferred where the mode allows it (lossless).
     top_k: most children per level; prune_threshold: least transition probability of a node that
     stays in the forward after the early exit; prune_cap: most nodes that stay. Threshold 0 with no
     cap switches pruning off.
@@ -70,7 +71,10 @@ class Streaming(Drafter):
         if not isinstance(self.speculator, StreamingSpeculator):
             self.speculator = load_speculator(self.speculator, target)
         self.speculator = self.speculator.to(target.device, target.dtype).eval()
-        if self.speculator.config.mode == "shared":
+        shared = self.speculator.config.mode == "shared"
+        if self.schedule == "auto":
+            self.schedule = "fused" if shared else "deferred"
+        if shared:
             if not self.fused:
                 raise InputError(
                     "drafter.schedule: in shared mode the main stream sees the streams, so they "

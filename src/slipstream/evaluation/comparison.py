@@ -7,7 +7,7 @@ times; per prompt and method the median run counts. So drift of the machine hits
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
-from rich.progress import Progress
+from rich.progress import Progress, track
 
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
@@ -23,11 +23,15 @@ ALL_SETS = "all"
 
 @dataclass
 class Run:
-    """What one method did with each prompt: the median run of each, in the prompts' order."""
+    """What one method did with each prompt: the median run of each, in the prompts' order.
+
+    expected: greedy answers of the method's own reference, where it has one.
+    """
 
     method: str
     drafter: str | None
     exact: bool
+    expected: list[list[int]] | None = None
     generations: list[Generation] = field(default_factory=list)
 
 
@@ -95,16 +99,20 @@ def compare(
             for name in names:
                 ordered = sorted(tries[name], key=lambda run: run.statistics.seconds)
                 runs[name].generations.append(ordered[len(ordered) // 2])
+    for name, method in methods.items():
+        if sampling.greedy and method.drafter and method.reference:
+            answers = track(ids, description=f"reference of {name}")
+            runs[name].expected = [method.reference.generate(prompt) for prompt in answers]
     return list(runs.values())
 
 
 def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record]:
     """A record per method for each prompt set, and one for all of them together.
 
-    Outputs are compared with those of `transformers` where it was run, else with the first
-    method's; speeds with `transformers` and `plain`, each where it was run.
+    Outputs are compared with those of the method's own reference if it has one, else with those of
+    `transformers` where it was run, else with the first method's; speeds with `transformers` and
+    `plain`, each where it was run.
     """
-    reference = next((run for run in runs if run.method == "transformers"), runs[0])
     sets = list(dict.fromkeys(prompt.source for prompt in prompts))
     records = []
     for name in [*sets, ALL_SETS] if len(sets) > 1 else sets:
@@ -113,8 +121,23 @@ def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record
         ]
         totals = {run.method: _total(run, chosen) for run in runs}
         for run in runs:
-            records.append(_record(run, reference, name, chosen, prompts, totals, dtype))
+            expected = expected_answers(run, runs)
+            records.append(_record(run, expected, name, chosen, prompts, totals, dtype))
     return records
+
+
+def overall(runs: list[Run], prompts: list[Prompt], dtype: str) -> dict[str, Record]:
+    """Each method's record over all prompts."""
+    # the record of all sets comes last
+    return {record.method: record for record in summarise(runs, prompts, dtype)}
+
+
+def expected_answers(run: Run, runs: list[Run]) -> list[list[int]]:
+    """What the answers of `run` are compared with."""
+    if run.expected is not None:
+        return run.expected
+    reference = next((run for run in runs if run.method == "transformers"), runs[0])
+    return [answer.ids for answer in reference.generations]
 
 
 def _total(run: Run, chosen: list[int]) -> Statistics:
@@ -123,7 +146,7 @@ def _total(run: Run, chosen: list[int]) -> Statistics:
 
 def _record(
     run: Run,
-    reference: Run,
+    expected: list[list[int]],
     prompt_set: str,
     chosen: list[int],
     prompts: list[Prompt],
@@ -145,9 +168,7 @@ def _record(
         exact=run.exact,
         dtype=dtype,
         num_prompts=len(chosen),
-        identical=sum(
-            run.generations[place].ids == reference.generations[place].ids for place in chosen
-        ),
+        identical=sum(run.generations[place].ids == expected[place] for place in chosen),
         tokens=total.tokens,
         tokens_per_second=total.tokens_per_second,
         speedup_vs_transformers=speedup("transformers"),

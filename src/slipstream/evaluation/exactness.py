@@ -1,12 +1,17 @@
 """Where a method's greedy output leaves plain decoding's, and whether rounding explains it."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from slipstream.core.sampling import Sampling
+from slipstream.core.tree import DraftTree
+from slipstream.core.verification import Verdict
 from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
+from slipstream.drafters.base import Context, Drafter
 from slipstream.targets.target import Target
 
 ROUNDING_STEPS = 64
@@ -33,27 +38,73 @@ class Divergence:
         )
 
 
-@torch.inference_mode()
+class Reference(Protocol):
+    """Greedy decoding of one token per forward, which an exact method must agree with."""
+
+    def generate(self, prompt_ids: list[int]) -> list[int]:
+        """The answer."""
+
+    def logits(self, position: int) -> torch.Tensor:
+        """(V,) from which token `position` of the last answer was chosen."""
+
+
+class PlainReference:
+    """Plain decoding of a target."""
+
+    def __init__(self, target: Target, limits: Limits):
+        self.target, self.decoder = target, PlainDecoder(target, Sampling(), limits)
+        self.prompt_ids: list[int] = []
+        self.answer: list[int] = []
+
+    def generate(self, prompt_ids: list[int]) -> list[int]:
+        self.prompt_ids, self.answer = prompt_ids, self.decoder.generate(prompt_ids).ids
+        return self.answer
+
+    @torch.inference_mode()
+    def logits(self, position: int) -> torch.Tensor:
+        prefix = torch.tensor([self.prompt_ids + self.answer[:position]], device=self.target.device)
+        positions = torch.arange(prefix.shape[1], device=self.target.device)[None]
+        rows = self.target.forward(prefix, positions, None, None)
+        return self.target.logits(rows.hidden[0, -1])
+
+
+class DraftlessReference(Engine):
+    """A drafter's engine that never drafts: the reference where the drafter is part of the model,
+    as streams are in shared mode."""
+
+    def __init__(self, target: Target, drafter: Drafter, limits: Limits):
+        super().__init__(target, drafter, Sampling(), limits, budget=1)
+
+    def generate(self, prompt_ids: list[int]) -> list[int]:
+        self.seen: list[torch.Tensor] = []
+        return super().generate(prompt_ids).ids
+
+    def logits(self, position: int) -> torch.Tensor:
+        return self.seen[position]
+
+    def _verify(self, tree: DraftTree, logits: torch.Tensor, context: Context) -> Verdict:
+        self.seen.append(logits[-1])
+        return super()._verify(tree, logits, context)
+
+
 def first_divergence(
-    method: str, prompt: int, target: Target, prompt_ids: list[int], ids: list[int], limits: Limits
+    method: str, prompt: int, reference: Reference, prompt_ids: list[int], ids: list[int]
 ) -> Divergence | None:
-    """Compare `ids` with plain greedy decoding; None if they are identical."""
-    plain = PlainDecoder(target, Sampling(), limits).generate(prompt_ids).ids
-    if plain == ids:
+    """Compare `ids` with the reference's answer; None if they are identical."""
+    expected = reference.generate(prompt_ids)
+    if expected == ids:
         return None
-    pairs = list(zip(plain, ids, strict=False))
+    pairs = list(zip(expected, ids, strict=False))
     position = next((place for place, (a, b) in enumerate(pairs) if a != b), len(pairs))
-    prefix = prompt_ids + plain[:position]
-    positions = torch.arange(len(prefix), device=target.device)[None]
-    rows = target.forward(torch.tensor([prefix], device=target.device), positions, None, None)
-    best = target.logits(rows.hidden[0, -1]).float().topk(2).values.tolist()
+    logits = reference.logits(min(position, len(expected) - 1))
+    best = logits.float().topk(2).values.tolist()
     gap = best[0] - best[1]
-    precision = torch.finfo(target.dtype).eps * max(1.0, abs(best[0])) * ROUNDING_STEPS
+    precision = torch.finfo(logits.dtype).eps * max(1.0, abs(best[0])) * ROUNDING_STEPS
     return Divergence(
         method,
         prompt,
         position,
-        plain[position] if position < len(plain) else -1,
+        expected[position] if position < len(expected) else -1,
         ids[position] if position < len(ids) else -1,
         gap,
         gap <= precision,

@@ -15,15 +15,18 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Drafter
+from slipstream.evaluation.exactness import DraftlessReference, PlainReference, Reference
 from slipstream.targets.loading import load_target
 from slipstream.targets.target import Target
 
 
 class Method(Protocol):
-    """exact: whether the output keeps the target's distribution; drafter: name, or None."""
+    """exact: whether the output keeps the target's distribution; drafter: name, or None; reference:
+    what its greedy output must equal, None for plain decoding of the run's target."""
 
     exact: bool
     drafter: str | None
+    reference: Reference | None
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         """Load what is needed; called once."""
@@ -42,6 +45,7 @@ class Plain:
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         self.decoder = PlainDecoder(self.target or target, sampling, limits)
+        self.reference = PlainReference(self.target, limits) if self.target else None
 
     def generate(self, prompt_ids: list[int], seed: int) -> Generation:
         return self.decoder.generate(prompt_ids, seed)
@@ -56,8 +60,13 @@ class Speculative:
         self.exact, self.drafter = drafter.exact, type(drafter).__name__
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
-        target = self.target or target
-        self.engine = Engine(target, self._drafter, sampling, limits, self.budget)
+        given = self.target or target
+        self.engine = Engine(given, self._drafter, sampling, limits, self.budget)
+        self.reference = None
+        if self.engine.target is not given:
+            self.reference = DraftlessReference(given, self._drafter, limits)
+        elif given is not target:
+            self.reference = PlainReference(given, limits)
 
     def generate(self, prompt_ids: list[int], seed: int) -> Generation:
         return self.engine.generate(prompt_ids, seed)
@@ -69,7 +78,7 @@ class Transformers:
     assistant: a draft model for assisted generation; prompt_lookup_num_tokens: for prompt lookup.
     """
 
-    exact = True
+    exact, reference = True, None
 
     def __init__(self, assistant: str | None = None, prompt_lookup_num_tokens: int | None = None):
         self.assistant, self.prompt_lookup_num_tokens = assistant, prompt_lookup_num_tokens

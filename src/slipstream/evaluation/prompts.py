@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.core.errors import InputError
-from slipstream.data.rows import read_rows, spread
+from slipstream.data.rows import HubSource, Row, read_rows, spread
 from slipstream.data.synthetic import SyntheticPrompts
 
 
@@ -20,27 +20,44 @@ class Prompt:
 class PromptSets:
     """Prompts of one or several sets.
 
-    path: test file, folder with a test split, or a list of them; without one, prompts of
-    `synthetic_kinds` are generated from `seed` (held out from those used in training).
+    path: test file, folder with a test split, or a list of them; hub: data sets on the hub by name,
+    of use without a path; without either, prompts of `synthetic_kinds` are generated from `seed`
+    (held out from those used in training). split: of files, folders and data sets; 'test', or
+    'validation' where something is chosen by it.
     """
 
-    def __init__(self, path: str | list[str] | None, synthetic_kinds: list[str] | None, seed: int):
+    def __init__(
+        self,
+        path: str | list[str] | None,
+        hub: dict[str, HubSource] | None,
+        synthetic_kinds: list[str] | None,
+        split: str,
+        seed: int,
+    ):
+        if split not in ("test", "validation"):
+            raise InputError("data.split: must be test or validation")
+        self.split = split
         self.paths = [path] if isinstance(path, str | Path) else list(path or [])
+        self.hub = list((hub or {}).values())
         self.synthetic_kinds, self.seed = list(synthetic_kinds or []), seed
-        if not (self.paths or self.synthetic_kinds):
+        if not (self.paths or self.hub or self.synthetic_kinds):
             raise InputError("data.path: no prompts given; name a JSONL file or folder")
 
     def take(self, count: int) -> list[Prompt]:
         """`count` distinct prompts, in equal parts from every set, spread evenly over each."""
         if count < 1:
             raise InputError("num_prompts: must be at least 1")
-        if not self.paths:
-            rows = SyntheticPrompts(self.synthetic_kinds, count, self.seed, "test").rows()
+        if self.paths:
+            tables = [read_rows(path, self.split, completion_required=False) for path in self.paths]
+        elif self.hub:
+            tables = [source.rows(self.split) for source in self.hub]
+        else:
+            rows = SyntheticPrompts(self.synthetic_kinds, count, self.seed, self.split).rows()
             return [Prompt(row.prompt, row.source) for row in rows]
         sets = []
-        for number, path in enumerate(self.paths):
-            share = (count - number - 1) // len(self.paths) + 1
-            sets.append(spread(_distinct(path), share))
+        for number, table in enumerate(tables):
+            share = (count - number - 1) // len(tables) + 1
+            sets.append(spread(_distinct(table), share))
         return [
             prompts[place]
             for place in range(max(map(len, sets)))
@@ -49,10 +66,9 @@ class PromptSets:
         ]
 
 
-def _distinct(path: str) -> list[Prompt]:
-    """The prompts of a file, each once, with all its references."""
+def _distinct(rows: list[Row]) -> list[Prompt]:
+    """The prompts of a table, each once, with all its references."""
     references: dict[str, list[str]] = {}
-    rows = read_rows(path, "test", completion_required=False)
     for row in rows:
         references.setdefault(row.prompt, []).append(row.completion)
     source = rows[0].source

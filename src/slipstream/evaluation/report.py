@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from slipstream.evaluation.comparison import Record, Run, scores
+from slipstream.evaluation.comparison import Record, Run, expected_answers, scores
 from slipstream.evaluation.prompts import Prompt
 
 COLUMNS = (
@@ -35,7 +35,7 @@ def environment(target) -> dict[str, object]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": versions,
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -56,13 +56,15 @@ def write_report(
     (folder / "results.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     with (folder / "answers.jsonl").open("w", encoding="utf-8") as file:
         for run in runs:
-            for line in answer_lines(run, prompts):
+            for line in answer_lines(run, expected_answers(run, runs), prompts):
                 file.write(json.dumps(line) + "\n")
     (folder / "table.md").write_text(markdown(records), encoding="utf-8")
     plot(folder / "speedup.png", records)
 
 
-def answer_lines(run: Run, prompts: list[Prompt]) -> Iterator[dict[str, object]]:
+def answer_lines(
+    run: Run, expected: list[list[int]], prompts: list[Prompt]
+) -> Iterator[dict[str, object]]:
     """One record per prompt: the answer, its scores and what it took."""
     measured = scores(run.generations, prompts)
     for place, (prompt, answer) in enumerate(zip(prompts, run.generations, strict=True)):
@@ -72,6 +74,7 @@ def answer_lines(run: Run, prompts: list[Prompt]) -> Iterator[dict[str, object]]
             "prompt": prompt.text,
             "answer": answer.text,
             "finished": answer.finished,
+            "identical": answer.ids == expected[place],
             "tokens": answer.statistics.tokens,
             "seconds": answer.statistics.seconds,
             "tau": answer.statistics.tau,
@@ -178,11 +181,11 @@ def _device_name(device: torch.device) -> str:
     return platform.processor() or "cpu"
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the source tree, with '+changes' if it is not clean; None outside of git."""
     here = Path(__file__).parent
     try:
-        commit = subprocess.run(
+        found = subprocess.run(
             ["git", "rev-parse", "--short=12", "HEAD"],
             cwd=here, capture_output=True, text=True, check=True,
         ).stdout.strip()  # fmt: skip
@@ -192,4 +195,4 @@ def _commit() -> str | None:
         ).stdout.strip()  # fmt: skip
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit + ("+changes" if changes else "")
+    return found + ("+changes" if changes else "")

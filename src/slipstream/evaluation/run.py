@@ -13,7 +13,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.drafters.base import Drafter
 from slipstream.evaluation.comparison import Record, compare, summarise
-from slipstream.evaluation.exactness import Divergence, first_divergence
+from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Speculative
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.report import environment, print_tables, write_report
@@ -129,11 +129,11 @@ def verify_methods(
     found = []
     for name, method in methods.items():
         method.prepare(target, sampling, limits)
+        reference = method.reference or PlainReference(target, limits)
         for number, prompt in enumerate(prompts):
             ids = render_prompt(target.tokenizer, prompt.text)
-            divergence = first_divergence(
-                name, number, target, ids, method.generate(ids, seed).ids, limits
-            )
+            answer = method.generate(ids, seed).ids
+            divergence = first_divergence(name, number, reference, ids, answer)
             if divergence is not None:
                 found.append(divergence)
                 print(divergence.sentence())

@@ -1,8 +1,9 @@
 """LoRA on a target, through PEFT: for fine-tuning it, alone or together with streams.
 
 The target itself is never changed. `with_lora` makes a second `Target` whose modules are new and
-whose weights are the very same tensors, so it costs no memory beyond the adapters; `merge` folds
-the adapters into weights of its own, for decoding.
+whose weights are the very same tensors (unless they were packed for decoding), so that training
+costs no memory beyond the adapters; `merge` folds the adapters into weights of its own, for
+decoding.
 """
 
 import copy
@@ -71,6 +72,15 @@ def with_lora(target: Target, settings: LoraSettings) -> tuple[Target, dict[str,
     for parameter in trained.values():
         parameter.requires_grad_(True)
     return _target_like(target, model), trained
+
+
+def set_dropout(target: Target, training: bool) -> None:
+    """Switch the dropout of an adapted target's LoRA layers on or off."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in target.model.modules():
+        if isinstance(module, LoraLayer):
+            module.lora_dropout.train(training)
 
 
 def merge(target: Target, packed: bool) -> Target:

@@ -28,6 +28,9 @@ from slipstream.targets.target import Rows, Target, Watch
 from slipstream.training.head_loss import head_loss
 from slipstream.training.stream_labels import NO_LABEL, stream_labels
 
+PAIR_LOGITS = 2**24
+"""So many logits with scores of pairs are held at a time."""
+
 
 @dataclass
 class Sums:
@@ -122,8 +125,21 @@ class _Batch:
             per_stream.index_add(0, place, (guesses == labels).to(losses.dtype)),
         )  # fmt: skip
 
-    def _pair_loss(self, streams, labels, *pairs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of (M, D) streams with scores of pairs; `pairs`: for `add_pair_scores`."""
+    def _pair_loss(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Losses and guesses of (M, D) streams with (M,) labels, their scores of pairs added.
+
+        The other tensors, of M rows each, are for `add_pair_scores`. All logits of some rows at a
+        time, computed again in the backward pass.
+        """
+        rows = max(1, PAIR_LOGITS // self.target.vocab_size)
+        if len(tensors[0]) <= rows:
+            return self._pair_losses(*tensors)
+        parts = zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+        results = [checkpoint(self._pair_losses, *part, use_reentrant=False) for part in parts]
+        losses, guesses = zip(*results, strict=True)
+        return torch.cat(losses), torch.cat(guesses)
+
+    def _pair_losses(self, streams, labels, *pairs) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
             logits = self.target.logits(streams)
         logits = self.speculator.add_pair_scores(self.target, logits, *pairs)
@@ -201,9 +217,11 @@ def shared_losses(
     slots: list[torch.Tensor] = []  # (B, R) positions of the rows kept so far, part by part
     past: list[torch.Tensor] = []  # their keys and values: 2 * L tensors a part
     sums: Sums | None = None
-    for rows, chosen, columns in _parts(
-        positions, usable, work.segments(num_segments), num_segments
-    ):
+    if num_segments is None:
+        parts = _whole(positions, usable)
+    else:
+        parts = _parts(positions, usable, work.segments(num_segments), speculator.num_streams)
+    for rows, chosen, columns in parts:
         slots.append(rows)
         run = partial(_run_part, work, rows, chosen, columns, torch.cat(slots, dim=1))
         result = run(*past) if num_segments is None else checkpoint(run, *past, use_reentrant=False)
@@ -214,21 +232,27 @@ def shared_losses(
     return work.losses(work.total(sums), sums.detach())
 
 
-def _parts(
-    positions: torch.Tensor, usable: torch.Tensor, segments: list[slice], num_segments: int | None
-) -> Iterator[tuple[torch.Tensor, torch.Tensor | None, slice | None]]:
-    """The rows of a batch in parts: prompt rows without streams, then segments with them.
+_Part = tuple[torch.Tensor, torch.Tensor | None, slice | None]
+"""rows (B, R), positions in the sample or -1 for none; chosen (B, P), which of those rows carry
+streams, -1 for none; and the columns of the labels they stand for."""
 
-    Yields rows (B, R), positions in the sample or -1 for none; chosen (B, P), which of those rows
-    carry streams, -1 for none; and the columns of the labels they stand for.
-    """
-    device = positions.device
-    if num_segments is None:
-        last = torch.where(usable, positions, -1).amax(1, keepdim=True)
-        rows = torch.arange(int(last.max()) + 1, device=device).expand(len(last), -1)
-        yield torch.where(rows <= last, rows, -1), torch.where(usable, positions, -1), segments[0]
-        return
-    first, width = positions[:, :1], segments[0].stop
+
+def _whole(positions: torch.Tensor, usable: torch.Tensor) -> Iterator[_Part]:
+    """A batch in one part."""
+    last = torch.where(usable, positions, -1).amax(1, keepdim=True)
+    rows = torch.arange(int(last.max()) + 1, device=positions.device).expand(len(last), -1)
+    yield torch.where(rows <= last, rows, -1), torch.where(usable, positions, -1), slice(None)
+
+
+def _parts(
+    positions: torch.Tensor, usable: torch.Tensor, segments: list[slice], num_streams: int
+) -> Iterator[_Part]:
+    """Prompt rows without streams, in parts of as many rows as a segment has with its streams;
+    then the segments."""
+    if (positions.diff(dim=1) != 1)[usable[:, 1:]].any():
+        raise ValueError("segments: the supervised tokens of a sample must be in one piece")
+    device, first = positions.device, positions[:, :1]
+    width = segments[0].stop * (num_streams + 1)
     for start in range(0, int(first.max()), width):
         rows = torch.arange(start, min(start + width, int(first.max())), device=device)
         yield torch.where(rows < first, rows, -1), None, None

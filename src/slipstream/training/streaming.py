@@ -31,13 +31,14 @@ class StreamingTraining(L.LightningModule):
     """Lightning module of Speculative Streaming.
 
     learning_rate: of the speculator's own tensors; lora_learning_rate: of the LoRA layers of shared
-    mode, None for the same. main_weight: alpha_0, None for 0 (lossless) or 1 (shared); stream_weights: alpha_j per stream,
-    None for 1 (lossless) or 0.1 (shared) each. root_dropout: the share of training rows whose
-    streams are not told the root, so that a speculator that may be told it (`root_rank`) also
-    serves the fused schedule, which cannot. num_segments: parts of a completion that are worked on
-    one after the other, None for all at once. validation_prompts: how many prompts are decoded at
-    each validation, with trees of `validation_budget` nodes. start_from: folder of a speculator
-    whose tensors are taken over where this one has them in the same shape.
+    mode, None for the same. main_weight: alpha_0, None for 0 (lossless) or 1 (shared);
+    stream_weights: alpha_j per stream, None for 1 (lossless) or 0.1 (shared) each. root_dropout:
+    the share of training rows whose streams are not told the root, so that a speculator that may
+    be told it (`root_rank`) also serves the fused schedule, which cannot. num_segments: parts of a
+    completion that are worked on one after the other, None for all at once. validation_prompts:
+    how many prompts are decoded at each validation, with trees of `validation_budget` nodes.
+    start_from: folder of a speculator whose tensors are taken over where this one has them in the
+    same shape.
     """
 
     title = "Streaming speculator"
@@ -98,12 +99,14 @@ class StreamingTraining(L.LightningModule):
 
     @property
     def num_trained_layers(self) -> int:
-        return self.speculator.config.num_msa_layers
+        shared = self.speculator.config.mode == "shared"
+        return self.target.num_layers if shared else self.speculator.config.num_msa_layers
 
     @property
     def rows_per_token(self) -> float:
-        """Stream rows per token of a batch."""
-        return self.speculator.num_streams * self.data.supervised_share
+        """Trained rows per token of a batch: streams, and main rows in shared mode."""
+        main = self.speculator.config.mode == "shared"
+        return main + self.speculator.num_streams * self.data.supervised_share
 
     def losses(self, batch: Batch) -> StreamLosses:
         """The losses of one batch, in segments or at once."""
@@ -138,9 +141,8 @@ class StreamingTraining(L.LightningModule):
         self.log("validation/tau", tau, prog_bar=True)
 
     def measure_tau(self) -> Statistics:
-        """Decode the first prompts of the validation set, deferred streams, greedy."""
-        schedule = "fused" if self.speculator.config.mode == "shared" else "deferred"
-        drafter = Streaming(self.speculator, schedule, top_k=4)
+        """Decode the first prompts of the validation set, greedy."""
+        drafter = Streaming(self.speculator, "auto", top_k=4)
         engine = Engine(self.target, drafter, Sampling(), Limits(96), self.validation_budget)
         total = Statistics()
         for prompt in self.data.prompts("validation", self.validation_prompts):

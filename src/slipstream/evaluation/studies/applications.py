@@ -37,12 +37,22 @@ class Task:
 
 
 class ApplicationStudy:
-    """tasks: data group -> the fields of its `Task`; folder: where models and answers are kept;
+    """tasks: data group -> the fields of its `Task`; budget, top_k: trees of the shared mode, whose
+    pruning is calibrated on validation prompts; folder: where models and answers are kept;
     overrides: of every train.py."""
 
-    def __init__(self, tasks: dict[str, dict], seeds: list[int], folder: str, overrides: list[str]):
+    def __init__(
+        self,
+        tasks: dict[str, dict],
+        seeds: list[int],
+        budget: int,
+        top_k: int,
+        folder: str,
+        overrides: list[str],
+    ):
         self.tasks = {name: Task(**fields) for name, fields in tasks.items()}
-        self.seeds, self.folder, self.overrides = seeds, Path(folder), list(overrides)
+        self.seeds, self.budget, self.top_k = seeds, budget, top_k
+        self.folder, self.overrides = Path(folder), list(overrides)
 
     def run(self, target: Target, prompts: list[Prompt]) -> Findings:
         runs = list(product(self.tasks, self.seeds))
@@ -54,7 +64,7 @@ class ApplicationStudy:
         for task in self.tasks:
             decoded = [found[task, seed] for seed in self.seeds]
             for method in ("baseline", "shared", "lossless"):
-                rows.append(self._row(task, method, [answers(path) for path in decoded]))
+                rows.append(self._row(target, task, method, [answers(path) for path in decoded]))
         return Findings("Applications (Table 3)", rows, lambda figure: _draw(figure, rows))
 
     def _decoded(self, name: str, seed: int) -> Path:
@@ -77,47 +87,82 @@ class ApplicationStudy:
 
         baseline, shared = train("baseline"), train("shared")
         lossless = train("lossless", f"target.adapter={baseline}")
+        prompts = [f"data=prompts_{name}", *common]
+        tree = [f"study.budget={self.budget}", f"study.drafter.top_k={self.top_k}"]
+        pruning = _calibrated(shared, [*prompts, *tree], place / "pruning")
         overrides = [
             "methods=application",
             f"methods.baseline.target.adapter={baseline}",
             f"methods.lossless.target.adapter={baseline}",
             f"methods.lossless.drafter.speculator={lossless}",
             f"methods.shared.drafter.speculator={shared}",
+            f"methods.shared.budget={self.budget}",
+            f"methods.shared.drafter.top_k={self.top_k}",
+            f"methods.shared.drafter.prune_threshold={pruning['threshold']}",
+            f"methods.shared.drafter.prune_cap={pruning['cap']}",
             f"num_prompts={task.num_prompts}",
             "repeats=1",
-            *common,
+            *prompts,
         ]
         run_step("infer.py", overrides, place / "answers", "answers.jsonl")
         return place
 
-    def _row(self, task: str, method: str, seeds: list[dict[str, list[dict]]]) -> dict:
+    def _row(self, target: Target, task: str, method: str, seeds: list[dict]) -> dict:
         metric = METRICS.get(task, "rouge_lsum")
         ours = [line for lines in seeds for line in lines[method]]
         theirs = [line for lines in seeds for line in lines["baseline"]]
-        low, high = paired_bootstrap([a[metric] for a in ours], [b[metric] for b in theirs])
-        return {
+        row = {
             "task": task,
             "method": method,
             "steps": self.tasks[task].steps,
             "speedup": _speed(ours) / _speed(theirs),
             "tau": _tau(ours),
-            "ROUGE-1": fmean(line["rouge_1"] for line in ours),
-            "ROUGE-Lsum": fmean(line["rouge_lsum"] for line in ours),
-            "exact match": fmean(line["exact_match"] for line in ours),
-            "difference, 95 %": f"{low:+.2f} to {high:+.2f} ({metric})",
-            "extra parameters": self._extra(task, method),
+            "identical": sum(line["identical"] for line in ours) / len(ours),
+        }
+        for name in ("rouge_1", "rouge_lsum", "exact_match"):
+            row[name] = fmean(line[name] for line in ours)
+        low, high = paired_bootstrap(
+            _by_row(seeds, method, metric), _by_row(seeds, "baseline", metric)
+        )
+        means = [fmean(line[metric] for line in lines[method]) for lines in seeds]
+        return row | {
+            "difference": row[metric] - fmean(line[metric] for line in theirs),
+            "95 %": f"{low:+.2f} to {high:+.2f} ({metric})",
+            "by seed": ", ".join(f"{mean:.2f}" for mean in means),
+            "extra parameters": self._extra(target, task, method),
         }
 
-    def _extra(self, task: str, method: str) -> int | None:
+    def _extra(self, target: Target, task: str, method: str) -> int | None:
         """Trained parameters beside the baseline's adapters."""
         place = self.folder / task / str(self.seeds[0])
         if method == "baseline":
             return 0
-        adapter = str(place / "baseline" / "model") if method == "lossless" else None
-        target = load_target("slipstream/small-target", packed=False, adapter=adapter)
+        if method == "lossless":
+            adapter = str(place / "baseline" / "model")
+            target = load_target(target.name, packed=False, adapter=adapter)
         speculator = load_speculator(place / method / "model", target)
         own = speculator.num_adapter_parameters() if method == "lossless" else 0
         return speculator.num_extra_parameters() + own
+
+
+def _calibrated(speculator: Path, options: list[str], folder: Path) -> dict:
+    """Pruning threshold and cap for fused streams, chosen on validation prompts."""
+    overrides = [
+        "experiment=evidence/pruning",
+        f"study.drafter.speculator={speculator}",
+        "study.keep=[0.95]",
+        "num_prompts=32",
+        "data.split=validation",
+        *options,
+    ]
+    found = run_step("infer.py", overrides, folder, "findings.json")
+    return json.loads(found.read_text(encoding="utf-8"))["rows"][0]
+
+
+def _by_row(seeds: list[dict[str, list[dict]]], method: str, metric: str) -> list[float]:
+    """The metric of each test row, its mean over the seeds."""
+    scores = [[line[metric] for line in lines[method]] for lines in seeds]
+    return [fmean(row) for row in zip(*scores, strict=True)]
 
 
 def answers(folder: Path) -> dict[str, list[dict]]:

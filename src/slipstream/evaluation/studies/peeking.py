@@ -79,8 +79,11 @@ class PeekingStudy:
 
 
 def _batches(data: PromptCompletionData) -> Iterator[Batch]:
+    """Training batches without end, from the first one on."""
+    loader = data.train_dataloader()
+    loader.load_state_dict({"epoch": 0, "position": 0})
     while True:
-        yield from data.train_dataloader()
+        yield from loader
 
 
 def predictions(target: Target, batch: Batch, gamma: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ from slipstream.targets.target import Target
 class PruningStudy:
     """The first `calibration_prompts` choose threshold and cap, the others test them.
 
-    keep: which share of accepted paths must survive; looser and stricter ones are shown beside it.
+    keep: which share of accepted drafts must survive; looser and stricter ones are shown beside it.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class PruningStudy:
                     "asked for": keep,
                     **asdict(found),
                     "kept_paths, held out": tried.kept_paths,
+                    "kept_drafts, held out": tried.kept_drafts,
                     "pruned, held out": tried.pruned,
                 }
             )
@@ -48,11 +49,11 @@ def _draw(figure, rows: list[dict]) -> None:
     for suffix, name in (("", "prompts it was calibrated on"), (", held out", "held-out prompts")):
         axes.plot(
             [100 * row["pruned" + suffix] for row in rows],
-            [100 * row["kept_paths" + suffix] for row in rows],
+            [100 * row["kept_drafts" + suffix] for row in rows],
             marker="o",
             label=name,
         )
     axes.set_xlabel("nodes pruned, %")
-    axes.set_ylabel("accepted paths that survive, %")
+    axes.set_ylabel("accepted drafts that survive, %")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend()

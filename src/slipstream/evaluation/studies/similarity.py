@@ -9,6 +9,7 @@ from rich.progress import track
 from torch import nn
 
 from slipstream.core.cache import TrainingCache
+from slipstream.core.errors import InputError
 from slipstream.core.masks import causal_mask
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
@@ -28,7 +29,8 @@ class SimilarityStudy:
     """Cosine of stream (t, j) with the main row of position t + j, after each MSA layer.
 
     The target answers all prompts; on the first `training_prompts` Medusa-style heads learn for
-    `medusa_steps` steps, on the others everything is measured.
+    `medusa_steps` steps, on the others everything is measured. A shipped speculator has learned
+    from far more prompts than these heads: the shape over the layers is what counts.
     """
 
     def __init__(self, speculator: str, training_prompts: int, medusa_steps: int):
@@ -38,6 +40,8 @@ class SimilarityStudy:
     @torch.no_grad()
     def run(self, target: Target, prompts: list[Prompt]) -> Findings:
         speculator = load_speculator(self.speculator, target).to(target.device, target.dtype).eval()
+        if speculator.config.mode == "shared":
+            raise InputError("study.speculator: the study looks at streams of the lossless mode")
         gamma = speculator.num_streams
         decoder = PlainDecoder(target, Sampling(), Limits(96))
         seen: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -49,11 +53,11 @@ class SimilarityStudy:
             ids = ids + decoder.generate(ids).ids
             if len(ids) - first <= gamma + 1:
                 continue
-            positions = torch.arange(first, len(ids) - gamma, device=target.device)
+            positions = torch.arange(first, len(ids) - gamma - 1, device=target.device)
             main, streams = states(target, speculator, ids, positions)
             futures = positions[:, None] + torch.arange(1, gamma + 1, device=target.device)
             if number < self.training_prompts:
-                ahead = torch.tensor([*ids, 0], device=target.device)[futures + 1]
+                ahead = torch.tensor(ids, device=target.device)[futures + 1]
                 seen.append((main[-1][positions], ahead))
                 continue
             if heads is None:
@@ -83,7 +87,10 @@ class SimilarityStudy:
 def states(
     target: Target, speculator: StreamingSpeculator, ids: list[int], positions: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """States after each MSA layer: of all main rows, (T, D), and of streams, (P, gamma, D)."""
+    """States after each MSA layer: of all main rows, (T, D), and of streams, (P, gamma, D).
+
+    The streams are not told the root, as Medusa-style heads are not.
+    """
     layers = target.family.layers[speculator.first_layer :]
     cache = TrainingCache(target.num_layers)
     tokens = torch.tensor([ids], device=target.device)
@@ -93,7 +100,7 @@ def states(
         target.forward(tokens, everywhere, None, cache, [early])
     cache.keep = 0
     sees = causal_mask(len(ids), target.device)[positions][None, None]
-    roots = F.pad(tokens, (0, 1), value=-1)[:, positions + 1]
+    roots = torch.full((1, len(positions)), -1, device=target.device)
     with recorded(layers) as streams:
         speculator.run_streams(
             target, early.hidden[:, positions], roots, positions[None], sees, cache

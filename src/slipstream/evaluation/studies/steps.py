@@ -1,27 +1,38 @@
 """Steps of a study that are commands of their own: train.py and infer.py, once each."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 from slipstream.core.errors import InputError
+from slipstream.evaluation.report import commit
+
+RECORD = "step.json"
 
 
 def run_step(script: str, overrides: list[str], folder: Path, made: str) -> Path:
-    """Run `python <script> <overrides> output_dir=<folder>`, unless `folder/made` exists already.
+    """Run `python <script> <overrides> output_dir=<folder>` and return `folder/made`.
 
-    What it prints goes to `folder/log.txt`. Returns `folder/made`; raises `InputError` if the
-    command fails, or if there is no such script in the working directory.
+    A step that was finished before, by the same command at the same commit, is not run again. What
+    it prints goes to `folder/log.txt`. Raises `InputError` if the command fails, if there is no
+    such script in the working directory, or if the folder holds another step.
     """
-    result = folder / made
-    if result.exists():
-        return result
+    record = {"command": [script, *overrides], "commit": commit()}
+    if (folder / RECORD).exists():
+        if json.loads((folder / RECORD).read_text(encoding="utf-8")) != record:
+            raise InputError(
+                f"study: {folder} was made with other settings or another commit; give another "
+                "study.folder, or delete that one"
+            )
+        return folder / made
     if not Path(script).exists():
         raise InputError(f"study: it runs {script}; start it from the project's folder")
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, script, *overrides, f"output_dir={folder}"]
     with (folder / "log.txt").open("w", encoding="utf-8") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
-    if code or not result.exists():
+    if code or not (folder / made).exists():
         raise InputError(f"study: {' '.join(command[1:])} failed; see {folder / 'log.txt'}")
-    return result
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return folder / made

@@ -4,13 +4,13 @@ and 13)."""
 from dataclasses import dataclass
 from itertools import product
 
+from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.pruning_calibration import calibrate, record_trees
-from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.comparison import compare
+from slipstream.evaluation.comparison import compare, overall
 from slipstream.evaluation.methods import Method, Plain, Speculative
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.studies.findings import Findings
@@ -26,8 +26,9 @@ class _Point:
 
 
 class TreeStudy:
-    """Full trees of `gammas` levels with `top_ks` children each, of at most `largest` nodes; with
-    pruning, threshold and cap are calibrated so that `keep` of the accepted paths survive.
+    """Trees of `gammas` levels with `top_ks` children each: full ones of up to `largest` nodes,
+    beyond that their most probable `largest` nodes. With pruning, threshold and cap are calibrated
+    so that `keep` of the accepted drafts survive.
 
     The first `calibration_prompts` serve that alone; the others are decoded by all, interleaved.
     """
@@ -49,6 +50,8 @@ class TreeStudy:
 
     def run(self, target: Target, prompts: list[Prompt]) -> Findings:
         speculator = load_speculator(self.speculator, target)
+        if speculator.config.mode == "shared":
+            raise InputError("study.speculator: in shared mode no stream can be left out")
         chosen = [
             render_prompt(target.tokenizer, prompt.text)
             for prompt in prompts[: self.calibration_prompts]
@@ -67,21 +70,18 @@ class TreeStudy:
                 methods[str(point)] = Speculative(way, nodes)
         rest = prompts[self.calibration_prompts :]
         runs = compare(methods, rest, target, Sampling(), Limits(96), self.repeats, seed=0)
-        totals = {
-            run.method: sum((each.statistics for each in run.generations), Statistics())
-            for run in runs
-        }
-        plain = totals["plain"].tokens_per_second
+        records = overall(runs, rest, str(target.dtype))
         rows = [
             {
                 "gamma": point.gamma,
                 "k": point.top_k,
                 "pruning": "yes" if point.pruned else "no",
                 "nodes": nodes,
-                "tau": totals[name].tau,
-                "speed vs plain": totals[name].tokens_per_second / plain,
-                "verify, s": totals[name].shares["verify"],
-                "draft, s": totals[name].shares.get("draft", 0.0),
+                "tau": records[name].tau,
+                "speed vs plain": records[name].speedup_vs_plain,
+                "verify, s": records[name].seconds_verify,
+                "draft, s": records[name].seconds_draft,
+                "identical": f"{records[name].identical}/{len(rest)}",
             }
             for name, (point, nodes) in points.items()
         ]

@@ -6,9 +6,8 @@ from rich.progress import track
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.comparison import compare
+from slipstream.evaluation.comparison import compare, overall
 from slipstream.evaluation.methods import Method, Plain, Speculative
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.studies.findings import Findings
@@ -18,8 +17,12 @@ from slipstream.targets.target import Target
 
 
 class VariantStudy:
-    """variants: name -> overrides of train.py; recipe: overrides of all of them; folder: where the
-    speculators are kept (one that is there is not trained again)."""
+    """All in lossless mode, where the answers are the target's own: what differs is tau and speed,
+    in place of the paper's metrics.
+
+    variants: name -> overrides of train.py; recipe: overrides of all of them; folder: where the
+    speculators are kept (one that is there is not trained again).
+    """
 
     def __init__(
         self,
@@ -47,20 +50,17 @@ class VariantStudy:
             drafter = Streaming(speculator, self.schedule, self.top_k)
             methods[name] = Speculative(drafter, self.budget)
         runs = compare(methods, prompts, target, Sampling(), Limits(96), self.repeats, seed=0)
-        totals = {
-            run.method: sum((each.statistics for each in run.generations), Statistics())
-            for run in runs
-        }
-        plain = totals["plain"].tokens_per_second
+        records = overall(runs, prompts, str(target.dtype))
         rows = [
             {
                 "variant": name,
                 "extra parameters": speculator.num_extra_parameters(),
                 "adapters": speculator.num_adapter_parameters(),
-                "tau": totals[name].tau,
-                "speed vs plain": totals[name].tokens_per_second / plain,
-                "draft, s": totals[name].shares["draft"],
-                "verify, s": totals[name].shares["verify"],
+                "tau": records[name].tau,
+                "speed vs plain": records[name].speedup_vs_plain,
+                "draft, s": records[name].seconds_draft,
+                "verify, s": records[name].seconds_verify,
+                "identical": f"{records[name].identical}/{len(prompts)}",
             }
             for name, speculator in speculators.items()
         ]

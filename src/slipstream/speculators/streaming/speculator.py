@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from slipstream.core.cache import StepCache
+from slipstream.core.errors import InputError
 from slipstream.core.masks import causal_mask, own_streams, stream_mask
 from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.pairs import CopyScores, Transitions, normed_embeddings
 from slipstream.speculators.streaming.rotation import rotating
 from slipstream.targets.attention import limited_attention
-from slipstream.targets.lora import with_lora
+from slipstream.targets.lora import set_dropout, with_lora
 from slipstream.targets.target import Rows, Target
 
 
@@ -68,15 +69,28 @@ class StreamingSpeculator(nn.Module):
             self.copying = CopyScores(target.embedding_size, self.num_streams)
         self.lora = None
         if config.mode == "shared":
-            self._adapted, trained = with_lora(target, config.lora)
+            self._base, (self._adapted, trained) = target, with_lora(target, config.lora)
             self.lora = nn.ParameterDict(
                 {name.replace(".", "/"): tensor for name, tensor in trained.items()}
             )
 
     def adapted(self, target: Target) -> Target:
         """The target whose forwards the streams take part in: in shared mode, `target` with this
-        speculator's LoRA layers, to be trained or merged; in lossless mode `target` itself."""
-        return target if self.lora is None else self._adapted
+        speculator's LoRA layers, to be trained or merged; in lossless mode `target` itself.
+
+        Raises `InputError` in shared mode for another target than it was made for.
+        """
+        if self.lora is None:
+            return target
+        if target is not self._base:
+            raise InputError("speculator: it was made for another target; load it for this one")
+        return self._adapted
+
+    def train(self, mode: bool = True) -> "StreamingSpeculator":
+        super().train(mode)
+        if self.lora is not None:
+            set_dropout(self._adapted, mode)
+        return self
 
     def first_streams(self, target: Target, count: int) -> "StreamingSpeculator":
         """The speculator of the first `count` streams alone.
@@ -249,7 +263,7 @@ class StreamingSpeculator(nn.Module):
         return self.transitions is not None or self.copying is not None
 
     def early_exit_logits(self, target: Target, hidden: torch.Tensor) -> torch.Tensor:
-        """Pruning head: (..., D) at layer L - N_s -> (..., V) next-token logits."""
+        """Pruning head: (..., D) at the pruning layer -> (..., V) next-token logits."""
         return target.logits(hidden + self.pruning(hidden))
 
     def num_adapter_parameters(self) -> int:

@@ -1,0 +1,54 @@
+"""Every experiment composes, names known keys only, and its parts can be built."""
+
+import pytest
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+from tests.commands import ROOT, config_of
+
+from slipstream.app import INFER_KEYS, TRAIN_KEYS
+from slipstream.configuration import build, check_keys
+from slipstream.targets.loading import load_target
+
+DECODING = {"demo", "streaming_budgets"}
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
+STUDIES = sorted(path.stem for path in (ROOT / "conf" / "study").glob("*.yaml"))
+VARIANTS = [
+    (name, overrides)
+    for name in STUDIES
+    for overrides in OmegaConf.load(ROOT / "conf" / "study" / f"{name}.yaml")
+    .get("variants", {})
+    .values()
+]
+
+
+def parameters_of(node) -> set[str]:
+    """The names that the class of a config node takes."""
+    function = get_class(node._target_).__init__
+    return set(function.__code__.co_varnames[1 : function.__code__.co_argcount])
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_composes(name):
+    if name in DECODING:
+        check_keys(config_of("infer", f"experiment={name}"), INFER_KEYS)
+        return
+    config = config_of("train", f"experiment={name}")
+    check_keys(config, TRAIN_KEYS)
+    for part in (config.training, config.data):
+        assert set(part) - {"_target_"} == parameters_of(part) - {"target", "speculator"}
+    build(config.speculator)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_can_be_built(name):
+    config = config_of("infer", f"experiment=evidence/{name}")
+    check_keys(config, INFER_KEYS)
+    build(config.study)
+    build(config.data)
+
+
+@pytest.mark.parametrize(("study", "overrides"), VARIANTS)
+def test_every_variant_fits_the_small_target(study, overrides):
+    recipe = config_of("infer", f"experiment=evidence/{study}").study.recipe
+    speculator = build(config_of("train", *recipe, *overrides).speculator)
+    speculator.check_against(load_target("slipstream/small-target", packed=False))
