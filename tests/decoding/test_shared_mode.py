@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.decoding import options as every_option
 from tests.tiny import ARCHITECTURES, tiny_speculator, tiny_target
 
 from slipstream.core.errors import InputError
@@ -21,23 +22,8 @@ def pair(architecture: str, **arguments) -> tuple[Target, StreamingSpeculator]:
     return target, tiny_speculator(target, seed=2, mode="shared", **arguments)
 
 
-@torch.no_grad()
-def recomputed(target: Target, speculator: StreamingSpeculator, count: int) -> list[int]:
-    """Greedy decoding without cache, tree or engine: everything again for each token."""
-    adapted, tokens = speculator.adapted(target), list(PROMPT)
-    gamma, first = speculator.num_streams, len(PROMPT) - 1
-    for _ in range(count):
-        length = len(tokens)
-        positions = torch.arange(length)[None]
-        mask = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
-        rows = adapted.embed(torch.tensor([tokens]), positions, mask)
-        rows = adapted.run_layers(range(speculator.first_layer), rows, None)
-        rows = speculator.add_streams(rows, torch.arange(first, length)[None])
-        assert rows.hidden.shape[1] == length + (length - first) * gamma
-        with speculator.acting_on(adapted, rows):
-            hidden = adapted.run_layers(speculator.msa_layers(adapted), rows, None).hidden
-        tokens.append(int(adapted.logits(hidden[0, length - 1]).argmax()))
-    return tokens[len(PROMPT) :]
+def recomputed(target: Target, speculator: StreamingSpeculator) -> list[int]:
+    return every_option.recomputed(target, speculator, PROMPT, LENGTH)[0]
 
 
 def answer(target, speculator, budget: int, **options) -> list[int]:
@@ -58,7 +44,7 @@ def answer(target, speculator, budget: int, **options) -> list[int]:
 )
 def test_greedy_output_is_that_of_recomputing_everything(architecture, options):
     target, speculator = pair(architecture, **options)
-    expected = recomputed(target, speculator, LENGTH)
+    expected = recomputed(target, speculator)
     assert len(set(expected)) > 3
     for budget in (1, 2, 7, 16):
         assert answer(target, speculator, budget) == expected, budget
@@ -68,10 +54,10 @@ def test_greedy_output_is_that_of_recomputing_everything(architecture, options):
 def test_the_streams_matter_to_the_main_stream():
     """Without them the same weights write something else: the mode is not lossless by accident."""
     target, speculator = pair("llama")
-    expected = recomputed(target, speculator, LENGTH)
+    expected = recomputed(target, speculator)
     with torch.no_grad():
         speculator.embeddings.mul_(-4)
-    assert recomputed(target, speculator, LENGTH) != expected
+    assert recomputed(target, speculator) != expected
 
 
 def test_the_target_itself_is_not_changed():

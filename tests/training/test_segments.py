@@ -1,20 +1,24 @@
 """Segments against the dense reference, and the dense reference against single rows."""
 
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.decoding.options import OPTIONS, next_token_logits
 from tests.tiny import ARCHITECTURES, tiny_speculator, tiny_target
 
 from slipstream.core.masks import causal_mask
 from slipstream.data.batches import Batch, collate
 from slipstream.data.rendering import Sample
 from slipstream.speculators.streaming.pairs import PairScores
+from slipstream.training import head_loss as head_losses
+from slipstream.training import segments
 from slipstream.training.segments import StreamLosses, lossless_losses, shared_losses
 from slipstream.training.stream_labels import NO_LABEL, stream_labels
 
-ALPHAS = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+ALPHAS = torch.tensor([0.5, 1.25, 2.0], dtype=torch.float64)
 CASES = list(product(sorted(ARCHITECTURES), ("lossless", "shared")))
 
 
@@ -38,11 +42,14 @@ def pair(architecture: str, mode: str):
     return target, tiny_speculator(target, mode=mode, **own)
 
 
-def losses_of(target, speculator, batch: Batch, num_segments: int | None) -> StreamLosses:
+def losses_of(
+    target, speculator, batch: Batch, num_segments: int | None, **lossless
+) -> StreamLosses:
     adapted = speculator.adapted(target)
+    alphas = torch.linspace(0.5, 2.0, speculator.num_streams).to(speculator.pruning.up)
     if speculator.config.mode == "shared":
-        return shared_losses(adapted, speculator, batch, 0.7, ALPHAS, num_segments)
-    return lossless_losses(adapted, speculator, batch, ALPHAS, num_segments)
+        return shared_losses(adapted, speculator, batch, 0.7, alphas, num_segments)
+    return lossless_losses(adapted, speculator, batch, alphas, num_segments, **lossless)
 
 
 def gradients_of(losses: StreamLosses, speculator) -> dict[str, torch.Tensor]:
@@ -51,20 +58,93 @@ def gradients_of(losses: StreamLosses, speculator) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in speculator.named_parameters() if p.grad is not None}
 
 
+def assert_same(
+    parts: StreamLosses, dense: StreamLosses, speculator, tolerance: float = 1e-10
+) -> None:
+    """All losses, and the gradients of all of the speculator."""
+    for name in ("total", "main", "pruning", "streams", "pairs", "accuracies"):
+        found, expected = getattr(parts, name), getattr(dense, name)
+        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+    expected, found = gradients_of(dense, speculator), gradients_of(parts, speculator)
+    assert expected.keys() == found.keys() == dict(speculator.named_parameters()).keys()
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 1e-6, name
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=tolerance)
+
+
 @pytest.mark.parametrize(("architecture", "mode"), CASES)
 @pytest.mark.parametrize("num_segments", [1, 2, 5, 12])
 def test_segments_equal_the_dense_reference(architecture, mode, num_segments):
     target, speculator = pair(architecture, mode)
     batch = ragged_batch()
     dense = losses_of(target, speculator, batch, None)
-    parts = losses_of(target, speculator, batch, num_segments)
-    for name in ("total", "main", "pruning", "streams", "pairs", "accuracies"):
-        torch.testing.assert_close(getattr(parts, name), getattr(dense, name), rtol=0, atol=1e-10)
-    expected, found = gradients_of(dense, speculator), gradients_of(parts, speculator)
-    assert expected.keys() == found.keys() == dict(speculator.named_parameters()).keys()
-    assert all(gradient.abs().max() > 1e-6 for gradient in expected.values())
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-10)
+    assert_same(losses_of(target, speculator, batch, num_segments), dense, speculator)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "mode", "name"),
+    [("llama", mode, name) for mode, options in OPTIONS.items() for name in options]
+    + [(*case, "many") for case in CASES if case[0] != "llama"],
+)
+def test_segments_equal_the_dense_reference_for_every_option(architecture, mode, name):
+    target, batch = tiny_target(architecture), ragged_batch()
+    speculator = tiny_speculator(target, mode=mode, **OPTIONS[mode][name])
+    dense = losses_of(target, speculator, batch, None)
+    assert_same(losses_of(target, speculator, batch, 4), dense, speculator)
+
+
+@pytest.mark.parametrize("name", OPTIONS["shared"])
+def test_the_main_stream_is_trained_as_it_decodes(name):
+    """Shared mode: the loss of main rows is that of decoding the text, one token per forward."""
+    target = tiny_target()
+    speculator = tiny_speculator(target, mode="shared", **OPTIONS["shared"][name])
+    ids, prompt = torch.randint(0, 40, (11,), generator=torch.Generator().manual_seed(4)), 4
+    losses = losses_of(target, speculator, collate([Sample(ids.tolist(), prompt)]), None)
+    expected = [
+        F.cross_entropy(
+            next_token_logits(target, speculator, ids[None, :known], prompt)[0], ids[known]
+        )
+        for known in range(prompt, len(ids))
+    ]
+    torch.testing.assert_close(losses.main, torch.stack(expected).mean(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("unknown", [[True, False, True], [False, True, False]])
+def test_segments_equal_the_dense_reference_where_roots_are_unknown(unknown):
+    target, speculator = pair("llama", "lossless")
+    batch, unknown = ragged_batch(), torch.tensor(unknown)
+    told = losses_of(target, speculator, batch, None)
+    dense = losses_of(target, speculator, batch, None, unknown_roots=unknown)
+    assert (told.streams - dense.streams).abs().max() > 1e-5
+    assert_same(losses_of(target, speculator, batch, 4, unknown_roots=unknown), dense, speculator)
+
+
+def test_unknown_roots_are_those_of_a_speculator_without_them():
+    target, speculator = pair("llama", "lossless")
+    unknown = torch.ones(3, dtype=torch.bool)
+    untold = losses_of(target, speculator, ragged_batch(), 4, unknown_roots=unknown)
+    speculator.root = None
+    assert_same(untold, losses_of(target, speculator, ragged_batch(), 4), speculator)
+
+
+@pytest.mark.parametrize(("architecture", "mode"), CASES)
+def test_slices_of_the_vocabulary_change_nothing(architecture, mode, monkeypatch):
+    """The vocabulary of all other tests here is smaller than a slice."""
+    target, speculator = pair(architecture, mode)
+    batch, starts = ragged_batch(), set()
+    whole = losses_of(target, speculator, batch, None)
+
+    def slices(*arguments):
+        for start, logits in all_slices(*arguments):
+            starts.add(start)
+            yield start, logits
+
+    all_slices = head_losses._slices
+    monkeypatch.setattr(head_losses, "_slices", slices)
+    monkeypatch.setattr(segments, "head_loss", partial(head_losses.head_loss, slice_size=7))
+    sliced = losses_of(target, speculator, batch, 4)
+    assert_same(sliced, whole, speculator)
+    assert starts == set(range(0, 40, 7))
 
 
 @pytest.mark.parametrize(("architecture", "mode"), CASES)
@@ -142,17 +222,16 @@ def explicit_mask(length: int, positions: list[int], gamma: int, shared: bool) -
     return mask
 
 
-def test_float32_agrees_to_1e_5():
-    for mode in ("lossless", "shared"):
-        target, speculator = pair("llama", mode)
-        target.model.float()
-        speculator.adapted(target).model.float()
-        speculator.float()
-        dense = losses_of(target, speculator, ragged_batch(), None)
-        parts = losses_of(target, speculator, ragged_batch(), 4)
-        expected, found = gradients_of(dense, speculator), gradients_of(parts, speculator)
-        for name, gradient in expected.items():
-            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize(("architecture", "mode"), list(product(["gpt2", "llama"], OPTIONS)))
+def test_float32_agrees_to_1e_5(architecture, mode):
+    target, speculator = pair(architecture, mode)
+    target.model.float()
+    speculator.adapted(target).model.float()
+    speculator.float()
+    dense = losses_of(target, speculator, ragged_batch(), None)
+    parts = losses_of(target, speculator, ragged_batch(), 4)
+    assert parts.total.dtype == parts.streams.dtype == torch.float32
+    assert_same(parts, dense, speculator, tolerance=1e-5)
 
 
 def test_no_gradients_are_taken_where_none_are_wanted():

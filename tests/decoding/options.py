@@ -1,0 +1,143 @@
+"""Every option of Speculative Streaming, and the reference that its output must equal.
+
+The reference knows no cache, tree, drafter or engine: everything is computed again for each token.
+"""
+
+import torch
+from tests.tiny import tiny_speculator, tiny_target
+
+from slipstream.core.tree import DraftTree
+from slipstream.drafters.base import Context, Step
+from slipstream.drafters.streaming import Streaming
+from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.target import Target
+
+BOTH_MODES = {
+    "paper": dict(),
+    **{f"msa_layers_{count}": dict(num_msa_layers=count) for count in (1, 3, 4)},
+    **{f"streams_{count}": dict(num_streams=count) for count in (1, 2, 4, 5, 6, 7, 8)},
+    **{f"pruning_layer_{layer}": dict(pruning_layer=layer) for layer in (0, 1, 3)},
+    **{f"initialisation_{rank}": dict(initialisation_rank=rank) for rank in (1, 3, 24)},
+    **{f"attended_{count}": dict(attended_tokens=count) for count in (1, 3)},
+    "same_positions": dict(stream_positions="same"),
+    "rotated_values": dict(value_rotation=0.01),
+    "transitions": dict(transition_rank=3),
+    "copying": dict(copy_scores=True),
+    "pair_scores": dict(transition_rank=3, copy_scores=True),
+    "many": dict(
+        num_msa_layers=3,
+        num_streams=4,
+        pruning_layer=3,
+        initialisation_rank=2,
+        attended_tokens=2,
+        stream_positions="same",
+        value_rotation=0.01,
+        transition_rank=2,
+        copy_scores=True,
+    ),
+}
+LOSSLESS_ALONE = {
+    "no_adapters": dict(adapter_rank=0),
+    "told_the_root": dict(root_rank=3),
+    "skipped_mlp": dict(mlp="adapter"),
+    "skipped_mlp_pruned_late": dict(mlp="adapter", pruning_layer=3, root_rank=2),
+}
+OPTIONS = {"lossless": BOTH_MODES | LOSSLESS_ALONE, "shared": BOTH_MODES}
+SCHEDULES = {"lossless": ("fused", "deferred"), "shared": ("fused",)}
+TREES = {
+    "root_alone": dict(top_k=2, budget=1),
+    "chain": dict(top_k=1, budget=4),
+    "full": dict(top_k=2, budget=1 + 2 + 4 + 8),
+    "best_first": dict(top_k=3, budget=9),
+    "threshold": dict(top_k=3, budget=9, prune_threshold=0.2),
+    "cap": dict(top_k=3, budget=9, prune_cap=4),
+    "pruned": dict(top_k=3, budget=12, prune_threshold=0.1, prune_cap=3),
+    "pruned_chain": dict(top_k=1, budget=4, prune_threshold=0.2, prune_cap=2),
+    "pruned_full": dict(top_k=2, budget=1 + 2 + 4 + 8, prune_threshold=0.1, prune_cap=5),
+}
+PRUNED = [name for name, tree in TREES.items() if {"prune_threshold", "prune_cap"} & tree.keys()]
+
+
+class Watched(Streaming):
+    """Notes each step with the tree that was proposed for it, None for the prefill."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.steps: list[tuple[DraftTree | None, Step]] = []
+
+    def observe(self, context: Context, step: Step) -> None:
+        self.steps.append((self.tree, step))
+        super().observe(context, step)
+
+    @property
+    def proposed(self) -> list[DraftTree]:
+        return [tree for tree, _ in self.steps if tree is not None]
+
+    @property
+    def verified(self) -> list[DraftTree]:
+        """What pruning left of them."""
+        return [step.tree for tree, step in self.steps if tree is not None]
+
+    @property
+    def pruned(self) -> bool:
+        return sum(map(len, self.verified)) < sum(map(len, self.proposed))
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """(T, V) that decided the tokens, without those of the last step, which is not observed."""
+        return torch.cat(
+            [step.logits[[0] if tree is None else step.path] for tree, step in self.steps]
+        )
+
+    @property
+    def deepest(self) -> int:
+        """Most drafted tokens accepted in one step."""
+        return max(len(step.path) - 1 for tree, step in self.steps if tree is not None)
+
+
+def drafter_of(speculator: StreamingSpeculator, schedule: str, tree: str) -> tuple[Watched, int]:
+    """A drafter of the trees called `tree`, and their budget."""
+    arguments = dict(TREES[tree])
+    budget = arguments.pop("budget")
+    return Watched(speculator, schedule, **arguments), budget
+
+
+def pair_of(
+    mode: str, options: dict, architecture: str = "llama", **changes
+) -> tuple[Target, StreamingSpeculator]:
+    target = tiny_target(architecture, **changes)
+    return target, tiny_speculator(target, seed=2, mode=mode, **options)
+
+
+@torch.no_grad()
+def next_token_logits(
+    target: Target, speculator: StreamingSpeculator, texts: torch.Tensor, prompt_length: int
+) -> torch.Tensor:
+    """(B, T) texts -> (B, V) logits of what follows them, each text anew in one forward.
+
+    Shared mode: every position from the last one of the prompt on carries its streams.
+    """
+    if speculator.config.mode == "lossless":
+        return target.model(texts).logits[:, -1]
+    adapted = speculator.adapted(target)
+    (batch, length), first = texts.shape, prompt_length - 1
+    positions = torch.arange(length).expand(batch, -1)
+    mask = torch.ones(length, length, dtype=torch.bool).tril().expand(batch, 1, -1, -1)
+    rows = adapted.embed(texts, positions, mask)
+    rows = adapted.run_layers(range(speculator.first_layer), rows, None)
+    rows = speculator.add_streams(rows, torch.arange(first, length).expand(batch, -1))
+    assert rows.hidden.shape[1] == length + (length - first) * speculator.num_streams
+    with speculator.acting_on(adapted, rows):
+        hidden = adapted.run_layers(speculator.msa_layers(adapted), rows, None).hidden
+    return adapted.logits(hidden[:, length - 1])
+
+
+def recomputed(
+    target: Target, speculator: StreamingSpeculator, prompt: list[int], count: int
+) -> tuple[list[int], torch.Tensor]:
+    """Greedy decoding without cache, tree or engine: tokens, and the (count, V) logits of each."""
+    tokens, logits = list(prompt), []
+    for _ in range(count):
+        logits.append(next_token_logits(target, speculator, torch.tensor([tokens]), len(prompt)))
+        tokens.append(int(logits[-1].argmax()))
+    return tokens[len(prompt) :], torch.cat(logits)
