@@ -14,9 +14,10 @@ from slipstream.data.batches import Batch, collate
 from slipstream.data.rendering import Sample
 from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.training import head_loss as head_losses
-from slipstream.training import segments
-from slipstream.training.segments import StreamLosses, lossless_losses, shared_losses
+from slipstream.training import stream_losses
+from slipstream.training.segments import lossless_losses, shared_losses
 from slipstream.training.stream_labels import NO_LABEL, stream_labels
+from slipstream.training.stream_losses import StreamLosses
 
 ALPHAS = torch.tensor([0.5, 1.25, 2.0], dtype=torch.float64)
 CASES = list(product(sorted(ARCHITECTURES), ("lossless", "shared")))
@@ -141,10 +142,29 @@ def test_slices_of_the_vocabulary_change_nothing(architecture, mode, monkeypatch
 
     all_slices = head_losses._slices
     monkeypatch.setattr(head_losses, "_slices", slices)
-    monkeypatch.setattr(segments, "head_loss", partial(head_losses.head_loss, slice_size=7))
+    monkeypatch.setattr(stream_losses, "head_loss", partial(head_losses.head_loss, slice_size=7))
     sliced = losses_of(target, speculator, batch, 4)
     assert_same(sliced, whole, speculator)
     assert starts == set(range(0, 40, 7))
+
+
+@pytest.mark.parametrize("num_segments", [None, 2])
+@pytest.mark.parametrize("mode", OPTIONS)
+def test_scores_of_pairs_a_few_rows_at_a_time_change_nothing(mode, num_segments, monkeypatch):
+    target, batch = tiny_target("llama"), ragged_batch()
+    speculator = tiny_speculator(target, mode=mode, **OPTIONS[mode]["pair_scores"])
+    whole = losses_of(target, speculator, batch, None)
+    calls = []
+    at_once = stream_losses.BatchLosses._pair_losses
+
+    def counted(work, streams, *others):
+        calls.append(len(streams))
+        return at_once(work, streams, *others)
+
+    monkeypatch.setattr(stream_losses.BatchLosses, "_pair_losses", counted)
+    monkeypatch.setattr(stream_losses, "PAIR_LOGITS", 7 * target.vocab_size)
+    assert_same(losses_of(target, speculator, batch, num_segments), whole, speculator)
+    assert len(calls) > 4 and max(calls) == 7
 
 
 @pytest.mark.parametrize(("architecture", "mode"), CASES)

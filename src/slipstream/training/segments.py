@@ -13,11 +13,10 @@ gives the dense form of both, everything at once: the plain reference.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.core.cache import TrainingCache
@@ -25,144 +24,8 @@ from slipstream.core.masks import causal_mask
 from slipstream.data.batches import Batch
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Rows, Target, Watch
-from slipstream.training.head_loss import head_loss
-from slipstream.training.stream_labels import NO_LABEL, stream_labels
-
-PAIR_LOGITS = 2**24
-"""So many logits with scores of pairs are held at a time."""
-
-
-@dataclass
-class Sums:
-    """Sums over the tokens of a segment: losses of the main rows, of the pruning head, of each
-    stream (gamma,) and of each with its scores of pairs (gamma,); and right guesses (gamma,)."""
-
-    main: torch.Tensor
-    pruning: torch.Tensor
-    streams: torch.Tensor
-    pairs: torch.Tensor
-    hits: torch.Tensor
-
-    def parts(self) -> tuple[torch.Tensor, ...]:
-        return self.main, self.pruning, self.streams, self.pairs, self.hits
-
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(*(a + b for a, b in zip(self.parts(), other.parts(), strict=True)))
-
-    def detach(self) -> "Sums":
-        return Sums(*(part.detach() for part in self.parts()))
-
-
-@dataclass
-class StreamLosses:
-    """Means over the tokens of a batch: main, pruning, streams (gamma,), pairs (gamma,), accuracies
-    (gamma,); and `total`, the weighted sum of Eq. 6 plus the losses of the pruning head and of the
-    scores of pairs, which alone carries gradients.
-
-    Scores of pairs learn on top of the streams, which stay as they are: a stream that relied on its
-    parent would be no good at naming candidates.
-    """
-
-    total: torch.Tensor
-    main: torch.Tensor
-    pruning: torch.Tensor
-    streams: torch.Tensor
-    pairs: torch.Tensor
-    accuracies: torch.Tensor
-
-
-class _Batch:
-    """One batch with its labels, and what a segment of it needs to become a loss."""
-
-    def __init__(
-        self,
-        target: Target,
-        speculator: StreamingSpeculator,
-        batch: Batch,
-        alpha_main: float,
-        alpha_streams: torch.Tensor,
-    ):
-        self.target, self.speculator, self.batch = target, speculator, batch
-        self.alpha_main, self.alpha_streams = alpha_main, alpha_streams
-        self.labels = stream_labels(batch, speculator.num_streams)
-        self.num_rows = (self.labels.next_tokens != NO_LABEL).sum()
-        self.num_tokens = (self.labels.tokens != NO_LABEL).sum((0, 1)).clamp(min=1)
-
-    def segments(self, num_segments: int | None) -> list[slice]:
-        """The columns of the labels, in `num_segments` parts."""
-        count = self.labels.positions.shape[1]
-        width = -(-count // (num_segments or 1))
-        return [slice(start, start + width) for start in range(0, count, width)]
-
-    def sums(
-        self, columns: slice, main: torch.Tensor | None, early: torch.Tensor, streams: torch.Tensor
-    ) -> Sums:
-        """main, early: (B, P, D) main rows after the last layer (None where they are not trained)
-        and before the pruning layer; streams: (B, P * gamma, D)."""
-        next_tokens = self.labels.next_tokens[:, columns]
-        used = next_tokens != NO_LABEL
-        tokens = self.labels.tokens[:, columns][used]
-        known = tokens != NO_LABEL
-        streams = streams.unflatten(1, (-1, self.speculator.num_streams))[used][known]
-        parents = torch.cat([next_tokens[used][:, None], tokens[:, :-1]], dim=1)[known]
-        row, place = known.nonzero(as_tuple=True)
-        labels = tokens[known]
-        losses, guesses = self._head_loss(streams, labels)
-        of_pairs = torch.zeros_like(losses)
-        if self.speculator.scores_pairs:
-            texts = self.batch.ids[used.nonzero()[:, 0]][row]
-            lengths = self.labels.positions[:, columns][used][row] + 2
-            of_pairs, guesses = self._pair_loss(streams, labels, place, parents, texts, lengths)
-        per_stream = losses.new_zeros(self.speculator.num_streams)
-        early = early[used].detach()
-        pruning = self._head_loss(early + self.speculator.pruning(early), next_tokens[used])[0]
-        return Sums(
-            losses.new_zeros(()) if main is None
-            else self._head_loss(main[used], next_tokens[used])[0].sum(),
-            pruning.sum(),
-            per_stream.index_add(0, place, losses),
-            per_stream.index_add(0, place, of_pairs),
-            per_stream.index_add(0, place, (guesses == labels).to(losses.dtype)),
-        )  # fmt: skip
-
-    def _pair_loss(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Losses and guesses of (M, D) streams with (M,) labels, their scores of pairs added.
-
-        The other tensors, of M rows each, are for `add_pair_scores`. All logits of some rows at a
-        time, computed again in the backward pass.
-        """
-        rows = max(1, PAIR_LOGITS // self.target.vocab_size)
-        if len(tensors[0]) <= rows:
-            return self._pair_losses(*tensors)
-        parts = zip(*(tensor.split(rows) for tensor in tensors), strict=True)
-        results = [checkpoint(self._pair_losses, *part, use_reentrant=False) for part in parts]
-        losses, guesses = zip(*results, strict=True)
-        return torch.cat(losses), torch.cat(guesses)
-
-    def _pair_losses(self, streams, labels, *pairs) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.no_grad():
-            logits = self.target.logits(streams)
-        logits = self.speculator.add_pair_scores(self.target, logits, *pairs)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits, labels, reduction="none"), logits.argmax(-1)
-
-    def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple:
-        return head_loss(self.target.head, self.target.norm(hidden), labels)
-
-    def total(self, sums: Sums) -> torch.Tensor:
-        """Eq. 6 with means in place of sums, so that it does not depend on the batch's size."""
-        streams = (self.alpha_streams * (sums.streams + sums.pairs) / self.num_tokens).sum()
-        return (self.alpha_main * sums.main + sums.pruning) / self.num_rows + streams
-
-    def losses(self, total: torch.Tensor, sums: Sums) -> StreamLosses:
-        return StreamLosses(
-            total,
-            sums.main / self.num_rows,
-            sums.pruning / self.num_rows,
-            sums.streams / self.num_tokens,
-            sums.pairs / self.num_tokens,
-            sums.hits / self.num_tokens,
-        )
+from slipstream.training.stream_labels import NO_LABEL
+from slipstream.training.stream_losses import BatchLosses, StreamLosses, Sums
 
 
 def lossless_losses(
@@ -177,7 +40,7 @@ def lossless_losses(
 
     unknown_roots: (B,) sequences whose streams are not told the root (`root_rank`), None for none.
     """
-    work = _Batch(target, speculator, batch, 0.0, alpha_streams)
+    work = BatchLosses(target, speculator, batch, 0.0, alpha_streams)
     cache = TrainingCache(target.num_layers)
     start, early = Watch(speculator.first_layer), Watch(speculator.pruning_layer)
     length, positions = batch.ids.shape[1], work.labels.positions
@@ -211,7 +74,7 @@ def shared_losses(
     num_segments: int | None,
 ) -> StreamLosses:
     """Losses of main rows and streams; `target` carries the adapters that are trained."""
-    work = _Batch(target, speculator, batch, alpha_main, alpha_streams)
+    work = BatchLosses(target, speculator, batch, alpha_main, alpha_streams)
     positions = work.labels.positions
     usable = work.labels.next_tokens != NO_LABEL
     slots: list[torch.Tensor] = []  # (B, R) positions of the rows kept so far, part by part
@@ -263,7 +126,7 @@ def _parts(
 
 
 def _run_part(
-    work: _Batch,
+    work: BatchLosses,
     rows: torch.Tensor,
     chosen: torch.Tensor | None,
     columns: slice | None,
@@ -293,7 +156,7 @@ def _run_part(
 
 
 def _accumulated(
-    work: _Batch,
+    work: BatchLosses,
     segment: Callable[[slice], Sums],
     parameters: list[torch.nn.Parameter],
     num_segments: int | None,

@@ -24,7 +24,8 @@ from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
 from slipstream.training.schedule import linear_schedule, total_steps
-from slipstream.training.segments import StreamLosses, lossless_losses, shared_losses
+from slipstream.training.segments import lossless_losses, shared_losses
+from slipstream.training.stream_losses import StreamLosses
 
 
 class StreamingTraining(L.LightningModule):

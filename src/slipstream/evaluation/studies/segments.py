@@ -13,7 +13,8 @@ from slipstream.evaluation.studies.memory import PeakMemory
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
-from slipstream.training.segments import StreamLosses, lossless_losses, shared_losses
+from slipstream.training.segments import lossless_losses, shared_losses
+from slipstream.training.stream_losses import StreamLosses
 
 DENSE = "dense"
 
