@@ -114,6 +114,7 @@ def infer(config: DictConfig) -> list:
     check_keys(config, INFER_KEYS)
     import torch
 
+    from slipstream.evaluation.prompts import fitting
     from slipstream.evaluation.run import answer_one, compare_methods, run_study, verify_methods
 
     if config.threads:
@@ -130,10 +131,10 @@ def infer(config: DictConfig) -> list:
             raise InputError("study: studies decode greedily; set sampling.temperature=0")
         study, content = build(config.study), OmegaConf.to_container(config, resolve=True)
         content = {name: content[name] for name in STUDY_KEYS}
-        prompts = build(config.data).take(config.num_prompts)
+        prompts = fitting(build(config.data).take(config.num_prompts), target)
         return run_study(study, target, prompts, Path(config.output_dir), content)
     methods = {name: build(node) for name, node in config.methods.items() if node is not None}
-    prompts = build(config.data).take(config.num_prompts)
+    prompts = fitting(build(config.data).take(config.num_prompts), target)
     if config.verify:
         return verify_methods(target, methods, prompts, sampling, limits, config.seed)
     return compare_methods(

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.core.errors import InputError
+from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import HubSource, Row, read_rows, spread
 from slipstream.data.synthetic import SyntheticPrompts
+from slipstream.targets.target import Target
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,26 @@ class PromptSets:
             for prompts in sets
             if place < len(prompts)
         ]
+
+
+def fitting(prompts: list[Prompt], target: Target) -> list[Prompt]:
+    """The prompts that leave room for an answer in the target's context; says how many do not.
+
+    Raises `InputError` if none does.
+    """
+    room = target.max_positions - 1
+    kept = [p for p in prompts if len(render_prompt(target.tokenizer, p.text)) <= room]
+    if not kept:
+        raise InputError(
+            f"data: no prompt fits the target's context of {target.max_positions} tokens; choose "
+            "shorter prompts, or a target with a longer one"
+        )
+    if len(kept) < len(prompts):
+        print(
+            f"note: {len(prompts) - len(kept)} of {len(prompts)} prompts are left out; they have "
+            f"more than {room} tokens"
+        )
+    return kept
 
 
 def _distinct(rows: list[Row]) -> list[Prompt]:

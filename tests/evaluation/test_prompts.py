@@ -1,0 +1,36 @@
+"""Prompts that do not fit the target's context are left out, and that is said."""
+
+import pytest
+from tests.tiny import tiny_target, tiny_tokenizer
+
+from slipstream.core.errors import InputError
+from slipstream.data.rendering import render_prompt
+from slipstream.evaluation.prompts import Prompt, fitting
+from slipstream.targets.target import Target
+
+
+@pytest.fixture
+def target() -> Target:
+    target = tiny_target("llama", max_position_embeddings=12)
+    return Target(target.model, tiny_tokenizer(), "tiny")
+
+
+def prompt_of(target: Target, count: int) -> Prompt:
+    """A prompt of `count` tokens."""
+    without = len(render_prompt(target.tokenizer, "w1")) - 1
+    prompt = Prompt(" ".join(["w1"] * (count - without)), "words")
+    assert len(render_prompt(target.tokenizer, prompt.text)) == count
+    return prompt
+
+
+def test_prompts_beyond_the_context_are_left_out_and_counted(target, capsys):
+    prompts = [prompt_of(target, count) for count in (11, 12, 5, 30)]
+    assert fitting(prompts, target) == [prompts[0], prompts[2]]
+    assert "2 of 4 prompts are left out; they have more than 11 tokens" in capsys.readouterr().out
+    assert fitting(prompts[:1], target) == prompts[:1]
+    assert capsys.readouterr().out == ""
+
+
+def test_no_prompt_that_fits_is_an_error(target):
+    with pytest.raises(InputError, match="context of 12 tokens"):
+        fitting([prompt_of(target, 12)], target)
