@@ -126,15 +126,14 @@ def infer(config: DictConfig) -> list:
         return answer_one(
             target, drafter, sampling, limits, config.budget, config.prompt, config.seed
         )
+    prompts = fitting(build(config.data).take(config.num_prompts), target)
     if config.study is not None:
         if not sampling.greedy:
             raise InputError("study: studies decode greedily; set sampling.temperature=0")
         study, content = build(config.study), OmegaConf.to_container(config, resolve=True)
         content = {name: content[name] for name in STUDY_KEYS}
-        prompts = fitting(build(config.data).take(config.num_prompts), target)
         return run_study(study, target, prompts, Path(config.output_dir), content)
     methods = {name: build(node) for name, node in config.methods.items() if node is not None}
-    prompts = fitting(build(config.data).take(config.num_prompts), target)
     if config.verify:
         return verify_methods(target, methods, prompts, sampling, limits, config.seed)
     return compare_methods(
