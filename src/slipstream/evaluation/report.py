@@ -33,7 +33,7 @@ def environment(target) -> dict[str, object]:
         "device": _device_name(target.device),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "versions": versions,
         "commit": commit(),
     }
