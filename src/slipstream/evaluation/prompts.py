@@ -68,6 +68,19 @@ class PromptSets:
         ]
 
 
+def divided(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
+    """The first `count` prompts, to calibrate with, and the others, to be measured.
+
+    Raises `InputError` if none is left to be measured.
+    """
+    if len(prompts) <= count:
+        raise InputError(
+            f"num_prompts: study.calibration_prompts takes {count}, which leaves none of "
+            f"{len(prompts)} to be measured; give more prompts"
+        )
+    return prompts[:count], prompts[count:]
+
+
 def fitting(prompts: list[Prompt], target: Target) -> list[Prompt]:
     """The prompts that leave room for an answer in the target's context; says how many do not.
 

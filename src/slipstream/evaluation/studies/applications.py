@@ -151,6 +151,7 @@ def _calibrated(speculator: Path, options: list[str], folder: Path) -> dict:
         "experiment=evidence/pruning",
         f"study.drafter.speculator={speculator}",
         "study.keep=[0.95]",
+        "study.calibration_prompts=16",
         "num_prompts=32",
         "data.split=validation",
         *options,

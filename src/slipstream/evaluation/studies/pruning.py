@@ -5,7 +5,7 @@ from dataclasses import asdict
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.pruning_calibration import calibrate, outcome, record_trees
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.prompts import Prompt, divided
 from slipstream.evaluation.studies.findings import Findings
 from slipstream.targets.target import Target
 
@@ -23,10 +23,15 @@ class PruningStudy:
         self.calibration_prompts, self.keep = calibration_prompts, keep
 
     def run(self, target: Target, prompts: list[Prompt]) -> Findings:
-        ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
-        chosen, others = ids[: self.calibration_prompts], ids[self.calibration_prompts :]
-        trees = record_trees(target, self.drafter, chosen, self.budget)
-        held_out = record_trees(target, self.drafter, others, self.budget)
+        trees, held_out = (
+            record_trees(
+                target,
+                self.drafter,
+                [render_prompt(target.tokenizer, prompt.text) for prompt in part],
+                self.budget,
+            )
+            for part in divided(prompts, self.calibration_prompts)
+        )
         rows = []
         for keep in self.keep:
             found = calibrate(trees, keep)

@@ -12,7 +12,7 @@ from slipstream.decoding.pruning_calibration import calibrate, record_trees
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.comparison import compare, overall
 from slipstream.evaluation.methods import Method, Plain, Speculative
-from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.prompts import Prompt, divided
 from slipstream.evaluation.studies.findings import Findings
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.targets.target import Target
@@ -52,10 +52,8 @@ class TreeStudy:
         speculator = load_speculator(self.speculator, target)
         if speculator.config.mode == "shared":
             raise InputError("study.speculator: in shared mode no stream can be left out")
-        chosen = [
-            render_prompt(target.tokenizer, prompt.text)
-            for prompt in prompts[: self.calibration_prompts]
-        ]
+        first, rest = divided(prompts, self.calibration_prompts)
+        chosen = [render_prompt(target.tokenizer, prompt.text) for prompt in first]
         methods: dict[str, Method] = {"plain": Plain()}
         points: dict[str, tuple[_Point, int]] = {}
         for gamma, top_k in product(self.gammas, self.top_ks):
@@ -68,7 +66,6 @@ class TreeStudy:
                 point = _Point(gamma, top_k, pruned)
                 points[str(point)] = point, nodes
                 methods[str(point)] = Speculative(way, nodes)
-        rest = prompts[self.calibration_prompts :]
         runs = compare(methods, rest, target, Sampling(), Limits(96), self.repeats, seed=0)
         records = overall(runs, rest, str(target.dtype))
         rows = [

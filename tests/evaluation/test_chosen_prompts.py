@@ -1,11 +1,11 @@
-"""Prompts that do not fit the target's context are left out, and that is said."""
+"""Which prompts of a run are used: those that fit the context, and some to calibrate with."""
 
 import pytest
 from tests.tiny import tiny_target, tiny_tokenizer
 
 from slipstream.core.errors import InputError
 from slipstream.data.rendering import render_prompt
-from slipstream.evaluation.prompts import Prompt, fitting
+from slipstream.evaluation.prompts import Prompt, divided, fitting
 from slipstream.targets.target import Target
 
 
@@ -34,3 +34,10 @@ def test_prompts_beyond_the_context_are_left_out_and_counted(target, capsys):
 def test_no_prompt_that_fits_is_an_error(target):
     with pytest.raises(InputError, match="context of 12 tokens"):
         fitting([prompt_of(target, 12)], target)
+
+
+def test_some_prompts_calibrate_and_at_least_one_is_measured():
+    prompts = [Prompt(text, "words") for text in "abc"]
+    assert divided(prompts, 1) == (prompts[:1], prompts[1:])
+    with pytest.raises(InputError, match="leaves none of 3 to be measured"):
+        divided(prompts, 3)
