@@ -42,7 +42,31 @@ ARCHITECTURES = {
         word_embed_proj_dim=16,
     ),
     "gpt2": dict(model_type="gpt2", n_embd=24, n_layer=4, n_head=4, n_positions=128),
+    "gpt_neo": dict(
+        model_type="gpt_neo",
+        hidden_size=24,
+        num_layers=4,
+        num_heads=4,
+        attention_types=[[["global", "local"], 2]],
+        window_size=6,
+    ),
+    "gpt_neox": dict(
+        model_type="gpt_neox",
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        rotary_pct=0.5,
+    ),
 }
+LLAMA_LIKE = {
+    "mistral": dict(sliding_window=6),
+    "qwen2": dict(use_sliding_window=True, sliding_window=6, max_window_layers=2),
+    "phi3": dict(sliding_window=6),
+    "gemma": dict(head_dim=8),
+}
+for name, own in LLAMA_LIKE.items():
+    ARCHITECTURES[name] = ARCHITECTURES["llama"] | dict(model_type=name) | own
 
 
 def tiny_target(architecture: str = "llama", seed: int = 0, **changes) -> Target:
@@ -56,7 +80,7 @@ def tiny_target(architecture: str = "llama", seed: int = 0, **changes) -> Target
     config = AutoConfig.for_model(
         **(arguments | changes), bos_token_id=None, eos_token_id=None, pad_token_id=None
     )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

@@ -68,14 +68,16 @@ def test_streams_see_what_their_main_row_scores_highest(owners, num_streams, att
 def test_rotation_multiplies_by_a_power_of_e(num_streams):
     """Eq. 8, the halves of a head as real and imaginary part."""
     positions, step = 3, 0.25
-    values = torch.randn(BATCH, positions * num_streams, KEY_HEADS * SIZE, dtype=torch.float64)
-    turned = rotate(values, SIZE, num_streams, step)
+    values = torch.randn(BATCH, positions * num_streams, KEY_HEADS, SIZE, dtype=torch.float64)
+    turned = rotate(values, num_streams, step)
     assert turned.shape == values.shape
     for sequence, row in product(range(BATCH), range(positions * num_streams)):
         factor = cmath.exp(1j * step * (row % num_streams + 1))
-        before, after = values[sequence, row].tolist(), turned[sequence, row].tolist()
-        for head, place in product(range(KEY_HEADS), range(SIZE // 2)):
-            real = head * SIZE + place
+        for head, real in product(range(KEY_HEADS), range(SIZE // 2)):
+            before, after = (
+                values[sequence, row, head].tolist(),
+                turned[sequence, row, head].tolist(),
+            )
             imaginary = real + SIZE // 2
             expected = complex(before[real], before[imaginary]) * factor
             assert complex(after[real], after[imaginary]) == pytest.approx(expected, abs=1e-12)
@@ -83,10 +85,9 @@ def test_rotation_multiplies_by_a_power_of_e(num_streams):
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_rotation_is_of_the_values_of_stream_rows_alone(architecture):
-    """In the layers given, and only within; GPT-2 has queries and keys in the same linear."""
+    """In the layers given, and only within; some have queries and keys in the same linear."""
     target = tiny_target(architecture)
-    heads, size = target.family.cache_shape
-    width, nodes, num_streams = heads * size, 4, 3
+    nodes, num_streams, values_of = 4, 3, target.family.values_of
     hidden = torch.randn(1, nodes + 2 * num_streams, target.hidden_size, dtype=torch.float64)
     rows = Rows(hidden, None, None, 2 * num_streams)
     layers = target.family.layers
@@ -101,9 +102,21 @@ def test_rotation_is_of_the_values_of_stream_rows_alone(architecture):
     assert all(map(torch.equal, plain, outputs()))
     assert all(map(torch.equal, plain[:2], within[:2]))
     for before, after in zip(plain[2:], within[2:], strict=True):
-        assert torch.equal(before[:, :nodes], after[:, :nodes])
-        streams, turned = before[:, nodes:], after[:, nodes:]
-        assert torch.equal(streams[..., :-width], turned[..., :-width])
-        expected = rotate(streams[..., -width:], size, num_streams, 0.3)
-        assert torch.equal(turned[..., -width:], expected)
-        assert (expected - streams[..., -width:]).abs().max() > 0.1
+        expected = before.clone()
+        streams = values_of(expected)[:, nodes:]
+        streams.copy_(rotate(streams, num_streams, 0.3))
+        assert torch.equal(after, expected)
+        assert (streams - values_of(before)[:, nodes:]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_values_of_a_linear_are_what_is_cached(architecture):
+    target = tiny_target(architecture)
+    computed, cache = [], target.new_cache(4)
+    for layer in target.family.layers:
+        linear = layer.get_submodule(target.family.value_linear)
+        linear.register_forward_hook(lambda _, __, output: computed.append(output))
+    target.forward(torch.tensor([[3, 7, 5]]), torch.arange(3)[None], None, cache)
+    for layer, output in enumerate(computed):
+        values = target.family.values_of(output).transpose(1, 2)
+        assert torch.equal(cache.buffer[layer, 1, :, :, :3], values)

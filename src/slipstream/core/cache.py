@@ -128,5 +128,10 @@ class TrainingCache:
             kept.append((key[..., :count, :], value[..., :count, :]))
         return keys, values
 
+    @property
+    def length(self) -> int:
+        """Slots that ended forwards have kept."""
+        return self.get_seq_length(len(self.kept) - 1)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return sum(key.shape[-2] for key, _ in self.kept[layer_idx])

@@ -23,6 +23,17 @@ def causal_mask(length: int, device: torch.device | str = "cpu") -> torch.Tensor
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
+def window_mask(looked_at: torch.Tensor, looking: torch.Tensor, window: int) -> torch.Tensor:
+    """(B, 1, R, K): which of K slots lie less than `window` positions behind each of R rows.
+
+    looked_at: (B, K) positions of the slots; looking: (B, R) positions of the rows.
+
+    >>> window_mask(torch.tensor([[0, 1, 2]]), torch.tensor([[2]]), 2).int().tolist()
+    [[[[0, 1, 1]]]]
+    """
+    return (looking[:, None, :, None] - looked_at[:, None, None, :]) < window
+
+
 def stream_mask(main_mask: torch.Tensor, num_streams: int) -> torch.Tensor:
     """Mask of stream rows (Speculative Streaming, Eq. 2).
 

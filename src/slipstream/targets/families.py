@@ -17,11 +17,12 @@ Rotary = tuple[torch.Tensor, torch.Tensor] | None
 class Family:
     """Llama-like decoders: rotary positions, pre-norm, separate projections, an MLP module.
 
-    attention_linears, mlp_linears: names of the linears inside a layer; mlp: name of the MLP
-    module, or None for families whose layers have none; value_linear: the linear whose output ends
-    with the values.
+    attention: the implementation its modules run with; attention_linears, mlp_linears: names of the
+    linears inside a layer; mlp: name of the MLP module, or None for families whose layers have
+    none; value_linear: the linear that computes the values (see `values_of`).
     """
 
+    attention = "sdpa"
     attention_linears = (
         "self_attn.q_proj",
         "self_attn.k_proj",
@@ -33,7 +34,7 @@ class Family:
     value_linear = "self_attn.v_proj"
 
     def __init__(self, model: nn.Module):
-        self.model = model
+        self.model, self.config = model, model.config
 
     @property
     def decoder(self) -> nn.Module:
@@ -46,13 +47,25 @@ class Family:
     @property
     def cache_shape(self) -> tuple[int, int]:
         """(key/value heads, head size)."""
-        config = self.model.config
-        size = getattr(config, "head_dim", None)
-        return config.num_key_value_heads, size or config.hidden_size // config.num_attention_heads
+        heads = self.config.num_attention_heads
+        size = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
+        return getattr(self.config, "num_key_value_heads", heads), size
 
     @property
     def max_positions(self) -> int:
-        return self.model.config.max_position_embeddings
+        return self.config.max_position_embeddings
+
+    def window(self, layer: nn.Module) -> int | None:
+        """How many positions a row of this layer may look back, its own included; None for all."""
+        kinds = getattr(self.config, "layer_types", None)
+        if kinds is not None and kinds[layer.self_attn.layer_idx] != "sliding_attention":
+            return None
+        return getattr(self.config, "sliding_window", None)
+
+    def values_of(self, output: torch.Tensor) -> torch.Tensor:
+        """The values in an output of `value_linear`, as a (..., H_kv, D_head) view of it."""
+        heads, size = self.cache_shape
+        return output.unflatten(-1, (-1, size))[..., -heads:, :]
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """(B, R) ids at (B, R) positions -> (B, R, D)."""
@@ -101,11 +114,6 @@ class OPTFamily(Family):
     def decoder(self) -> nn.Module:
         return self.model.model.decoder
 
-    @property
-    def cache_shape(self) -> tuple[int, int]:
-        config = self.model.config
-        return config.num_attention_heads, config.hidden_size // config.num_attention_heads
-
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden = self.decoder.embed_tokens(ids)
         if self.decoder.project_in is not None:
@@ -139,11 +147,6 @@ class GPT2Family(Family):
     def layers(self) -> nn.ModuleList:
         return self.decoder.h
 
-    @property
-    def cache_shape(self) -> tuple[int, int]:
-        config = self.model.config
-        return config.num_attention_heads, config.hidden_size // config.num_attention_heads
-
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return self.decoder.wte(ids) + self.decoder.wpe(positions)
 
@@ -157,11 +160,86 @@ class GPT2Family(Family):
         return self.decoder.ln_f(hidden)
 
 
+class Phi3Family(Family):
+    """Phi-3: fused projections."""
+
+    attention_linears = ("self_attn.qkv_proj", "self_attn.o_proj")
+    value_linear = "self_attn.qkv_proj"
+    mlp_linears = ("mlp.gate_up_proj", "mlp.down_proj")
+
+
+class GPTNeoFamily(GPT2Family):
+    """GPT-Neo: every other layer looks back over a window. Its attention module knows only slots of
+    an unpadded sequence, so what it does is done here, with its own linears."""
+
+    attention = "eager"
+    attention_linears = tuple(
+        f"attn.attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")
+    )
+    value_linear = "attn.attention.v_proj"
+
+    def window(self, layer: nn.Module) -> int | None:
+        local = layer.attn.attention.attention_type == "local"
+        return self.config.window_size if local else None
+
+    def run_layer(self, layer, hidden, mask, positions, rotary, cache) -> torch.Tensor:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        attention, normed = layer.attn.attention, layer.ln_1(hidden)
+        query, key, value = (
+            linear(normed).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+            for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        if cache is not None:
+            key, value = cache.update(key, value, attention.layer_id)
+        name = self.config._attn_implementation
+        attend = ALL_ATTENTION_FUNCTIONS["sdpa" if name == self.attention else name]
+        attended, _ = attend(attention, query, key, value, mask, scaling=1.0)
+        hidden = hidden + attention.out_proj(attended.flatten(-2))
+        return hidden + layer.mlp(layer.ln_2(hidden))
+
+
+class GPTNeoXFamily(Family):
+    """GPT-NeoX and Pythia: query, key and value of a head side by side in one projection."""
+
+    attention_linears = ("attention.query_key_value", "attention.dense")
+    value_linear = "attention.query_key_value"
+    mlp_linears = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+
+    @property
+    def decoder(self) -> nn.Module:
+        return self.model.gpt_neox
+
+    def values_of(self, output: torch.Tensor) -> torch.Tensor:
+        return output.unflatten(-1, (*self.cache_shape[:1], 3, -1))[..., 2, :]
+
+    def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self.decoder.embed_in(ids)
+
+    def run_layer(self, layer, hidden, mask, positions, rotary, cache) -> torch.Tensor:
+        return layer(
+            hidden,
+            attention_mask=mask,
+            position_ids=positions,
+            layer_past=cache,
+            position_embeddings=rotary,
+        )
+
+    def norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.decoder.final_layer_norm(hidden)
+
+
 FAMILIES: dict[str, type[Family]] = {
     "llama": Family,
+    "mistral": Family,
+    "qwen2": Family,
     "qwen3": Family,
+    "gemma": Family,
+    "phi3": Phi3Family,
     "opt": OPTFamily,
     "gpt2": GPT2Family,
+    "gpt_neo": GPTNeoFamily,
+    "gpt_neox": GPTNeoXFamily,
 }
 
 

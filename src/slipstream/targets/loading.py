@@ -48,9 +48,7 @@ def load_target(
     location = locate(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
-        model = AutoModelForCausalLM.from_pretrained(
-            location, dtype="auto", attn_implementation="sdpa"
-        )
+        model = AutoModelForCausalLM.from_pretrained(location, dtype="auto")
     except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise InputError(

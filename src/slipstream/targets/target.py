@@ -16,6 +16,7 @@ from torch import nn
 
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
+from slipstream.core.masks import causal_mask, window_mask
 from slipstream.targets.families import Family, family_of
 
 
@@ -26,8 +27,9 @@ class Rows:
     hidden: (B, R, D); positions: (B, R); mask: (B, 1, R, K) boolean, or None (plain causal
     over an empty cache; without a visitor also a single row that sees everything). Node rows
     come first; the last `num_stream_rows` rows were added by a visitor, equally many for each of
-    `owners`, (B, P) indices of node rows, -1 for none. kept: which node rows of the forward are
-    still there, None for all; kept_from: the first layer that ran without the others.
+    `owners`, (B, P) indices of node rows, -1 for none. seen: (B, K - R) positions of the slots
+    before the rows, None for 0, 1, 2 and so on. kept: which node rows of the forward are still
+    there, None for all; kept_from: the first layer that ran without the others.
     """
 
     hidden: torch.Tensor
@@ -35,12 +37,28 @@ class Rows:
     mask: torch.Tensor | None
     num_stream_rows: int = 0
     owners: torch.Tensor | None = None
+    seen: torch.Tensor | None = None
     kept: list[int] | None = None
     kept_from: int = 0
 
     @property
     def num_nodes(self) -> int:
         return self.hidden.shape[1] - self.num_stream_rows
+
+    def mask_within(self, window: int | None, committed: int) -> torch.Tensor | None:
+        """The mask in layers whose rows look back over `window` positions, their own included.
+
+        committed: slots before the rows. As long as all slots fit the window, nothing changes.
+        """
+        slots = committed + self.hidden.shape[1]
+        if window is None or (self.seen is None and slots <= window):
+            return self.mask
+        device, mask, seen = self.hidden.device, self.mask, self.seen
+        if mask is None:
+            mask = causal_mask(slots, device)[None, None, committed:]
+        if seen is None:
+            seen = torch.arange(committed, device=device).expand(len(self.positions), -1)
+        return mask & window_mask(torch.cat([seen, self.positions], 1), self.positions, window)
 
     def keep(self, nodes: list[int], layer: int) -> None:
         """Let only these node rows and their streams (of all nodes or none) go on, from `layer` on;
@@ -83,14 +101,14 @@ class Target:
     """A Hugging Face decoder behind calls on rows. L layers, width D, vocabulary V."""
 
     def __init__(self, model: nn.Module, tokenizer=None, name: str = ""):
-        attention = model.config._attn_implementation
-        if attention != "sdpa":
+        self.family: Family = family_of(model)
+        attention, needed = model.config._attn_implementation, self.family.attention
+        if attention != needed:
             raise InputError(
                 f"target: attention {attention!r} cannot take boolean masks; load the model with "
-                "attn_implementation='sdpa'"
+                f"attn_implementation={needed!r}"
             )
         self.model, self.tokenizer, self.name = model, tokenizer, name
-        self.family: Family = family_of(model)
         self.num_layers = len(self.family.layers)
         self.hidden_size = model.config.hidden_size
         self.embedding_size = model.get_input_embeddings().embedding_dim
@@ -138,13 +156,24 @@ class Target:
         self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache | None
     ) -> Rows:
         """Run decoder layers of the target's architecture; replaces `rows.hidden`."""
-        if len(modules):
-            rotary = self.family.rotary(rows.hidden, rows.positions)
-            for module in modules:
-                rows.hidden = self.family.run_layer(
-                    module, rows.hidden, rows.mask, rows.positions, rotary, cache
-                )
+        if not len(modules):
+            return rows
+        family, masks = self.family, {}
+        rotary = family.rotary(rows.hidden, rows.positions)
+        for module in modules:
+            window = family.window(module)
+            if window not in masks:
+                masks[window] = rows.mask_within(window, self._committed(rows, cache))
+            rows.hidden = family.run_layer(
+                module, rows.hidden, masks[window], rows.positions, rotary, cache
+            )
         return rows
+
+    def _committed(self, rows: Rows, cache: StepCache | None) -> int:
+        """How many slots there are before the rows."""
+        if rows.mask is not None:
+            return rows.mask.shape[-1] - rows.hidden.shape[1]
+        return 0 if cache is None else cache.length
 
     def forward(
         self,
@@ -153,12 +182,14 @@ class Target:
         mask: torch.Tensor | None,
         cache: StepCache | None,
         visitors: Sequence[LayerVisitor] = (),
+        seen: torch.Tensor | None = None,
     ) -> Rows:
         """All layers over the rows; the result's hidden states are before the final norm.
 
-        Visitors of one layer come in the order given.
+        Visitors of one layer come in the order given. seen: as in `Rows`.
         """
         rows, done = self.embed(ids, positions, mask), 0
+        rows.seen = seen
         with ExitStack() as visits:
             for visitor in sorted(visitors, key=lambda visitor: visitor.layer):
                 rows = self.run_layers(range(done, visitor.layer), rows, cache)
@@ -171,7 +202,7 @@ class Target:
 
     @property
     def head(self) -> nn.Module:
-        return self.model.lm_head
+        return self.model.get_output_embeddings()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and LM head: (..., D) -> (..., V)."""

@@ -146,7 +146,8 @@ def _run_part(
     early = Watch(speculator.pruning_layer)
     visitors = [early] if chosen is None else [early, _Adding(target, speculator, chosen)]
     ids = work.batch.ids.gather(1, here)
-    hidden = target.forward(ids, here, mask[:, None], cache, visitors).hidden
+    earlier = slots[:, :-count]
+    hidden = target.forward(ids, here, mask[:, None], cache, visitors, earlier).hidden
     made = tuple(tensor for kept in cache.kept for tensor in kept[-1])
     if chosen is None:
         return made

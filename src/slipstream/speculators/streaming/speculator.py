@@ -158,6 +158,7 @@ class StreamingSpeculator(nn.Module):
             torch.cat([torch.cat([mask, own], -1), stream_mask(lines, self.num_streams)], dim=2),
             streams.shape[1],
             chosen,
+            rows.seen,
             rows.kept,
             rows.kept_from,
         )
