@@ -12,7 +12,7 @@ from slipstream.core.masks import causal_mask, stream_mask, tree_mask
 def test_tree_mask_is_membership_in_the_path(num_nodes, committed):
     for seed in range(3):
         tree = random_tree(num_nodes, torch.Generator().manual_seed(seed))
-        mask = tree_mask(committed, tree.ancestor_mask())
+        (mask,) = tree_mask([committed], tree.ancestor_mask()[None])[0]
         assert mask.dtype == torch.bool and mask.shape == (num_nodes, committed + num_nodes)
         for node in range(num_nodes):
             seen = set(range(committed)) | {committed + step for step in tree.path(node)}

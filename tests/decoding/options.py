@@ -66,7 +66,8 @@ class Watched(Streaming):
         self.steps: list[tuple[DraftTree | None, Step]] = []
 
     def observe(self, context: Context, step: Step) -> None:
-        self.steps.append((self.tree, step))
+        proposed = None if self.trees is None else self.trees[step.sequence]
+        self.steps.append((proposed, step))
         super().observe(context, step)
 
     @property

@@ -19,7 +19,7 @@ from tests.decoding.options import (
 
 from slipstream.core import verification
 from slipstream.core.sampling import Sampling
-from slipstream.decoding import engine as engines
+from slipstream.decoding import decoder
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 
@@ -50,7 +50,7 @@ class AfterFirst:
 
 @pytest.fixture(autouse=True)
 def chance_is_handed_in_as_the_seed(monkeypatch):
-    monkeypatch.setattr(engines, "SeededRandomness", lambda randomness: randomness)
+    monkeypatch.setattr(decoder, "SeededRandomness", lambda randomness: randomness)
 
 
 def expected(target, speculator, sampling: Sampling) -> torch.Tensor:
@@ -120,8 +120,8 @@ def test_a_wrong_residual_is_noticed(monkeypatch, mode):
 def test_pruned_nodes_in_the_place_of_accepted_ones_are_noticed(monkeypatch, mode):
     """Below the pruning layer the rows of the forward are not those of the pruned tree."""
 
-    def unaware(self, cache, path, rows):
-        cache.commit([(range(self.target.num_layers), path)])
+    def unaware(self, cache, paths, rows):
+        cache.commit_each(paths)
 
     monkeypatch.setattr(Engine, "_commit", unaware)
     assert largest_error(mode, "many", "fused", "pruned") > 1e-3

@@ -6,6 +6,7 @@ from tests.tiny import ARCHITECTURES, VOCABULARY, random_tree, tiny_speculator, 
 
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import DraftTree
+from slipstream.decoding import decoder
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
@@ -24,7 +25,10 @@ class RandomTrees(Drafter):
         self.truth = truth
         self.generator = torch.Generator().manual_seed(seed)
 
-    def propose(self, context: Context, budget: int) -> DraftTree:
+    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
+        return [self._tree(context, budget) for context in contexts]
+
+    def _tree(self, context: Context, budget: int) -> DraftTree:
         tree = random_tree(
             int(torch.randint(1, budget + 1, (), generator=self.generator)), self.generator
         )
@@ -97,3 +101,49 @@ def test_every_drafter_gives_the_greedy_tokens_of_generate(architecture):
             taus[name] = generation.statistics.tau
     assert taus["draft_model_itself"] > 4.0
     assert taus["random_trees"] > 1.3
+
+
+def batch_of(size: int) -> list[list[int]]:
+    """Prompts of different lengths, the shortest in the middle."""
+    generator = torch.Generator().manual_seed(size)
+    lengths = [3 + (5 * place + size) % 11 for place in range(size)]
+    lengths[size // 2] = 1
+    return [
+        torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("architecture", ["gpt_neo", "llama", "opt"])
+def test_prompts_of_a_batch_are_answered_as_alone(architecture, size, monkeypatch):
+    """Answers end at different lengths, too; prompts run in parts of four rows."""
+    target = tiny_target(architecture)
+    batch, limits = batch_of(size), Limits(NUM_TOKENS)
+    plain = PlainDecoder(target, Sampling(), limits)
+    endless = [plain.generate(prompt).ids for prompt in batch]
+    ends = [endless[0][17], endless[size // 2][11], endless[-1][5]]
+    target.model.generation_config.eos_token_id = ends
+    alone = [plain.generate(prompt) for prompt in batch]
+    assert [answer.ids for answer in plain.generate_batch(batch)] == [a.ids for a in alone]
+    assert len({len(answer.ids) for answer in alone}) >= min(size, 3)
+    monkeypatch.setattr(decoder, "PREFILL_ROWS", 4)
+    assert [answer.ids for answer in plain.generate_batch(batch)] == [a.ids for a in alone]
+    for name, drafter in drafters(target, batch[0] + alone[0].ids):
+        engine = Engine(target, drafter, Sampling(), limits, budget=9)
+        answers = engine.generate_batch(batch)
+        assert [answer.ids for answer in answers] == [a.ids for a in alone], name
+        assert [a.finished for a in answers] == [a.finished for a in alone], name
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(1.0, top_k=5, top_p=0.9)])
+def test_sampled_answers_of_a_batch_are_those_alone_with_the_same_seeds(sampling):
+    target = tiny_target("llama")
+    batch, limits, seeds = batch_of(4), Limits(NUM_TOKENS), [11, 12, 13, 11]
+    engines = {"plain": PlainDecoder(target, sampling, limits)}
+    for name, drafter in drafters(target, [1, 2, 3]):
+        # A batch is not pruned; random trees come from one generator for all.
+        if "pruned" not in name and name != "random_trees":
+            engines[name] = Engine(target, drafter, sampling, limits, budget=9)
+    for name, engine in engines.items():
+        alone = [engine.generate(*pair).ids for pair in zip(batch, seeds, strict=True)]
+        assert [answer.ids for answer in engine.generate_batch(batch, seeds)] == alone, name

@@ -85,7 +85,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def forward(target: Target, count: int) -> torch.Tensor:
     """Logits of `count` rows that attend to `ATTENDED` tokens, themselves among them."""
     cache = target.new_cache(ATTENDED)
-    cache.length = ATTENDED - count
+    cache.lengths = [ATTENDED - count]
     ids, mask = empty(1, count, dtype=torch.long), empty(1, 1, count, ATTENDED, dtype=torch.bool)
     return target.logits(target.forward(ids, ids, mask, cache).hidden)
 
@@ -113,7 +113,7 @@ def test_parameters_of_streams(name):
 def test_flops_of_deferred_streams(name):
     target, speculator = meta_target(SHAPES[name]), lossless(name)
     cache = target.new_cache(ATTENDED)
-    cache.length = ATTENDED - GAMMA
+    cache.lengths = [ATTENDED - GAMMA]
     token = empty(1, 1, dtype=torch.long)
     sees_all = empty(1, 1, 1, cache.length, dtype=torch.bool)
 
@@ -185,7 +185,7 @@ def test_eagle(name):
     def draft() -> None:
         for _ in range(GAMMA):
             cache = target.new_cache(ATTENDED)
-            cache.length = ATTENDED - 1
+            cache.lengths = [ATTENDED - 1]
             position = empty(1, 1, dtype=torch.long)
             rows = Rows(join(empty(1, 1, 2 * width)), position, None)
             target.head(target.run_modules([layer], rows, cache).hidden)

@@ -49,7 +49,7 @@ def filled_cache(target: Target, tokens: list[int]) -> StepCache:
 
 def run_tree(target: Target, tree: DraftTree, cache: StepCache, *visitors) -> Rows:
     positions = torch.tensor([tree.depths()]) + cache.length
-    mask = tree_mask(cache.length, tree.ancestor_mask())[None, None]
+    mask = tree_mask(cache.lengths, tree.ancestor_mask()[None])
     return target.forward(torch.tensor([tree.tokens]), positions, mask, cache, visitors)
 
 

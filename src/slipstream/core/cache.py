@@ -12,9 +12,11 @@ import torch
 
 
 class StepCache:
-    """Keys and values of L layers for one sequence (or B sequences of one common length).
+    """Keys and values of L layers for B sequences, each of its own length.
 
-    Shapes: buffer (L, 2, B, H_kv, capacity, D_head). `length` counts the committed slots.
+    Shapes: buffer (L, 2, B, H_kv, capacity, D_head). `lengths` counts the committed slots of each
+    sequence, `length` those of the longest. Rows are staged behind slot `length` in all sequences;
+    what lies between a shorter sequence's end and there belongs to nothing.
     """
 
     is_compileable = False
@@ -33,8 +35,12 @@ class StepCache:
             num_layers, 2, batch_size, num_heads, capacity, head_size, dtype=dtype, device=device
         )
         self._layers = [(layer[0], layer[1]) for layer in self.buffer.unbind(0)]
-        self.length = 0
+        self.lengths = [0] * batch_size
         self.staged = [0] * num_layers
+
+    @property
+    def length(self) -> int:
+        return max(self.lengths)
 
     @property
     def capacity(self) -> int:
@@ -62,7 +68,8 @@ class StepCache:
         """Keep some staged rows of each group of layers, in order, and forget the rest.
 
         groups: (layers, rows) pairs that together cover all layers; `rows` are indices among the
-        rows staged there, and every group keeps equally many.
+        rows staged there, the same for every sequence (all of one length), and every group keeps
+        equally many.
 
         Example: 10 committed, staged rows 0..3 in every layer: `commit([(range(L), [0, 2])])`
         leaves 12 committed, row 2 in slot 11.
@@ -75,23 +82,51 @@ class StepCache:
                 part = self.buffer[layers.start : layers.stop]
                 start = self.length + first
                 part[..., start : start + len(source), :] = part.index_select(-2, source)
-        self.length += kept
+        self.lengths = [length + kept for length in self.lengths]
+        self.forget_staged()
+
+    def commit_each(self, rows: list[list[int]]) -> None:
+        """Keep staged rows of all layers, others for each sequence, and forget the rest.
+
+        Example: 10 and 7 committed, 4 rows staged: `commit_each([[0, 2], [0]])` leaves 12 and 8
+        committed, row 2 in slot 11 of the first, row 0 in slot 7 of the second.
+        """
+        if len(rows) == 1:
+            return self.commit([(range(len(self.staged)), rows[0])])
+        moves = [
+            (sequence, self.length + row, length + place)
+            for sequence, (length, own) in enumerate(zip(self.lengths, rows, strict=True))
+            for place, row in enumerate(own)
+            if self.length + row != length + place
+        ]
+        if moves:
+            sequence, source, place = torch.tensor(moves, device=self.buffer.device).unbind(1)
+            # Indexed on both sides of the heads: (moves, L, 2, H_kv, D_head), a copy.
+            self.buffer[:, :, sequence, :, place] = self.buffer[:, :, sequence, :, source]
+        self.lengths = [length + len(own) for length, own in zip(self.lengths, rows, strict=True)]
         self.forget_staged()
 
     def keep_sequences(self, sequences: list[int]) -> None:
-        """Let only these of the B sequences go on, in this order."""
-        self.buffer = self.buffer[:, :, sequences]
+        """Let only these of the B sequences go on (ascending)."""
+        slots = max((self.lengths[sequence] for sequence in sequences), default=0)
+        for place, sequence in enumerate(sequences):
+            if place != sequence:
+                self.buffer[:, :, place, :, :slots] = self.buffer[:, :, sequence, :, :slots]
+        self.buffer = self.buffer[:, :, : len(sequences)]
         self._layers = [(layer[0], layer[1]) for layer in self.buffer.unbind(0)]
+        self.lengths = [self.lengths[sequence] for sequence in sequences]
 
     def forget_staged(self) -> None:
         """Drop every staged row."""
         self.staged = [0] * len(self.staged)
 
-    def roll_back(self, length: int) -> None:
-        """Forget committed rows beyond `length` (ValueError if there are fewer)."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot roll back to {length}: {self.length} rows are committed")
-        self.length = length
+    def roll_back(self, *lengths: int) -> None:
+        """Forget what each sequence committed beyond its length here (ValueError if there is
+        less)."""
+        for now, length in zip(self.lengths, lengths, strict=True):
+            if not 0 <= length <= now:
+                raise ValueError(f"cannot roll back to {length}: {now} rows are committed")
+        self.lengths = list(lengths)
         self.forget_staged()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

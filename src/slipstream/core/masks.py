@@ -7,15 +7,22 @@ forward in order. Masks come from positions and parents alone; nothing here know
 import torch
 
 
-def tree_mask(committed: int, ancestors: torch.Tensor) -> torch.Tensor:
-    """(N, committed + N): every node sees all committed tokens, its ancestors and itself.
+def tree_mask(lengths: list[int], ancestors: torch.Tensor) -> torch.Tensor:
+    """(B, 1, N, max(lengths) + N): every node sees its sequence's committed tokens, its ancestors
+    and itself.
 
-    ancestors: (N, N) from `DraftTree.ancestor_mask`.
+    lengths: committed tokens of each of B sequences; ancestors: (B, N, N) from
+    `DraftTree.ancestor_mask`.
 
-    >>> tree_mask(1, torch.tensor([[True, False], [True, True]])).int().tolist()
-    [[1, 1, 0], [1, 1, 1]]
+    >>> tree_mask([2, 1], torch.ones(2, 1, 1, dtype=torch.bool)).int().tolist()
+    [[[[1, 1, 1]]], [[[1, 0, 1]]]]
     """
-    return torch.nn.functional.pad(ancestors, (committed, 0), value=True)
+    longest = max(lengths)
+    mask = torch.nn.functional.pad(ancestors, (longest, 0), value=True)[:, None]
+    if min(lengths) < longest:
+        ends = torch.tensor(lengths, device=ancestors.device)[:, None, None, None]
+        mask[..., :longest] = torch.arange(longest, device=ancestors.device) < ends
+    return mask
 
 
 def causal_mask(length: int, device: torch.device | str = "cpu") -> torch.Tensor:

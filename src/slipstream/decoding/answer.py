@@ -22,17 +22,22 @@ class Limits:
         if self.max_new_tokens < 1:
             raise InputError("max_new_tokens: must be at least 1")
 
-    def check_prompt(self, target: Target, prompt_ids: list[int]) -> int:
-        """How many tokens may be emitted; `InputError` if the prompt leaves no room for one."""
-        if not prompt_ids:
-            raise InputError("prompt: it has no tokens; give some text")
-        room = target.max_positions - len(prompt_ids)
-        if room < 1:
-            raise InputError(
-                f"prompt: {len(prompt_ids)} tokens do not fit the target's context of "
-                f"{target.max_positions}; shorten the prompt or choose a target with a longer one"
-            )
-        return min(self.max_new_tokens, room)
+    def check_prompts(self, target: Target, prompts: list[list[int]]) -> list[int]:
+        """How many tokens may be emitted for each; `InputError` if a prompt leaves no room."""
+        rooms = []
+        for number, ids in enumerate(prompts):
+            name = "prompt" if len(prompts) == 1 else f"prompt {number} of the batch"
+            if not ids:
+                raise InputError(f"{name}: it has no tokens; give some text")
+            room = target.max_positions - len(ids)
+            if room < 1:
+                raise InputError(
+                    f"{name}: {len(ids)} tokens do not fit the target's context of "
+                    f"{target.max_positions}; shorten the prompt or choose a target with a longer "
+                    "one"
+                )
+            rooms.append(min(self.max_new_tokens, room))
+        return rooms
 
 
 @dataclass(frozen=True)

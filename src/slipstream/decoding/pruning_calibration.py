@@ -45,8 +45,9 @@ class _Recording(Pruning):
 
     @contextmanager
     def visit(self, rows: Rows) -> Iterator[Rows]:
-        if self.drafter.tree is not None:
-            self.seen = self.transitions(rows.hidden[0, : len(self.drafter.tree)])
+        if self.drafter.trees is not None:
+            (tree,) = self.drafter.trees
+            self.seen = self.transitions(tree, rows.hidden[0, : len(tree)])
         yield rows
 
 
@@ -55,13 +56,13 @@ class _Recorder(Streaming):
 
     def bind(self, target: Target) -> Target:
         target = super().bind(target)
-        self.trees: list[SeenTree] = []
+        self.recorded: list[SeenTree] = []
         self.visitors = [_Recording(self), self.streams]
         return target
 
     def observe(self, context: Context, step: Step) -> None:
-        if self.tree is not None and len(self.tree) > 1:
-            self.trees.append(SeenTree(self.tree, self.visitors[0].seen, step.path))
+        if self.trees is not None and len(step.tree) > 1:
+            self.recorded.append(SeenTree(step.tree, self.visitors[0].seen, step.path))
         super().observe(context, step)
 
 
@@ -77,7 +78,7 @@ def record_trees(
     engine = Engine(target, recorder, Sampling(), limits or Limits(96), budget)
     for prompt in prompts:
         engine.generate(prompt)
-    return recorder.trees
+    return recorder.recorded
 
 
 def outcome(trees: list[SeenTree], threshold: float, cap: int) -> Calibration:

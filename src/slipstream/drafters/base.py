@@ -1,12 +1,13 @@
 """What the engine asks of a drafter, and what it tells it.
 
-A drafter is one file and one YAML. It proposes a tree, may take part in the verifying forward
-through its `visitors`, and is told what was accepted. It never changes what is emitted:
-verification is the engine's.
+A drafter is one file and one YAML. It proposes a tree for each prompt, may take part in the
+verifying forward through its `visitors`, and is told what was accepted. It never changes what is
+emitted: verification is the engine's.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -21,8 +22,9 @@ from slipstream.targets.target import LayerVisitor, Rows, Target
 class Context:
     """What is known while one prompt is being answered.
 
-    tokens: prompt and answer so far; the last one is the root of the next tree. max_depth: how
-    many tokens beyond the root can still be used.
+    tokens: prompt and answer so far; the last one is the root of the next tree. cache, sampling,
+    clock: of the whole batch. max_depth: how many tokens beyond the root can still be used.
+    state: the drafter's own.
     """
 
     tokens: list[int]
@@ -31,16 +33,17 @@ class Context:
     randomness: Randomness
     clock: Clock = field(default_factory=Clock)
     max_depth: int = 0
+    state: Any = None
 
 
 @dataclass(frozen=True)
 class Step:
-    """One verified forward.
+    """One verified forward, as one of its sequences sees it.
 
     tree: as verified (pruned nodes gone); path: accepted nodes of it, root included; next_token:
     what follows; rows: the forward's result, nodes first, then rows the visitor added (prefill is
-    a step, too: a chain of the prompt's tokens, all accepted); logits: (N, V) of the nodes, or
-    (1, V) of the last prompt token.
+    a step, too: a chain of the prompt's last tokens, all accepted); logits: (N, V) of the nodes, or
+    (1, V) of the last prompt token; sequence: its place in `rows`.
     """
 
     tree: DraftTree
@@ -48,6 +51,7 @@ class Step:
     next_token: int
     rows: Rows
     logits: torch.Tensor
+    sequence: int = 0
 
 
 class Drafter:
@@ -68,16 +72,20 @@ class Drafter:
         """
         return target
 
-    def begin(self, context: Context) -> None:
-        """Called before the prefill of each prompt."""
+    def begin(self, contexts: list[Context]) -> None:
+        """Called before the prefill of a batch of prompts."""
 
     def extra_rows(self, budget: int) -> int:
         """How many rows it may stage in a forward or a draft beyond the tree's `budget` nodes."""
         return 0
 
-    def propose(self, context: Context, budget: int) -> DraftTree:
-        """A tree of at most `budget` nodes whose root is `context.tokens[-1]`."""
+    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
+        """A tree of at most `budget` nodes for each context, with its last token as the root."""
         raise NotImplementedError
 
     def observe(self, context: Context, step: Step) -> None:
-        """Called after each forward, prefill included, with the accepted path committed."""
+        """Called for each context that goes on, after every forward, prefill included, with the
+        accepted path committed."""
+
+    def leave(self, kept: list[int]) -> None:
+        """Called when only these sequences of the batch go on (ascending)."""

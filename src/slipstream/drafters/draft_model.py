@@ -7,6 +7,7 @@ distribution they were drawn from. Source: Leviathan et al. 2023, Chen et al. 20
 import torch
 
 from slipstream.core.errors import InputError
+from slipstream.core.masks import causal_mask, tree_mask
 from slipstream.core.tree import DraftTree, Proposal
 from slipstream.drafters.base import Context, Drafter
 from slipstream.targets.loading import vocabulary_of
@@ -32,44 +33,68 @@ class DraftModel(Drafter):
             )
         return target
 
-    def begin(self, context: Context) -> None:
-        self.cache = self.model.new_cache(context.cache.capacity)
+    def begin(self, contexts: list[Context]) -> None:
+        self.cache = self.model.new_cache(contexts[0].cache.capacity, len(contexts))
 
-    def propose(self, context: Context, budget: int) -> DraftTree:
-        length = min(self.num_tokens, budget - 1, context.max_depth)
-        length = min(length, self.model.max_positions - len(context.tokens))
-        drafted = [context.tokens[-1]]
-        proposals: dict[int, Proposal] = {}
-        with context.clock.share("draft"):
-            rows = context.tokens[self.cache.length :]
-            for node in range(length):
-                logits = self._next_logits(rows)
-                if context.sampling.greedy:
-                    token = int(logits.argmax())
-                else:
-                    probabilities = context.sampling.probabilities(logits)
-                    proposals[node] = Proposal(probabilities.cpu())
-                    token = context.randomness.draw(probabilities)
-                drafted.append(token)
-                rows = [token]
-            self.cache.roll_back(min(self.cache.length, len(context.tokens)))
-        tree = DraftTree.chain(drafted)
-        tree.proposals = proposals
-        return tree
+    def leave(self, kept: list[int]) -> None:
+        self.cache.keep_sequences(kept)
 
-    def _next_logits(self, tokens: list[int]) -> torch.Tensor:
-        """Feed `tokens` (uncached so far) and commit them; (V,) logits of what follows."""
-        start, count = self.cache.length, len(tokens)
-        device = self.model.device
+    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
+        drafted = [context.tokens[-1:] for context in contexts]
+        proposals: list[dict[int, Proposal]] = [{} for _ in contexts]
+        depths = [self._depth(context, budget) for context in contexts]
+        with contexts[0].clock.share("draft"):
+            fed = [
+                context.tokens[cached:]
+                for context, cached in zip(contexts, self.cache.lengths, strict=True)
+            ]
+            for node in range(max(depths)):
+                drafting = [place for place, depth in enumerate(depths) if node < depth]
+                logits = self._feed(fed)[drafting]
+                fed = [[] for _ in contexts]
+                drawn = _drawn(logits, [contexts[place] for place in drafting])
+                for place, (token, proposal) in zip(drafting, drawn, strict=True):
+                    drafted[place].append(token)
+                    fed[place] = [token]
+                    if proposal is not None:
+                        proposals[place][node] = proposal
+            known = [len(context.tokens) for context in contexts]
+            self.cache.roll_back(*map(min, self.cache.lengths, known))
+        trees = [DraftTree.chain(tokens) for tokens in drafted]
+        for tree, own in zip(trees, proposals, strict=True):
+            tree.proposals = own
+        return trees
+
+    def _depth(self, context: Context, budget: int) -> int:
+        """How many tokens to draft."""
+        room = self.model.max_positions - len(context.tokens)
+        return max(0, min(self.num_tokens, budget - 1, context.max_depth, room))
+
+    def _feed(self, tokens: list[list[int]]) -> torch.Tensor:
+        """Feed each sequence its tokens, perhaps none, and commit them; (B, V) logits of what
+        follows."""
+        cache, device, width = self.cache, self.model.device, max(map(len, tokens))
+        ids = torch.tensor([own + [0] * (width - len(own)) for own in tokens], device=device)
+        lengths = torch.tensor(cache.lengths, device=device)[:, None]
+        positions = lengths + torch.arange(width, device=device)
         mask = None
-        if start and count > 1:
-            mask = torch.ones(count, start + count, dtype=torch.bool, device=device).tril(start)
-            mask = mask[None, None]
+        if cache.length and (width > 1 or min(cache.lengths) < cache.length):
+            mask = tree_mask(cache.lengths, causal_mask(width, device).repeat(len(tokens), 1, 1))
         rows = self.model.forward(
-            torch.tensor([tokens], device=device),
-            torch.arange(start, start + count, device=device)[None],
-            mask,
-            self.cache,
+            ids, positions.clamp(max=self.model.max_positions - 1), mask, cache
         )
-        self.cache.commit([(range(self.model.num_layers), list(range(count)))])
-        return self.model.logits(rows.hidden[0, -1])
+        last = [max(0, len(own) - 1) for own in tokens]
+        cache.commit_each([list(range(len(own))) for own in tokens])
+        return self.model.logits(rows.hidden[range(len(tokens)), last])
+
+
+def _drawn(logits: torch.Tensor, contexts: list[Context]) -> list[tuple[int, Proposal | None]]:
+    """A token for each context from (B, V) logits, and what it was drawn from if it was."""
+    sampling = contexts[0].sampling
+    if sampling.greedy:
+        return [(token, None) for token in logits.argmax(-1).tolist()]
+    probabilities = sampling.probabilities(logits).cpu()
+    return [
+        (context.randomness.draw(each), Proposal(each))
+        for context, each in zip(contexts, probabilities, strict=True)
+    ]

@@ -17,7 +17,10 @@ class PromptLookup(Drafter):
             raise InputError("drafter.max_ngram, drafter.num_tokens: must be at least 1")
         self.max_ngram, self.num_tokens = max_ngram, num_tokens
 
-    def propose(self, context: Context, budget: int) -> DraftTree:
+    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
+        return [self._continued(context, budget) for context in contexts]
+
+    def _continued(self, context: Context, budget: int) -> DraftTree:
         length = min(self.num_tokens, budget - 1, context.max_depth)
         found = continuation(context.tokens, self.max_ngram, length)
         return DraftTree.chain([context.tokens[-1], *found])

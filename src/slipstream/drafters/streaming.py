@@ -60,7 +60,9 @@ class Streaming(Drafter):
         self.prune_threshold, self.prune_cap = prune_threshold, prune_cap
         self.target: Target | None = None
         self.merged = self.pairs = None
-        self.tree: DraftTree | None = None
+        self.trees: list[DraftTree] | None = None
+        self.ends: list[int] = []
+        self.prefilled = 0
         self.streams: _Streams | None = None
 
     @property
@@ -91,28 +93,29 @@ class Streaming(Drafter):
             self.pairs = PairScores(target, *parts)
         return target
 
-    def begin(self, context: Context) -> None:
-        self.tree = None
+    def begin(self, contexts: list[Context]) -> None:
+        self.trees, self.prefilled = None, 0
+        self.ends = [len(context.tokens) - 1 for context in contexts]
 
     def extra_rows(self, budget: int) -> int:
         return (
             self.speculator.num_streams * budget if self.fused else self.speculator.num_streams + 1
         )
 
-    def propose(self, context: Context, budget: int) -> DraftTree:
-        root = context.tokens[-1]
-        levels = min(self.speculator.num_streams, context.max_depth)
-        if levels < 1 or budget < 2:
-            tree = DraftTree([root], [-1])
-        else:
-            with context.clock.share("draft"):
-                streams = self.streams.last if self.fused else self._run_streams(context)
-                logits = self.target.logits(streams[:levels]).float()
-                temperature = 1.0 if context.sampling.greedy else context.sampling.temperature
-                tokens, children = self._candidates(context.tokens, logits, temperature)
-            tree = grow_best_first(root, tokens, children, budget)
-        self.tree = tree
-        return tree
+    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
+        self.trees = [DraftTree.chain(context.tokens[-1:]) for context in contexts]
+        depths = [min(self.speculator.num_streams, context.max_depth) for context in contexts]
+        drafting = [place for place, depth in enumerate(depths) if depth > 0 and budget > 1]
+        if drafting:
+            sampling = contexts[0].sampling
+            temperature = 1.0 if sampling.greedy else sampling.temperature
+            with contexts[0].clock.share("draft"):
+                logits = self.target.logits(self._streams_of(contexts)[drafting]).float()
+                for place, own in zip(drafting, logits, strict=True):
+                    text = contexts[place].tokens
+                    drafted = self._candidates(text, own[: depths[place]], temperature)
+                    self.trees[place] = grow_best_first(text[-1], *drafted, budget)
+        return self.trees
 
     def _candidates(
         self, text: list[int], logits: torch.Tensor, temperature: float = 1.0
@@ -139,65 +142,81 @@ class Streaming(Drafter):
         return best.indices.tolist(), children
 
     def observe(self, context: Context, step: Step) -> None:
-        """Keep what the last accepted node has to say about its future."""
-        last, rows = step.path[-1], step.rows
+        """Keep what the last accepted node has to say about its future: its streams (fused), or its
+        main row before the MSA layers and its position (deferred)."""
+        place, last, rows = step.sequence, step.path[-1], step.rows
         if self.fused:
-            streams = rows.hidden[0, rows.num_nodes :].unflatten(
-                0, (-1, self.speculator.num_streams)
-            )
-            self.streams.last = streams[-1 if self.tree is None else last]
+            streams = rows.hidden[place, rows.num_nodes :]
+            streams = streams.unflatten(0, (-1, self.speculator.num_streams))
+            context.state = streams[0 if self.trees is None else last]
         else:
-            self.streams.last = self.streams.states[:, last : last + 1]
-            self.streams.last_position = rows.positions[:, last : last + 1]
+            context.state = self.streams.states[place, last], rows.positions[place, last]
 
-    def _run_streams(self, context: Context) -> torch.Tensor:
-        """Deferred: (gamma, D) stream states of the last committed token."""
-        cache = context.cache
-        sees_all = torch.ones(1, 1, 1, cache.length, dtype=torch.bool, device=self.target.device)
+    def _streams_of(self, contexts: list[Context]) -> torch.Tensor:
+        """(B, gamma, D) stream states of the last committed tokens."""
+        if self.fused:
+            return torch.stack([context.state for context in contexts])
+        hidden, positions = zip(*(context.state for context in contexts), strict=True)
+        cache, device = contexts[0].cache, self.target.device
+        ends = torch.tensor(cache.lengths, device=device)[:, None]
+        sees = torch.arange(cache.length, device=device) < ends
         streams = self.speculator.run_streams(
             self.target,
-            self.streams.last,
-            torch.tensor([context.tokens[-1:]], device=self.target.device),
-            self.streams.last_position,
-            sees_all,
+            torch.stack(hidden)[:, None],
+            torch.tensor([context.tokens[-1:] for context in contexts], device=device),
+            torch.stack(positions)[:, None],
+            sees[:, None, None],
             cache,
             self.merged,
         )
         cache.forget_staged()
-        return streams[0]
+        return streams
+
+    def carriers(self, rows: Rows) -> torch.Tensor | None:
+        """(B, P) rows of the forward at hand that carry streams, -1 for none; None if none do.
+
+        All nodes of a tree; of a prompt, whose rows come in parts, the last one alone.
+        """
+        count = rows.hidden.shape[1]
+        if self.trees is None:
+            start, self.prefilled = self.prefilled, self.prefilled + count
+            chosen = [[end - start if start <= end < start + count else -1] for end in self.ends]
+        elif rows.kept is not None:
+            chosen = [range(count)]
+        else:
+            chosen = [[*range(len(tree)), *[-1] * (count - len(tree))] for tree in self.trees]
+        if max(map(max, chosen)) < 0:
+            return None
+        return torch.tensor(chosen, device=self.target.device)
 
 
 class _Streams:
-    """A visitor before the MSA layers: keeps the main rows there, and adds the streams if fused.
-
-    Afterwards `last` is what the next tree is drafted from: the streams of the last accepted node
-    (fused), or its main row, at `last_position` (deferred).
-    """
+    """A visitor before the MSA layers: keeps the main rows there, (B, R, D), and adds the streams
+    if fused."""
 
     def __init__(self, drafter: Streaming):
         self.drafter = drafter
         self.layer = drafter.speculator.first_layer
         self.states: torch.Tensor | None = None
-        self.last: torch.Tensor | None = None
-        self.last_position: torch.Tensor | None = None
 
     @contextmanager
     def visit(self, rows: Rows) -> Iterator[Rows]:
         drafter = self.drafter
         self.states = rows.hidden
-        if not drafter.fused:
+        chosen = drafter.carriers(rows) if drafter.fused else None
+        if chosen is None:
             yield rows
             return
-        chosen = torch.arange(rows.hidden.shape[1], device=rows.hidden.device)[None]
-        if drafter.tree is None:
-            chosen = chosen[:, -1:]
         rows = drafter.speculator.add_streams(rows, chosen)
         with drafter.speculator.acting_on(drafter.target, rows):
             yield rows
 
 
 class Pruning:
-    """A visitor at the pruning layer: drops the nodes that the early exit finds unlikely."""
+    """A visitor at the pruning layer: drops the nodes that the early exit finds unlikely.
+
+    A batch is not pruned (appendix L): its sequences would keep different rows.
+    """
 
     def __init__(self, drafter: Streaming):
         self.drafter = drafter
@@ -205,20 +224,21 @@ class Pruning:
 
     @contextmanager
     def visit(self, rows: Rows) -> Iterator[Rows]:
-        drafter, tree = self.drafter, self.drafter.tree
-        cap = drafter.prune_cap or rows.num_nodes
-        if tree is not None and (drafter.prune_threshold > 0 or cap < len(tree)):
-            transitions = self.transitions(rows.hidden[0, : len(tree)])
-            kept = prune(tree, transitions, drafter.prune_threshold, cap)
-            if len(kept) < len(tree):
-                rows.keep(kept, self.layer)
-                if self.layer > drafter.streams.layer:
-                    drafter.streams.states = drafter.streams.states[:, kept]
+        drafter = self.drafter
+        if drafter.trees is not None and len(drafter.trees) == 1:
+            (tree,) = drafter.trees
+            cap = drafter.prune_cap or len(tree)
+            if drafter.prune_threshold > 0 or cap < len(tree):
+                transitions = self.transitions(tree, rows.hidden[0, : len(tree)])
+                kept = prune(tree, transitions, drafter.prune_threshold, cap)
+                if len(kept) < len(tree):
+                    rows.keep(kept, self.layer)
+                    if self.layer > drafter.streams.layer:
+                        drafter.streams.states = drafter.streams.states[:, kept]
         yield rows
 
-    def transitions(self, hidden: torch.Tensor) -> list[float]:
+    def transitions(self, tree: DraftTree, hidden: torch.Tensor) -> list[float]:
         """N probabilities of each node given its parent, from (N, D) states at this layer."""
-        tree = self.drafter.tree
         logits = self.drafter.speculator.early_exit_logits(self.drafter.target, hidden).float()
         parents = torch.tensor([0, *tree.parents[1:]], device=logits.device)
         tokens = torch.tensor(tree.tokens, device=logits.device)

@@ -82,9 +82,15 @@ class DraftlessReference(Engine):
     def logits(self, position: int) -> torch.Tensor:
         return self.seen[position]
 
-    def _verify(self, tree: DraftTree, logits: torch.Tensor, context: Context) -> Verdict:
-        self.seen.append(logits[-1])
-        return super()._verify(tree, logits, context)
+    def _choose(self, logits: torch.Tensor, contexts: list[Context]) -> list[int]:
+        self.seen.append(logits[0])
+        return super()._choose(logits, contexts)
+
+    def _verify(
+        self, trees: list[DraftTree], logits: torch.Tensor, contexts: list[Context]
+    ) -> list[Verdict]:
+        self.seen.append(logits[0, -1])
+        return super()._verify(trees, logits, contexts)
 
 
 def first_divergence(

@@ -112,7 +112,7 @@ class Transformers:
         torch.manual_seed(seed)
         self.forwards = 0
         started = time.perf_counter()
-        room = self.limits.check_prompt(self.target, prompt_ids)
+        (room,) = self.limits.check_prompts(self.target, [prompt_ids])
         ids = torch.tensor([prompt_ids], device=self.target.device)
         output = self.target.model.generate(
             ids,

@@ -23,7 +23,7 @@ def row_costs(
     """
     cache = target.new_cache(committed + max(counts))
     cache.buffer.zero_()
-    cache.length = committed
+    cache.lengths = [committed]
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     for repeat in range(-2, repeats):
         for count in counts:
@@ -40,6 +40,6 @@ def _forward(target: Target, count: int, cache) -> None:
     tree = DraftTree.chain([0] * count)
     positions = torch.tensor([tree.depths()], device=target.device) + cache.length
     ids = torch.tensor([tree.tokens], device=target.device)
-    mask = tree_mask(cache.length, tree.ancestor_mask().to(target.device))[None, None]
+    mask = tree_mask(cache.lengths, tree.ancestor_mask().to(target.device)[None])
     target.logits(target.forward(ids, positions, mask, cache).hidden[0])
     cache.forget_staged()

@@ -1,0 +1,171 @@
+"""What plain and speculative decoding share: prompts in, answers out.
+
+Several prompts may be answered together, each at its own length; one that is finished leaves the
+batch. Prompts run in parts, right-padded, so that no mask is quadratic in a prompt's length.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.core.cache import StepCache
+from slipstream.core.clock import Clock
+from slipstream.core.masks import causal_mask, tree_mask
+from slipstream.core.sampling import Sampling, SeededRandomness
+from slipstream.decoding.answer import Answer, Generation, Limits, TokenCallback
+from slipstream.decoding.statistics import Statistics
+from slipstream.drafters.base import Context
+from slipstream.targets.target import LayerVisitor, Rows, Target
+
+PREFILL_ROWS = 1024
+"""Most rows of a prompt in one forward."""
+
+
+@dataclass
+class Line:
+    """One prompt of a batch: what a drafter may know of it, and its answer so far."""
+
+    context: Context
+    answer: Answer
+    forwards: int = 0
+
+
+class Decoder:
+    """Decoding of `target`; subclasses say what a step is.
+
+    visitors: their part in the forwards, if any.
+    """
+
+    visitors: Sequence[LayerVisitor] = ()
+
+    def __init__(self, target: Target, sampling: Sampling, limits: Limits):
+        self.target, self.sampling, self.limits = target, sampling, limits
+
+    def generate(
+        self, prompt_ids: list[int], seed: int = 0, callback: TokenCallback | None = None
+    ) -> Generation:
+        """Answer `prompt_ids`; raises `InputError` for a prompt beyond the target's context."""
+        return self._run([prompt_ids], [seed], callback)[0]
+
+    def generate_batch(
+        self, prompts: list[list[int]], seeds: list[int] | None = None
+    ) -> list[Generation]:
+        """Answer several prompts together, each as it is answered alone (rounding apart).
+
+        Their statistics are shares of the batch: seconds add up to those of the call.
+        """
+        seeds = [0] * len(prompts) if seeds is None else seeds
+        return self._run(prompts, seeds) if prompts else []
+
+    @torch.inference_mode()
+    def _run(
+        self, prompts: list[list[int]], seeds: list[int], callback: TokenCallback | None = None
+    ) -> list[Generation]:
+        started, target, clock = time.perf_counter(), self.target, Clock()
+        rooms = self.limits.check_prompts(target, prompts)
+        longest = max(len(ids) + room for ids, room in zip(prompts, rooms, strict=True))
+        cache = target.new_cache(longest + self._extra_rows(), len(prompts))
+        lines = [
+            Line(
+                Context(list(ids), cache, self.sampling, SeededRandomness(seed), clock),
+                Answer(target, self.limits, room, callback),
+            )
+            for ids, room, seed in zip(prompts, rooms, seeds, strict=True)
+        ]
+        self._begin([line.context for line in lines])
+        self._prefill(lines, cache, clock)
+        going = self._unfinished(lines, cache)
+        while going:
+            for line in going:
+                line.forwards += 1
+            self._step(going, cache, clock)
+            going = self._unfinished(going, cache)
+        count = len(lines)
+        seconds = (time.perf_counter() - started) / count
+        shares = {name: spent / count for name, spent in clock.seconds.items()}
+        return [
+            Generation(
+                line.answer.ids,
+                line.answer.text(),
+                line.answer.finished,
+                Statistics(1, len(line.answer.ids), line.forwards, seconds, dict(shares)),
+            )
+            for line in lines
+        ]
+
+    def _prefill(self, lines: list[Line], cache: StepCache, clock: Clock) -> None:
+        """Run the prompts and decide the first token of each answer."""
+        target, prompts = self.target, [line.context.tokens.copy() for line in lines]
+        for start in range(0, max(map(len, prompts)), PREFILL_ROWS):
+            parts = [prompt[start : start + PREFILL_ROWS] for prompt in prompts]
+            width = max(map(len, parts))
+            ids = torch.tensor([part + [0] * (width - len(part)) for part in parts])
+            positions = torch.arange(start, start + width, device=target.device)
+            mask = None
+            if start:
+                mask = tree_mask([start], causal_mask(width, target.device)[None])
+            ended = [
+                place
+                for place, prompt in enumerate(prompts)
+                if start < len(prompt) <= start + PREFILL_ROWS
+            ]
+            with clock.share("prefill"):
+                rows = target.forward(
+                    ids.to(target.device),
+                    positions.expand(len(parts), -1),
+                    mask,
+                    cache,
+                    self.visitors,
+                )
+                last = [len(parts[place]) - 1 for place in ended]
+                logits = target.logits(rows.hidden[ended, last])
+            tokens = self._choose(logits, [lines[place].context for place in ended])
+            cache.commit_each([list(range(len(part))) for part in parts])
+            for index, (place, token) in enumerate(zip(ended, tokens, strict=True)):
+                first = lines[place], parts[place], token, rows, logits[index : index + 1], place
+                self._first(*first)
+
+    def _unfinished(self, lines: list[Line], cache: StepCache) -> list[Line]:
+        """Let the finished ones leave."""
+        kept = [place for place, line in enumerate(lines) if line.answer.finished is None]
+        if kept and len(kept) < len(lines):
+            cache.keep_sequences(kept)
+            self._leave(kept)
+        return [lines[place] for place in kept]
+
+    def _choose(self, logits: torch.Tensor, contexts: list[Context]) -> list[int]:
+        """The next token of each sequence, from (B, V) logits."""
+        if self.sampling.greedy:
+            return logits.argmax(-1).tolist()
+        probabilities = self.sampling.probabilities(logits).cpu()
+        pairs = zip(contexts, probabilities, strict=True)
+        return [context.randomness.draw(each) for context, each in pairs]
+
+    def _extra_rows(self) -> int:
+        """How many rows are staged at most beyond the tokens of prompt and answer."""
+        return 0
+
+    def _begin(self, contexts: list[Context]) -> None:
+        """Called before the prefill."""
+
+    def _first(
+        self,
+        line: Line,
+        part: list[int],
+        token: int,
+        rows: Rows,
+        logits: torch.Tensor,
+        place: int,
+    ) -> None:
+        """The first token of an answer is decided. part: the prompt's tokens in the forward of
+        `rows`, where it is sequence `place`; logits: (1, V) that decided."""
+        raise NotImplementedError
+
+    def _step(self, lines: list[Line], cache: StepCache, clock: Clock) -> None:
+        """One more forward of the target: decide at least one token of each line."""
+        raise NotImplementedError
+
+    def _leave(self, kept: list[int]) -> None:
+        """Called when only these of the sequences go on."""
