@@ -35,6 +35,7 @@ INFER_KEYS = frozenset(
         "target",
         "drafter",
         "speculator_path",
+        "batch_size",
         "data",
         "methods",
         "study",
@@ -144,6 +145,7 @@ def infer(config: DictConfig) -> list:
         limits,
         config.repeats,
         config.seed,
+        config.batch_size,
         Path(config.output_dir),
         OmegaConf.to_container(config, resolve=True),
     )

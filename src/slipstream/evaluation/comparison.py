@@ -9,6 +9,7 @@ from statistics import fmean
 
 from rich.progress import Progress, track
 
+from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation, Limits
@@ -77,8 +78,14 @@ def compare(
     limits: Limits,
     repeats: int,
     seed: int,
+    batch_size: int = 1,
 ) -> list[Run]:
-    """Run every method on every prompt `repeats` times, interleaved, after a warm-up."""
+    """Run every method on every prompt `repeats` times, interleaved, after a warm-up.
+
+    Prompts are answered `batch_size` at a time, in their order.
+    """
+    if batch_size < 1:
+        raise InputError("batch_size: must be at least 1")
     ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
     for method in methods.values():
         method.prepare(target, sampling, limits)
@@ -86,19 +93,21 @@ def compare(
     names = list(methods)
     with Progress() as progress:
         task = progress.add_task("decoding", total=len(ids) * len(names) * repeats)
-        for warm_up in ids[:2]:
-            for method in methods.values():
-                method.generate(warm_up, seed)
-        for number, prompt_ids in enumerate(ids):
-            tries: dict[str, list[Generation]] = {name: [] for name in names}
+        for method in methods.values():
+            for warm_up in (ids[:1], ids[:batch_size]):
+                method.generate(warm_up, [seed] * len(warm_up))
+        for number, start in enumerate(range(0, len(ids), batch_size)):
+            batch = ids[start : start + batch_size]
+            seeds = [seed + start + place for place in range(len(batch))]
+            tries: dict[str, list[list[Generation]]] = {name: [] for name in names}
             for repeat in range(repeats):
                 shift = (number + repeat) % len(names)
                 for name in names[shift:] + names[:shift]:
-                    tries[name].append(methods[name].generate(prompt_ids, seed + number))
-                    progress.advance(task)
+                    tries[name].append(methods[name].generate(batch, seeds))
+                    progress.advance(task, len(batch))
             for name in names:
-                ordered = sorted(tries[name], key=lambda run: run.statistics.seconds)
-                runs[name].generations.append(ordered[len(ordered) // 2])
+                ordered = sorted(tries[name], key=_seconds)
+                runs[name].generations += ordered[len(ordered) // 2]
     for name, method in methods.items():
         if sampling.greedy and method.drafter and method.reference:
             answers = track(ids, description=f"reference of {name}")
@@ -138,6 +147,10 @@ def expected_answers(run: Run, runs: list[Run]) -> list[list[int]]:
         return run.expected
     reference = next((run for run in runs if run.method == "transformers"), runs[0])
     return [answer.ids for answer in reference.generations]
+
+
+def _seconds(answers: list[Generation]) -> float:
+    return sum(answer.statistics.seconds for answer in answers)
 
 
 def _total(run: Run, chosen: list[int]) -> Statistics:

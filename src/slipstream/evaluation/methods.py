@@ -31,8 +31,8 @@ class Method(Protocol):
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         """Load what is needed; called once."""
 
-    def generate(self, prompt_ids: list[int], seed: int) -> Generation:
-        """Answer one prompt."""
+    def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
+        """Answer a batch of prompts; their statistics are shares of the batch."""
 
 
 class Plain:
@@ -47,8 +47,8 @@ class Plain:
         self.decoder = PlainDecoder(self.target or target, sampling, limits)
         self.reference = PlainReference(self.target, limits) if self.target else None
 
-    def generate(self, prompt_ids: list[int], seed: int) -> Generation:
-        return self.decoder.generate(prompt_ids, seed)
+    def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
+        return self.decoder.generate_batch(prompts, seeds)
 
 
 class Speculative:
@@ -68,8 +68,8 @@ class Speculative:
         elif given is not target:
             self.reference = PlainReference(given, limits)
 
-    def generate(self, prompt_ids: list[int], seed: int) -> Generation:
-        return self.engine.generate(prompt_ids, seed)
+    def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
+        return self.engine.generate_batch(prompts, seeds)
 
 
 class Transformers:
@@ -108,29 +108,51 @@ class Transformers:
     def _count(self, *_) -> None:
         self.forwards += 1
 
-    def generate(self, prompt_ids: list[int], seed: int) -> Generation:
+    def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
+        if self.drafter is not None:  # transformers drafts for one prompt at a time
+            return [
+                self._generate([ids], seed)[0] for ids, seed in zip(prompts, seeds, strict=True)
+            ]
+        return self._generate(prompts, seeds[0])
+
+    def _generate(self, prompts: list[list[int]], seed: int) -> list[Generation]:
         torch.manual_seed(seed)
         self.forwards = 0
         started = time.perf_counter()
-        (room,) = self.limits.check_prompts(self.target, [prompt_ids])
-        ids = torch.tensor([prompt_ids], device=self.target.device)
+        rooms, longest = self.limits.check_prompts(self.target, prompts), max(map(len, prompts))
+        missing, end = [longest - len(ids) for ids in prompts], next(iter(self.target.end_ids), 0)
+        ids = [[end] * count + ids for count, ids in zip(missing, prompts, strict=True)]
+        mask = [[0] * count + [1] * (longest - count) for count in missing]
         output = self.target.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=room,
-            pad_token_id=next(iter(self.target.end_ids), 0),
+            torch.tensor(ids, device=self.target.device),
+            attention_mask=torch.tensor(mask, device=self.target.device),
+            max_new_tokens=max(rooms),
+            pad_token_id=end,
             **self.options,
         )
-        answer = output[0, len(prompt_ids) :].tolist()
-        seconds = time.perf_counter() - started
+        answers = [
+            self._without_padding(answer, room)
+            for answer, room in zip(output[:, longest:].tolist(), rooms, strict=True)
+        ]
+        seconds = (time.perf_counter() - started) / len(prompts)
         # With a draft the first forward already verifies, so there is no prefill to leave out.
         drafting = self.drafter is not None
-        statistics = Statistics(
-            answers=0 if drafting else 1,
-            tokens=len(answer),
-            target_forwards=self.forwards - (0 if drafting else 1),
-            seconds=seconds,
-        )
-        text = self.target.tokenizer.decode(answer, skip_special_tokens=True)
-        finished = "end" if answer[-1] in self.target.end_ids else "length"
-        return Generation(answer, text, finished, statistics)
+        return [
+            Generation(
+                answer,
+                self.target.tokenizer.decode(answer, skip_special_tokens=True),
+                "end" if answer[-1] in self.target.end_ids else "length",
+                Statistics(
+                    answers=0 if drafting else 1,
+                    tokens=len(answer),
+                    target_forwards=self.forwards if drafting else len(answer) - 1,
+                    seconds=seconds,
+                ),
+            )
+            for answer in answers
+        ]
+
+    def _without_padding(self, answer: list[int], room: int) -> list[int]:
+        """An answer up to its end token."""
+        ends = (place for place, token in enumerate(answer) if token in self.target.end_ids)
+        return answer[: min(room, next(ends, len(answer)) + 1)]

@@ -69,6 +69,7 @@ def compare_methods(
     limits: Limits,
     repeats: int,
     seed: int,
+    batch_size: int,
     output: Path,
     config: dict,
 ) -> list[Record]:
@@ -76,7 +77,7 @@ def compare_methods(
     check_writable(output, "output_dir")
     _check_methods(methods)
     console = Console(width=None if Console().is_terminal else 150)
-    runs = compare(methods, prompts, target, sampling, limits, repeats, seed)
+    runs = compare(methods, prompts, target, sampling, limits, repeats, seed, batch_size)
     records = summarise(runs, prompts, str(target.dtype).removeprefix("torch."))
     costs = row_costs(target)
     facts = environment(target) | {"seconds_by_rows": costs}
@@ -132,7 +133,7 @@ def verify_methods(
         reference = method.reference or PlainReference(target, limits)
         for number, prompt in enumerate(prompts):
             ids = render_prompt(target.tokenizer, prompt.text)
-            answer = method.generate(ids, seed).ids
+            answer = method.generate([ids], [seed])[0].ids
             divergence = first_divergence(name, number, reference, ids, answer)
             if divergence is not None:
                 found.append(divergence)

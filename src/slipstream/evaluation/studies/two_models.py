@@ -73,11 +73,12 @@ class _Counting(Speculative):
     def _counted(self, *_) -> None:
         self._count += 1
 
-    def generate(self, prompt_ids: list[int], seed: int) -> Generation:
+    def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
         self._count = 0
-        answer = super().generate(prompt_ids, seed)
-        self.calls[tuple(prompt_ids)] = self._count
-        return answer
+        answers = super().generate(prompts, seeds)
+        (prompt,) = prompts
+        self.calls[tuple(prompt)] = self._count
+        return answers
 
 
 def speed_over_two_models(
