@@ -95,6 +95,12 @@ def load_speculator(folder: str | Path, target: Target) -> nn.Module:
     differs = {part for part in theirs | ours if theirs.get(part) != ours.get(part)}
     if target.tokenizer is None:  # token ids come from outside: there is nothing to compare
         differs.discard("tokenizer")
+    if "quantization" in differs:
+        kind = theirs.get("quantization")
+        raise InputError(
+            f"speculator: {folder} was trained for a target with {kind or 'unquantised'} weights; "
+            f"set target.quantization={kind or 'null'}, or train a speculator for this one"
+        )
     if differs:
         raise InputError(
             f"speculator: {folder} was trained for {config['target'] or 'another target'} and "

@@ -15,11 +15,21 @@ from safetensors import SafetensorError
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.targets.packed import pack_linears
+from slipstream.targets.quantized import is_quantized, quantization_of, quantization_settings, settle
 from slipstream.targets.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+VOLATILE = (
+    "_name_or_path",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "quantization_config",
+)
+"""What a model's config says that does not make it another model."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -29,12 +39,14 @@ def load_target(
     device: str = "auto",
     packed: bool = True,
     adapter: str | None = None,
+    quantization: str | None = None,
 ) -> Target:
     """Open the model and tokenizer called `name`: a shipped model, a folder, or a hub id.
 
     device: 'auto' takes CUDA if there is any. packed: on the CPU, reorder the weights for small
     batches (see targets/packed.py). adapter: a PEFT adapter (folder or hub id) to merge into the
-    weights. Raises `InputError` for what cannot be opened.
+    weights, or to run beside quantised ones. quantization: 'int8' or 'nf4' (bitsandbytes), None for
+    the weights as they are. Raises `InputError` for what cannot be opened.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -45,34 +57,49 @@ def load_target(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"target.device: {device!r} is not available here; try 'cpu'") from error
-    location = locate(name)
+    location, options = locate(name), {"dtype": "auto"}
+    if quantization is not None:
+        settings = quantization_settings(quantization, DTYPES[dtype])
+        options = {
+            "dtype": DTYPES[dtype],
+            "quantization_config": settings,
+            "device_map": {"": device},
+        }
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
-        model = AutoModelForCausalLM.from_pretrained(location, dtype="auto")
+        model = AutoModelForCausalLM.from_pretrained(location, **options)
     except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise InputError(
             f"target.name: {name!r} cannot be opened ({reason}); give a model folder, a hub id, or "
             "slipstream/small-target"
         ) from error
+    settle(model)
     if adapter is not None:
-        model = _merged(model, adapter)
+        model = _adapted(model, adapter)
     target = Target(model.eval().requires_grad_(False), tokenizer, name)
     target.fingerprint, target.adapter = fingerprint(target), adapter
     for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
-        parameter.data = parameter.data.to(DTYPES[dtype])
-    model.to(device)
+        if parameter.is_floating_point():  # quantised weights are integers
+            parameter.data = parameter.data.to(DTYPES[dtype])
+    if not is_quantized(model):
+        model.to(device)
     if packed and target.device.type == "cpu":
         pack_linears(model)
     return target
 
 
-def _merged(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":
-    """`model` in float32 with a PEFT adapter folded into its weights."""
+def _adapted(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":
+    """`model` in float32 with a PEFT adapter folded into its weights; quantised weights stay, and
+    the adapter runs beside them."""
     from peft import PeftModel
 
+    quantized = is_quantized(model)
     try:
-        return PeftModel.from_pretrained(model.float(), adapter).merge_and_unload(safe_merge=True)
+        adapted = PeftModel.from_pretrained(model if quantized else model.float(), adapter)
+        if quantized:
+            return adapted.get_base_model()
+        return adapted.merge_and_unload(safe_merge=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise InputError(
@@ -87,17 +114,19 @@ def vocabulary_of(target: Target) -> dict[str, int]:
 
 
 def fingerprint(target: Target) -> dict[str, str]:
-    """SHA-256 digests of a target's config, tokenizer and weights.
+    """SHA-256 digests of a target's config, tokenizer and weights, and how it is quantised, if so.
 
     Of each weight tensor its name, shape and up to 4,096 evenly spaced values count, rounded to
     bfloat16, so that the dtype it was saved in makes no difference. `load_target` takes it before
-    it casts, so neither does the dtype it is used in.
+    it casts, so neither does the dtype it is used in. Of quantised weights their scales count.
     """
     config = target.model.config.to_diff_dict()
-    for volatile in ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"):
+    for volatile in VOLATILE:
         config.pop(volatile, None)
     weights = hashlib.sha256()
     for name, tensor in sorted(target.model.state_dict().items()):
+        if not tensor.is_floating_point():
+            continue
         flat = tensor.detach().flatten()
         sample = flat[:: max(1, -(-len(flat) // 4096))].to(torch.bfloat16).cpu()
         weights.update(f"{name}{tuple(tensor.shape)}".encode())
@@ -106,11 +135,13 @@ def fingerprint(target: Target) -> dict[str, str]:
         "vocabulary": sorted(vocabulary_of(target).items(), key=lambda entry: entry[1]),
         "chat_template": getattr(target.tokenizer, "chat_template", None),
     }
-    return {
+    parts = {
         "config": _digest(config),
         "tokenizer": _digest(tokenizer),
         "weights": weights.hexdigest(),
     }
+    quantization = quantization_of(target.model)
+    return parts if quantization is None else parts | {"quantization": quantization}
 
 
 def _digest(content: object) -> str:

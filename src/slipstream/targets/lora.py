@@ -16,6 +16,7 @@ from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.targets.packed import pack_linears, unpack_linears
+from slipstream.targets.quantized import is_quantized, tensors_of
 from slipstream.targets.target import Target
 
 
@@ -70,6 +71,7 @@ def with_lora(target: Target, settings: LoraSettings) -> tuple[Target, dict[str,
     inject_adapter_in_model(config, model)
     trained = {name: parameter for name, parameter in model.named_parameters() if ".lora_" in name}
     for parameter in trained.values():
+        parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
         parameter.requires_grad_(True)
     return _target_like(target, model), trained
 
@@ -84,15 +86,17 @@ def set_dropout(target: Target, training: bool) -> None:
 
 
 def merge(target: Target, packed: bool) -> Target:
-    """A copy of an adapted target with the adapters folded into its weights; for decoding only.
+    """A copy of an adapted target with the adapters folded into its weights (quantised weights keep
+    them beside); for decoding only.
 
     packed: reorder the weights for small batches, as `load_target` does on a CPU.
     """
     from peft.tuners.lora import LoraLayer
 
-    model = copy.deepcopy(target.model)
+    quantized = is_quantized(target.model)
+    model = _sharing_copy(target.model) if quantized else copy.deepcopy(target.model)
     for name, module in list(model.named_modules()):
-        if isinstance(module, LoraLayer):
+        if isinstance(module, LoraLayer) and not quantized:
             module.merge(safe_merge=True)
             model.set_submodule(name, module.get_base_layer())
     model.eval().requires_grad_(False)
@@ -121,5 +125,4 @@ def _target_like(target: Target, model: nn.Module) -> Target:
 
 def _sharing_copy(model: nn.Module) -> nn.Module:
     """New modules around the same parameters and buffers."""
-    tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors_of(model)})

@@ -24,6 +24,7 @@ from slipstream.speculators.streaming.pairs import CopyScores, Transitions, norm
 from slipstream.speculators.streaming.rotation import rotating
 from slipstream.targets.attention import limited_attention
 from slipstream.targets.lora import set_dropout, with_lora
+from slipstream.targets.quantized import is_quantized
 from slipstream.targets.target import Rows, Target
 
 
@@ -235,7 +236,8 @@ class StreamingSpeculator(nn.Module):
 
     def merged_layers(self, target: Target) -> nn.ModuleList | None:
         """Layers for `run_streams` that compute the adapters on the way, where that is possible."""
-        if self.adapters is None or self.config.attended_tokens:
+        layers = target.family.layers[self.first_layer :]
+        if self.adapters is None or self.config.attended_tokens or is_quantized(layers):
             return None
         return self.adapters.merged_layers(target)
 

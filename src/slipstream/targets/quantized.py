@@ -1,0 +1,69 @@
+"""Targets with 8-bit or NF4 weights, through bitsandbytes: the linears of the layers are quantised
+and frozen, embeddings, norms and LM head stay as they are.
+
+Adapters, LoRA and streams alike, run beside quantised linears in full precision and are never
+merged into them, which would round them away.
+"""
+
+import torch
+from torch import nn
+
+from slipstream.core.errors import InputError
+
+QUANTIZATIONS = ("int8", "nf4")
+
+
+def quantization_settings(kind: str, dtype: torch.dtype):
+    """What `from_pretrained` takes as quantization_config; NF4 computes in `dtype`.
+
+    int8 without outlier columns (`llm_int8_threshold=0`): they are picked over all rows of a
+    forward, so a token's logits would depend on what else is verified with it. Raises `InputError`
+    for an unknown kind, and where bitsandbytes is missing.
+    """
+    from transformers import BitsAndBytesConfig
+    from transformers.utils import is_bitsandbytes_available
+
+    if kind not in QUANTIZATIONS:
+        raise InputError(
+            f"target.quantization: {kind!r} is not one of {', '.join(QUANTIZATIONS)} (or null)"
+        )
+    if not is_bitsandbytes_available():
+        raise InputError(
+            f"target.quantization: {kind} needs bitsandbytes; pip install bitsandbytes, or set it "
+            "to null"
+        )
+    if kind == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+    )
+
+
+def quantization_of(model: nn.Module) -> str | None:
+    """'int8', 'nf4' (or bitsandbytes' other 4-bit type, 'fp4'), or None."""
+    if getattr(model, "is_loaded_in_8bit", False):
+        return "int8"
+    if getattr(model, "is_loaded_in_4bit", False):
+        return model.config.quantization_config.bnb_4bit_quant_type
+    return None
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Whether any linear at or below `module` has quantised weights."""
+    return any(type(child).__module__.startswith("bitsandbytes") for child in module.modules())
+
+
+def settle(model: nn.Module) -> None:
+    """Let 8-bit linears be ready before their first forward, so that copies share their weights."""
+    for module in model.modules():
+        if hasattr(module, "init_8bit_state") and module.weight.CB is not None:
+            module.init_8bit_state()
+
+
+def tensors_of(model: nn.Module) -> list[torch.Tensor]:
+    """All parameters and buffers, and what 8-bit linears keep beside them."""
+    tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
+    for module in model.modules():
+        if hasattr(module, "init_8bit_state"):
+            tensors += [module.state.CB, module.state.SCB]
+    return tensors
