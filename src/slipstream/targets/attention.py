@@ -1,46 +1,80 @@
-"""Streams that attend only to what their main row attends to most (Speculative Streaming, H.1).
+"""The attention of a target's layers, as transformers' registry takes it.
 
-sdpa returns no weights, so the main rows' scores are computed beside it; their order is all that is
-needed. It works on what every family hands to its attention function, after norms and rotation.
+Query heads that share keys are treated as rows of one head, so that keys and values are read once
+and never copied. Streams may be limited to what their main row attends to most (Speculative
+Streaming, H.1): sdpa returns no weights, so the main rows' scores are computed beside it; their
+order is all that is needed. It works on what every family hands over, after norms and rotation.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 
-from slipstream.targets.target import Rows, Target
+if TYPE_CHECKING:
+    from slipstream.targets.target import Rows
 
-NAME = "slipstream_limited"
-_limit: ContextVar[tuple[Rows, int]] = ContextVar("limit")
+NAME = "slipstream"
+_limit: ContextVar[tuple["Rows", int] | None] = ContextVar("limit", default=None)
 
 
 @contextmanager
-def limited_attention(target: Target, rows: Rows, attended: int) -> Iterator[None]:
-    """Within, streams of `rows` see at most the `attended` tokens that their main row scores
-    highest, per layer and head, beside themselves."""
+def our_attention(config) -> Iterator[None]:
+    """Within, layers of a model with this config run `attend`."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    def attend(module, query, key, value, attention_mask, **options):
-        limit_rows, count = _limit.get()
-        mask = limit_streams(attention_mask, query, key, limit_rows, count)
-        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **options)
-
     ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
-    config, token = target.model.config, _limit.set((rows, attended))
-    usual = config._attn_implementation
-    config._attn_implementation = NAME
+    usual, config._attn_implementation = config._attn_implementation, NAME
     try:
         yield
     finally:
         config._attn_implementation = usual
+
+
+@contextmanager
+def limited_attention(rows: "Rows", attended: int) -> Iterator[None]:
+    """Within, streams of `rows` see at most the `attended` tokens that their main row scores
+    highest, per layer and head, beside themselves."""
+    token = _limit.set((rows, attended))
+    try:
+        yield
+    finally:
         _limit.reset(token)
+
+
+def attend(
+    module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options,
+) -> tuple[torch.Tensor, None]:
+    """query: (B, H, R, D_head); key, value: (B, H_kv, K, D_head); attention_mask: (B, 1, R, K)
+    boolean, or None for causal. Returns (B, R, H, D_head)."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    mask, limit = attention_mask, _limit.get()
+    if limit is not None:
+        mask = limit_streams(mask, query, key, *limit)
+    shared, rows = key.shape[1], query.shape[2]
+    groups = query.shape[1] // shared
+    if groups == 1 or (mask is None and rows > 1):
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **options)
+    if mask is not None:
+        mask = mask.expand(-1, query.shape[1] if mask.shape[1] > 1 else groups, -1, -1)
+        mask = mask.unflatten(1, (-1, groups)).flatten(2, 3)
+    query = query.unflatten(1, (shared, groups)).flatten(2, 3)
+    found = F.scaled_dot_product_attention(query, key, value, mask, scale=options.get("scaling"))
+    return found.unflatten(2, (groups, rows)).flatten(1, 2).transpose(1, 2).contiguous(), None
 
 
 @torch.no_grad()
 def limit_streams(
-    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor, rows: Rows, attended: int
+    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor, rows: "Rows", attended: int
 ) -> torch.Tensor:
     """A mask for each head, (B, H, R, K), from the one for all, (B, 1, R, K).
 

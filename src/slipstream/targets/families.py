@@ -192,8 +192,7 @@ class GPTNeoFamily(GPT2Family):
         )
         if cache is not None:
             key, value = cache.update(key, value, attention.layer_id)
-        name = self.config._attn_implementation
-        attend = ALL_ATTENTION_FUNCTIONS["sdpa" if name == self.attention else name]
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         attended, _ = attend(attention, query, key, value, mask, scaling=1.0)
         hidden = hidden + attention.out_proj(attended.flatten(-2))
         return hidden + layer.mlp(layer.ln_2(hidden))

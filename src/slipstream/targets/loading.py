@@ -40,18 +40,24 @@ def load_target(
     packed: bool = True,
     adapter: str | None = None,
     quantization: str | None = None,
+    chat_template: str | None = None,
+    architecture: dict | None = None,
 ) -> Target:
     """Open the model and tokenizer called `name`: a shipped model, a folder, or a hub id.
 
     device: 'auto' takes CUDA if there is any. packed: on the CPU, reorder the weights for small
     batches (see targets/packed.py). adapter: a PEFT adapter (folder or hub id) to merge into the
     weights, or to run beside quantised ones. quantization: 'int8' or 'nf4' (bitsandbytes), None for
-    the weights as they are. Raises `InputError` for what cannot be opened.
+    the weights as they are. chat_template: in place of the tokenizer's own. architecture: what the
+    model's config must say; with device 'meta' a model of these sizes is made, without weights and
+    tokenizer. Raises `InputError` for what cannot be opened.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if dtype not in DTYPES:
         raise InputError(f"target.dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
+    if device == "meta":
+        return _sketch(name, architecture, DTYPES[dtype])
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     try:
         torch.empty(0, device=device)
@@ -74,6 +80,9 @@ def load_target(
             f"target.name: {name!r} cannot be opened ({reason}); give a model folder, a hub id, or "
             "slipstream/small-target"
         ) from error
+    _check_architecture(model, architecture or {}, name)
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
     settle(model)
     if adapter is not None:
         model = _adapted(model, adapter)
@@ -87,6 +96,27 @@ def load_target(
     if packed and target.device.type == "cpu":
         pack_linears(model)
     return target
+
+
+def _sketch(name: str, architecture: dict | None, dtype: torch.dtype) -> Target:
+    """A target of these sizes on the meta device."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if architecture is None:
+        raise InputError("target.architecture: device 'meta' needs the model's sizes")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**architecture), dtype=dtype)
+    return Target(model.eval().requires_grad_(False), name=name)
+
+
+def _check_architecture(model: "PreTrainedModel", architecture: dict, name: str) -> None:
+    for key, expected in architecture.items():
+        found = getattr(model.config, key, None)
+        if found != expected:
+            raise InputError(
+                f"target.architecture: {key} is {expected} here and {found} in {name}; mend it, or "
+                "set target.architecture=null"
+            )
 
 
 def _adapted(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":

@@ -17,6 +17,7 @@ from torch import nn
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.core.masks import causal_mask, window_mask
+from slipstream.targets.attention import our_attention
 from slipstream.targets.families import Family, family_of
 
 
@@ -160,13 +161,14 @@ class Target:
             return rows
         family, masks = self.family, {}
         rotary = family.rotary(rows.hidden, rows.positions)
-        for module in modules:
-            window = family.window(module)
-            if window not in masks:
-                masks[window] = rows.mask_within(window, self._committed(rows, cache))
-            rows.hidden = family.run_layer(
-                module, rows.hidden, masks[window], rows.positions, rotary, cache
-            )
+        with our_attention(self.model.config):
+            for module in modules:
+                window = family.window(module)
+                if window not in masks:
+                    masks[window] = rows.mask_within(window, self._committed(rows, cache))
+                rows.hidden = family.run_layer(
+                    module, rows.hidden, masks[window], rows.positions, rotary, cache
+                )
         return rows
 
     def _committed(self, rows: Rows, cache: StepCache | None) -> int:

@@ -226,8 +226,7 @@ class StreamingSpeculator(nn.Module):
                 contexts.enter_context(self.adapters.active(target, rows))
             contexts.enter_context(self._rotating(target, layers, rows))
             if self.config.attended_tokens and rows.num_stream_rows:
-                limit = limited_attention(target, rows, self.config.attended_tokens)
-                contexts.enter_context(limit)
+                contexts.enter_context(limited_attention(rows, self.config.attended_tokens))
             yield
 
     def _rotating(self, target: Target, layers: nn.ModuleList, rows: Rows):
