@@ -57,7 +57,7 @@ def assert_equal(cache: StepCache, plain: PlainCache) -> None:
     for layer in range(len(plain.committed)):
         assert cache.get_seq_length(layer) == plain.length + len(plain.staged[layer])
         if plain.length:
-            ours = cache.buffer[layer][..., : plain.length, :]
+            ours = [part[..., : plain.length, :] for part in cache.layers[layer]]
             theirs = plain.all_rows(layer)
             assert torch.equal(ours[0], theirs[0][..., : plain.length, :])
             assert torch.equal(ours[1], theirs[1][..., : plain.length, :])
@@ -68,7 +68,9 @@ def assert_equal(cache: StepCache, plain: PlainCache) -> None:
 def test_random_steps_agree_with_plain_lists(seed, batch):
     random = Random(seed)
     torch.manual_seed(seed)
-    cache, plain = StepCache(4, HEADS, SIZE, CAPACITY, batch), PlainCache(4)
+    places = [torch.device(name) for name in ("cpu", "cpu:0", "cpu:0", "cpu")]
+    cache = StepCache(4, HEADS, SIZE, CAPACITY, batch, device=places if seed % 2 else "cpu")
+    plain = PlainCache(4)
     commits = moved = 0
     for _ in range(60):
         action = random.choice(["step", "step", "step", "forget", "roll_back"])
@@ -167,13 +169,13 @@ def test_finished_sequences_leave_and_the_others_go_on():
 
 def test_the_buffer_is_never_allocated_again():
     cache = StepCache(2, HEADS, SIZE, CAPACITY)
-    address = cache.buffer.data_ptr()
+    address = cache.layers[0][0].data_ptr()
     for _ in range(3):
         for layer in range(2):
             keys, _ = cache.update(*torch.randn(2, 1, HEADS, 5, SIZE), layer)
-            assert keys.data_ptr() == cache.buffer[layer].data_ptr()
+            assert keys.data_ptr() == cache.layers[layer][0].data_ptr()
         cache.commit([(range(2), [0, 3, 4])])
-    assert cache.buffer.data_ptr() == address and cache.length == 9
+    assert cache.layers[0][0].data_ptr() == address and cache.length == 9
 
 
 def test_the_training_cache_shows_later_rows_what_was_kept_and_themselves():

@@ -119,4 +119,4 @@ def test_values_of_a_linear_are_what_is_cached(architecture):
     target.forward(torch.tensor([[3, 7, 5]]), torch.arange(3)[None], None, cache)
     for layer, output in enumerate(computed):
         values = target.family.values_of(output).transpose(1, 2)
-        assert torch.equal(cache.buffer[layer, 1, :, :, :3], values)
+        assert torch.equal(cache.layers[layer][1][:, :, :3], values)

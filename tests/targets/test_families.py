@@ -73,7 +73,7 @@ def assert_cache_holds(target: Target, cache: StepCache, tokens: list[int]) -> N
     target.model(torch.tensor([tokens]), past_key_values=plain)
     assert cache.length == len(tokens)
     for layer in range(target.num_layers):
-        keys, values = cache.buffer[layer][..., : cache.length, :]
+        keys, values = (part[..., : cache.length, :] for part in cache.layers[layer])
         assert_close(target, keys, plain.layers[layer].keys)
         assert_close(target, values, plain.layers[layer].values)
 

@@ -4,13 +4,15 @@ import json
 
 import pytest
 import torch
-from tests.tiny import save_tiny_target, tiny_target, tiny_tokenizer
+from tests.tiny import save_tiny_target, tiny_speculator, tiny_target, tiny_tokenizer
 from transformers import AutoModelForCausalLM, StableLmConfig
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
+from slipstream.drafters.streaming import Streaming
 from slipstream.targets.loading import load_target, vocabulary_of
 from slipstream.targets.packed import PackedLinear
 
@@ -167,3 +169,25 @@ def test_an_architecture_without_a_family_is_refused(tmp_path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     assert "'stablelm' is not supported" in refused(str(tmp_path))
+
+
+def spread_over(layers: int) -> dict[str, str]:
+    """A device map with the upper layers on the disk."""
+    places = {f"model.layers.{layer}": "cpu" if layer < 2 else "disk" for layer in range(layers)}
+    others = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
+    return places | dict.fromkeys(others, "cpu")
+
+
+@pytest.mark.parametrize("schedule", ["fused", "deferred"])
+def test_a_device_mapped_target_decodes_the_same(tmp_path, schedule):
+    folder = str(save_tiny_target(tmp_path / "target"))
+    whole = load_target(folder, packed=False)
+    mapped = load_target(folder, device_map=spread_over(whole.num_layers))
+    assert mapped.fingerprint == whole.fingerprint
+    assert {parameter.device.type for parameter in mapped.model.parameters()} == {"cpu", "meta"}
+    speculator = tiny_speculator(whole).float()
+    expected = PlainDecoder(whole, Sampling(), Limits(20)).generate([3, 17, 5]).ids
+    assert PlainDecoder(mapped, Sampling(), Limits(20)).generate([3, 17, 5]).ids == expected
+    for target in (whole, mapped):
+        engine = Engine(target, Streaming(speculator, schedule, 3), Sampling(), Limits(20), 8)
+        assert engine.generate([3, 17, 5]).ids == expected

@@ -1,4 +1,4 @@
-"""StepCache: keys and values in one buffer that is allocated once.
+"""StepCache: keys and values in buffers that are allocated once, one for each device.
 
 A forward *stages* its rows behind the committed ones; after verification `commit` moves the rows of
 the accepted path into place and forgets the others. Layers may stage different rows within a step
@@ -8,13 +8,17 @@ It follows the part of transformers' cache interface that attention layers call,
 value, layer_idx)`, and knows neither models nor trees.
 """
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
 import torch
 
 
 class StepCache:
     """Keys and values of L layers for B sequences, each of its own length.
 
-    Shapes: buffer (L, 2, B, H_kv, capacity, D_head). `lengths` counts the committed slots of each
+    device: of all layers, or of each of them. `layers` are their (keys, values), each
+    (B, H_kv, capacity, D_head), views of buffers that neighbours on one device share. `lengths` counts the committed slots of each
     sequence, `length` those of the longest. Rows are staged behind slot `length` in all sequences;
     what lies between a shorter sequence's end and there belongs to nothing.
     """
@@ -29,12 +33,18 @@ class StepCache:
         capacity: int,
         batch_size: int = 1,
         dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | Sequence[torch.device] = "cpu",
     ):
-        self.buffer = torch.empty(
-            num_layers, 2, batch_size, num_heads, capacity, head_size, dtype=dtype, device=device
+        single = isinstance(device, torch.device | str)
+        devices = [device] * num_layers if single else list(device)
+        shape = 2, batch_size, num_heads, capacity, head_size
+        self._set(
+            [
+                torch.empty(len(list(layers)), *shape, dtype=dtype, device=place)
+                for place, layers in groupby(devices)
+            ]
         )
-        self._layers = [(layer[0], layer[1]) for layer in self.buffer.unbind(0)]
+        self.capacity = capacity
         self.lengths = [0] * batch_size
         self.staged = [0] * num_layers
 
@@ -43,8 +53,22 @@ class StepCache:
         return max(self.lengths)
 
     @property
-    def capacity(self) -> int:
-        return self.buffer.shape[-2]
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers)
+
+    def _set(self, buffers: list[torch.Tensor]) -> None:
+        """buffers: (layers on one device, 2, B, H_kv, capacity, D_head) each."""
+        self._buffers = buffers
+        self.layers = [(layer[0], layer[1]) for buffer in buffers for layer in buffer.unbind(0)]
+
+    def _within(self, layers: range) -> Iterator[torch.Tensor]:
+        """The parts of the buffers that hold these layers."""
+        first = 0
+        for buffer in self._buffers:
+            start, stop = max(layers.start - first, 0), max(layers.stop - first, 0)
+            if buffer[start:stop].shape[0]:
+                yield buffer[start:stop]
+            first += len(buffer)
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_, **__
@@ -59,7 +83,7 @@ class StepCache:
         if stop > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} rows and cannot stage row {stop}")
         self.staged[layer_idx] += key.shape[-2]
-        keys, values = self._layers[layer_idx]
+        keys, values = self.layers[layer_idx]
         keys[..., start:stop, :] = key
         values[..., start:stop, :] = value
         return keys[..., :stop, :], values[..., :stop, :]
@@ -78,10 +102,10 @@ class StepCache:
         for layers, rows in groups:
             if rows != list(range(kept)):
                 first = next(i for i, row in enumerate(rows) if row != i)
-                source = torch.tensor(rows[first:], device=self.buffer.device) + self.length
-                part = self.buffer[layers.start : layers.stop]
                 start = self.length + first
-                part[..., start : start + len(source), :] = part.index_select(-2, source)
+                for part in self._within(layers):
+                    source = torch.tensor(rows[first:], device=part.device) + self.length
+                    part[..., start : start + len(source), :] = part.index_select(-2, source)
         self.lengths = [length + kept for length in self.lengths]
         self.forget_staged()
 
@@ -99,21 +123,21 @@ class StepCache:
             for place, row in enumerate(own)
             if self.length + row != length + place
         ]
-        if moves:
-            sequence, source, place = torch.tensor(moves, device=self.buffer.device).unbind(1)
+        for buffer in self._buffers if moves else ():
+            sequence, source, place = torch.tensor(moves, device=buffer.device).unbind(1)
             # Indexed on both sides of the heads: (moves, L, 2, H_kv, D_head), a copy.
-            self.buffer[:, :, sequence, :, place] = self.buffer[:, :, sequence, :, source]
+            buffer[:, :, sequence, :, place] = buffer[:, :, sequence, :, source]
         self.lengths = [length + len(own) for length, own in zip(self.lengths, rows, strict=True)]
         self.forget_staged()
 
     def keep_sequences(self, sequences: list[int]) -> None:
         """Let only these of the B sequences go on (ascending)."""
         slots = max((self.lengths[sequence] for sequence in sequences), default=0)
-        for place, sequence in enumerate(sequences):
-            if place != sequence:
-                self.buffer[:, :, place, :, :slots] = self.buffer[:, :, sequence, :, :slots]
-        self.buffer = self.buffer[:, :, : len(sequences)]
-        self._layers = [(layer[0], layer[1]) for layer in self.buffer.unbind(0)]
+        for buffer in self._buffers:
+            for place, sequence in enumerate(sequences):
+                if place != sequence:
+                    buffer[:, :, place, :, :slots] = buffer[:, :, sequence, :, :slots]
+        self._set([buffer[:, :, : len(sequences)] for buffer in self._buffers])
         self.lengths = [self.lengths[sequence] for sequence in sequences]
 
     def forget_staged(self) -> None:

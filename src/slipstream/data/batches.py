@@ -1,7 +1,7 @@
 """Batches of similar length under a token budget, in an order that can be resumed exactly.
 
 An epoch's order depends on seed and epoch alone, so a loader that remembers epoch and position
-goes on, bit for bit, where an interrupted run stopped.
+goes on, bit for bit, where an interrupted run stopped. Data-parallel processes share every batch.
 """
 
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from slipstream.core.processes import num_processes, process_rank
 from slipstream.data.rendering import Sample
 
 LENGTH_STEP = 16
@@ -43,26 +44,28 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 class TokenBatches:
-    """An iterable of `Batch` whose padded size stays within `batch_tokens` tokens."""
+    """An iterable of `Batch` whose padded size stays within `batch_tokens` tokens.
+
+    Of n processes each gets every n-th row of batches that are n times as large.
+    """
 
     def __init__(self, samples: list[Sample], batch_tokens: int, seed: int, shuffle: bool):
         self.samples, self.batch_tokens = samples, batch_tokens
         self.seed, self.shuffle = seed, shuffle
         self.epoch, self.position = -1, 0
         self._resuming = False
-        self._count = len(self._order(0))
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._order(0))
 
     def __iter__(self) -> Iterator[Batch]:
         """The next epoch, or the rest of the one whose state was loaded."""
-        if not self._resuming or self.position >= self._count:
+        if not self._resuming or self.position >= len(self):
             self.epoch, self.position = self.epoch + 1, 0
         self._resuming = False
         order = self._order(self.epoch)
-        while self.position < self._count:
-            rows = order[self.position]
+        while self.position < len(order):
+            rows = order[self.position][process_rank() :: num_processes()]
             self.position += 1
             yield collate([self.samples[row] for row in rows])
 
@@ -81,10 +84,13 @@ class TokenBatches:
         if self.shuffle:
             ranks += torch.rand(len(lengths), generator=generator, dtype=torch.float64)
         batches: list[list[int]] = [[]]
+        room = self.batch_tokens * num_processes()
         for row in ranks.argsort(stable=True).tolist():
-            if batches[-1] and (len(batches[-1]) + 1) * int(lengths[row]) > self.batch_tokens:
+            if batches[-1] and (len(batches[-1]) + 1) * int(lengths[row]) > room:
                 batches.append([])
             batches[-1].append(row)
+        if len(batches) > 1 and len(batches[-1]) < num_processes():  # a row for every process
+            batches[-2] += batches.pop()
         if self.shuffle:
             batches = [batches[i] for i in torch.randperm(len(batches), generator=generator)]
         return batches

@@ -70,6 +70,11 @@ class Streaming(Drafter):
         return self.schedule == "fused"
 
     def bind(self, target: Target) -> Target:
+        if target.num_parallel > 1:
+            raise InputError(
+                "drafter: streams need whole layers; use target.device_map in place of "
+                "target.tensor_parallel, or drafter=draft_model or drafter=prompt_lookup"
+            )
         if not isinstance(self.speculator, StreamingSpeculator):
             self.speculator = load_speculator(self.speculator, target)
         self.speculator = self.speculator.to(target.device, target.dtype).eval()

@@ -22,7 +22,8 @@ def row_costs(
     synchronised, so that ratios are fair.
     """
     cache = target.new_cache(committed + max(counts))
-    cache.buffer.zero_()
+    for keys, values in cache.layers:
+        keys.zero_(), values.zero_()
     cache.lengths = [committed]
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     for repeat in range(-2, repeats):

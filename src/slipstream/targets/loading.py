@@ -6,6 +6,7 @@ anything is packed or cast further.
 
 import hashlib
 import json
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,6 +43,8 @@ def load_target(
     quantization: str | None = None,
     chat_template: str | None = None,
     architecture: dict | None = None,
+    device_map: str | dict | None = None,
+    tensor_parallel: bool = False,
 ) -> Target:
     """Open the model and tokenizer called `name`: a shipped model, a folder, or a hub id.
 
@@ -50,7 +53,9 @@ def load_target(
     weights, or to run beside quantised ones. quantization: 'int8' or 'nf4' (bitsandbytes), None for
     the weights as they are. chat_template: in place of the tokenizer's own. architecture: what the
     model's config must say; with device 'meta' a model of these sizes is made, without weights and
-    tokenizer. Raises `InputError` for what cannot be opened.
+    tokenizer. device_map: accelerate's, to spread the layers over devices ('auto', or a device for
+    each module); in place of `device`. tensor_parallel: split every layer over the processes that
+    torchrun started, by transformers' own plan. Raises `InputError` for what cannot be opened.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -64,13 +69,13 @@ def load_target(
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"target.device: {device!r} is not available here; try 'cpu'") from error
     location, options = locate(name), {"dtype": "auto"}
+    placed = device_map is not None or quantization is not None or tensor_parallel
+    if tensor_parallel:
+        options = {"dtype": DTYPES[dtype]} | _tensor_parallel_options(device_map, quantization)
+    elif device_map is not None or quantization is not None:  # cast and placed while it is loaded
+        options = {"dtype": DTYPES[dtype], "device_map": device_map or {"": device}}
     if quantization is not None:
-        settings = quantization_settings(quantization, DTYPES[dtype])
-        options = {
-            "dtype": DTYPES[dtype],
-            "quantization_config": settings,
-            "device_map": {"": device},
-        }
+        options["quantization_config"] = quantization_settings(quantization, DTYPES[dtype])
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
         model = AutoModelForCausalLM.from_pretrained(location, **options)
@@ -88,14 +93,33 @@ def load_target(
         model = _adapted(model, adapter)
     target = Target(model.eval().requires_grad_(False), tokenizer, name)
     target.fingerprint, target.adapter = fingerprint(target), adapter
-    for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
-        if parameter.is_floating_point():  # quantised weights are integers
+    if not placed and not is_quantized(model):
+        for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
             parameter.data = parameter.data.to(DTYPES[dtype])
-    if not is_quantized(model):
         model.to(device)
-    if packed and target.device.type == "cpu":
+    if packed and target.device.type == "cpu" and (not placed or quantization):
         pack_linears(model)
     return target
+
+
+def _tensor_parallel_options(device_map, quantization) -> dict[str, object]:
+    """What `from_pretrained` takes for its own tensor-parallel plan."""
+    if device_map is not None or quantization is not None:
+        raise InputError(
+            "target.tensor_parallel: goes with neither target.device_map nor target.quantization; "
+            "set them to null"
+        )
+    if "WORLD_SIZE" not in os.environ:
+        raise InputError(
+            "target.tensor_parallel: needs several processes; start with "
+            "torchrun --nproc-per-node=N infer.py ..."
+        )
+    try:
+        from transformers.distributed import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(tp_plan="auto")}
+    except (ImportError, TypeError):  # before 5.18
+        return {"tp_plan": "auto"}
 
 
 def _sketch(name: str, architecture: dict | None, dtype: torch.dtype) -> Target:
@@ -154,9 +178,11 @@ def fingerprint(target: Target) -> dict[str, str]:
     for volatile in VOLATILE:
         config.pop(volatile, None)
     weights = hashlib.sha256()
-    for name, tensor in sorted(target.model.state_dict().items()):
+    for name, tensor in sorted(_state(target.model).items()):
         if not tensor.is_floating_point():
             continue
+        if hasattr(tensor, "full_tensor"):  # split over processes
+            tensor = tensor.full_tensor()
         flat = tensor.detach().flatten()
         sample = flat[:: max(1, -(-len(flat) // 4096))].to(torch.bfloat16).cpu()
         weights.update(f"{name}{tuple(tensor.shape)}".encode())
@@ -172,6 +198,15 @@ def fingerprint(target: Target) -> dict[str, str]:
     }
     quantization = quantization_of(target.model)
     return parts if quantization is None else parts | {"quantization": quantization}
+
+
+def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """All tensors, those that lie on a disk included."""
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        return model.state_dict()
+    from accelerate.utils import get_state_dict_offloaded_model
+
+    return get_state_dict_offloaded_model(model)
 
 
 def _digest(content: object) -> str:

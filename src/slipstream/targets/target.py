@@ -98,6 +98,15 @@ class Watch:
         yield rows
 
 
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module runs: with a device map its weights may lie elsewhere until then."""
+    hook = getattr(module, "_hf_hook", None)
+    device = getattr(hook, "execution_device", None)
+    if device is None:
+        return next(iter([*module.parameters(), *module.buffers()])).device
+    return torch.device(device)
+
+
 class Target:
     """A Hugging Face decoder behind calls on rows. L layers, width D, vocabulary V."""
 
@@ -127,6 +136,11 @@ class Target:
         return self.model.dtype
 
     @property
+    def num_parallel(self) -> int:
+        """Processes that every layer is split over."""
+        return getattr(self.model, "tp_size", None) or 1
+
+    @property
     def end_ids(self) -> frozenset[int]:
         """Token ids that end an answer, as `generate` has them."""
         ids = self.model.generation_config.eos_token_id or self.model.config.eos_token_id
@@ -137,8 +151,10 @@ class Target:
     def new_cache(self, capacity: int, batch_size: int = 1) -> StepCache:
         """An empty cache with `capacity` slots for every layer."""
         heads, size = self.family.cache_shape
+        heads //= self.num_parallel
+        devices = [device_of(layer) for layer in self.family.layers]
         return StepCache(
-            self.num_layers, heads, size, capacity, batch_size, self.dtype, self.device
+            self.num_layers, heads, size, capacity, batch_size, self.dtype, devices
         )
 
     def token_embeddings(self, ids: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,8 @@ def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: 
         state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
         module.load_state_dict(state, strict=False)
     folder = output / "model"
+    if not trainer.is_global_zero:  # another process writes it
+        return folder
     module.save(folder, card(module, config, trainer, score))
     print(f"saved to {folder}" + ("" if score is None else f" (best state, {float(score):.3f})"))
     return folder

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from slipstream.core.processes import mean_over_processes
 from slipstream.data.batches import Batch
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
@@ -73,8 +74,9 @@ class BatchLosses:
         self.target, self.speculator, self.batch = target, speculator, batch
         self.alpha_main, self.alpha_streams = alpha_main, alpha_streams
         self.labels = stream_labels(batch, speculator.num_streams)
-        self.num_rows = (self.labels.next_tokens != NO_LABEL).sum()
-        self.num_tokens = (self.labels.tokens != NO_LABEL).sum((0, 1)).clamp(min=1)
+        self.num_rows = mean_over_processes((self.labels.next_tokens != NO_LABEL).sum())
+        self.num_tokens = mean_over_processes((self.labels.tokens != NO_LABEL).sum((0, 1)))
+        self.num_tokens = self.num_tokens.clamp(min=1)
 
     def segments(self, num_segments: int | None) -> list[slice]:
         """The columns of the labels, in `num_segments` parts."""

@@ -39,7 +39,7 @@ class ContextStudy:
                         "attention, ms": 1000 * attention,
                         "beyond attention, ms": 1000 * (seconds - attention),
                         "mask, KiB": mask.nbytes / 1024,
-                        "cache, MiB": cache.buffer.nbytes / 2**20,
+                        "cache, MiB": cache.nbytes / 2**20,
                     }
                 )
         return Findings("Context (appendix O)", rows, lambda figure: _draw(figure, rows))
@@ -49,14 +49,15 @@ class ContextStudy:
 def attention_seconds(target: Target, committed: int, count: int, repeats: int) -> float:
     """Median seconds of the attention of all layers, `count` rows over `committed` tokens."""
     cache, module = target.new_cache(committed + count), torch.nn.Module()
-    cache.buffer.normal_()
-    heads, size = target.model.config.num_attention_heads, cache.buffer.shape[-1]
+    for keys, values in cache.layers:
+        keys.normal_(), values.normal_()
+    heads, size = target.model.config.num_attention_heads, cache.layers[0][0].shape[-1]
     query = torch.randn(1, heads, count, size, dtype=target.dtype, device=target.device)
     mask = tree_mask([committed], torch.ones(1, count, count, dtype=torch.bool))
     mask, seconds = mask.to(target.device), []
     for _ in range(repeats + 2):
         started = time.perf_counter()
-        for keys, values in cache.buffer:
+        for keys, values in cache.layers:
             attend(module, query, keys, values, mask, scaling=size**-0.5)
         if target.device.type == "cuda":
             torch.cuda.synchronize()

@@ -236,7 +236,8 @@ class StreamingSpeculator(nn.Module):
     def merged_layers(self, target: Target) -> nn.ModuleList | None:
         """Layers for `run_streams` that compute the adapters on the way, where that is possible."""
         layers = target.family.layers[self.first_layer :]
-        if self.adapters is None or self.config.attended_tokens or is_quantized(layers):
+        placed = any(hasattr(module, "_hf_hook") for module in layers.modules())  # a device map's
+        if self.adapters is None or self.config.attended_tokens or is_quantized(layers) or placed:
             return None
         return self.adapters.merged_layers(target)
 

@@ -1,0 +1,24 @@
+"""Data-parallel training: what the processes of a run must know of one another."""
+
+import torch
+import torch.distributed as dist
+
+
+def num_processes() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def process_rank() -> int:
+    """The number of this one, from 0."""
+    return dist.get_rank() if num_processes() > 1 else 0
+
+
+def mean_over_processes(count: torch.Tensor) -> torch.Tensor:
+    """The mean of a count over all processes: losses divided by it have gradients whose mean over
+    the processes is that of the whole batch, however unevenly it is spread."""
+    if num_processes() == 1:
+        return count
+    total = count.float()
+    dist.all_reduce(total)
+    return total / num_processes()

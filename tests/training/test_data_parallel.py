@@ -1,0 +1,45 @@
+"""Two processes on this machine train what one does with the same batches."""
+
+import os
+import subprocess
+import sys
+
+import safetensors.torch
+import torch
+from tests.commands import ROOT
+
+ROWS = [
+    '{"prompt": "name[Blue Spice], food[Thai]", "completion": "Blue Spice serves Thai food."}',
+    '{"prompt": "name[Alimentum]", "completion": "Alimentum is a place to eat at, by the river."}',
+    '{"prompt": "name[Zizzi], area[city centre]", "completion": "Zizzi is in the city centre."}',
+]
+
+
+def train(folder, output, *overrides) -> dict[str, torch.Tensor]:
+    """The trained tensors of `python train.py`, three steps over three batches."""
+    command = [
+        sys.executable, str(ROOT / "train.py"), f"data.path={folder}", "data=jsonl",
+        "data.regenerate=false", "trainer.max_steps=3", "trainer.precision=32-true",
+        "trainer.accelerator=cpu", "trainer.val_check_interval=null",
+        "trainer.check_val_every_n_epoch=1000", "training.learning_rate=1e-3",
+        "speculator.copy_scores=true", "logger=csv", "seed=3", f"output_dir={output}", *overrides,
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.count("saved to") == 1
+    return safetensors.torch.load_file(output / "model" / "model.safetensors")
+
+
+def test_two_processes_equal_one_with_the_same_batches(tmp_path):
+    rows = [ROWS[number % 3].replace("]", f" {number}]", 1) for number in range(22)]
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+    two = train(
+        tmp_path, tmp_path / "two", "trainer.devices=2", "trainer.strategy=ddp",
+        "data.batch_tokens=256",
+    )  # fmt: skip
+    one = train(tmp_path, tmp_path / "one", "data.batch_tokens=512")
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-5)
