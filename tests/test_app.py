@@ -76,12 +76,14 @@ def test_fine_tuning_writes_an_adapter_that_infer_opens(tmp_path):
     assert {record.method for record in records} == {"plain"}
 
 
-def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path):
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path, batch_size):
     records: list[Record] = app.infer(
         config_of(
-            "infer", "experiment=demo", "num_prompts=6", "repeats=1", f"output_dir={tmp_path}"
+            "infer", "experiment=demo", "num_prompts=6", "repeats=1",
+            f"batch_size={batch_size}", f"output_dir={tmp_path}",
         )
-    )
+    )  # fmt: skip
     methods = {record.method for record in records}
     assert {"transformers", "plain", "prompt_lookup", "draft_model", "streaming_fused",
             "streaming_deferred", "streaming_shipped"} <= methods  # fmt: skip
