@@ -88,7 +88,7 @@ def load_target(
     _check_architecture(model, architecture or {}, name)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
-    settle(model)
+    settle(model, reorder=packed and dtype == "bfloat16")
     if adapter is not None:
         model = _adapted(model, adapter)
     target = Target(model.eval().requires_grad_(False), tokenizer, name)
@@ -204,7 +204,7 @@ def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """All tensors, those that lie on a disk included."""
     if not any(parameter.is_meta for parameter in model.parameters()):
         return model.state_dict()
-    from accelerate.utils import get_state_dict_offloaded_model
+    from accelerate.utils.modeling import get_state_dict_offloaded_model
 
     return get_state_dict_offloaded_model(model)
 

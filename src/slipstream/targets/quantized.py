@@ -53,11 +53,17 @@ def is_quantized(module: nn.Module) -> bool:
     return any(type(child).__module__.startswith("bitsandbytes") for child in module.modules())
 
 
-def settle(model: nn.Module) -> None:
-    """Let 8-bit linears be ready before their first forward, so that copies share their weights."""
+def settle(model: nn.Module, reorder: bool) -> None:
+    """Let 8-bit linears be ready before their first forward, so that copies share their weights.
+
+    reorder: let 4-bit linears on a CPU reorder their weights for bfloat16 arithmetic, which is for
+    decoding only; otherwise they compute in the dtype they are given.
+    """
     for module in model.modules():
         if hasattr(module, "init_8bit_state") and module.weight.CB is not None:
             module.init_8bit_state()
+        if not reorder and hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def tensors_of(model: nn.Module) -> list[torch.Tensor]:
