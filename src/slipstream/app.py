@@ -42,6 +42,7 @@ INFER_KEYS = frozenset(
         "sampling",
         "limits",
         "budget",
+        "engine",
         "prompt",
         "verify",
         "num_prompts",
@@ -53,7 +54,7 @@ INFER_KEYS = frozenset(
 )
 
 
-STUDY_KEYS = ("target", "data", "study", "num_prompts", "threads")
+STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
 
 def run(main: Callable[[], None]) -> None:
@@ -117,10 +118,11 @@ def infer(config: DictConfig) -> list:
 
     from slipstream.evaluation.prompts import fitting
     from slipstream.evaluation.run import answer_one, compare_methods, run_study, verify_methods
+    from slipstream.targets.compiled import compile_target
 
     if config.threads:
         torch.set_num_threads(config.threads)
-    target = build(config.target)
+    target = compile_target(build(config.target), config.engine.compile)
     sampling, limits = build(config.sampling), build(config.limits)
     if config.prompt is not None:
         drafter = build(config.drafter)

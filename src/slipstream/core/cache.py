@@ -8,6 +8,7 @@ It follows the part of transformers' cache interface that attention layers call,
 value, layer_idx)`, and knows neither models nor trees.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -18,9 +19,11 @@ class StepCache:
     """Keys and values of L layers for B sequences, each of its own length.
 
     device: of all layers, or of each of them. `layers` are their (keys, values), each
-    (B, H_kv, capacity, D_head), views of buffers that neighbours on one device share. `lengths` counts the committed slots of each
-    sequence, `length` those of the longest. Rows are staged behind slot `length` in all sequences;
-    what lies between a shorter sequence's end and there belongs to nothing.
+    (B, H_kv, capacity, D_head), views of buffers that neighbours on one device share. `lengths`
+    counts the committed slots of each sequence, `length` those of the longest. Rows are staged
+    behind slot `slots` in all sequences: `length` rounded up to a multiple of `granularity`, so
+    that steps of compiled layers have few shapes. What lies between a sequence's end and there
+    belongs to nothing.
     """
 
     is_compileable = False
@@ -34,6 +37,7 @@ class StepCache:
         batch_size: int = 1,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | Sequence[torch.device] = "cpu",
+        granularity: int = 1,
     ):
         single = isinstance(device, torch.device | str)
         devices = [device] * num_layers if single else list(device)
@@ -44,13 +48,17 @@ class StepCache:
                 for place, layers in groupby(devices)
             ]
         )
-        self.capacity = capacity
+        self.capacity, self.granularity = capacity, granularity
         self.lengths = [0] * batch_size
         self.staged = [0] * num_layers
 
     @property
     def length(self) -> int:
         return max(self.lengths)
+
+    @property
+    def slots(self) -> int:
+        return -(-self.length // self.granularity) * self.granularity
 
     @property
     def nbytes(self) -> int:
@@ -76,17 +84,29 @@ class StepCache:
         """Stage rows of one layer, behind those already staged there in this step.
 
         key, value: (B, H_kv, R, D_head). Returns views of all slots up to the staged ones,
-        (B, H_kv, length + staged, D_head). Raises ValueError when the capacity is exceeded.
+        (B, H_kv, slots + staged, D_head). Raises ValueError when the capacity is exceeded.
         """
-        start = self.length + self.staged[layer_idx]
+        start = self.slots + self.staged[layer_idx]
         stop = start + key.shape[-2]
-        if stop > self.capacity:
-            raise ValueError(f"the cache holds {self.capacity} rows and cannot stage row {stop}")
+        self.check_room(stop - self.slots)
         self.staged[layer_idx] += key.shape[-2]
         keys, values = self.layers[layer_idx]
         keys[..., start:stop, :] = key
         values[..., start:stop, :] = value
         return keys[..., :stop, :], values[..., :stop, :]
+
+    def check_room(self, rows: int) -> None:
+        """Raise ValueError where the capacity does not hold so many staged rows."""
+        if self.slots + rows > self.capacity:
+            raise ValueError(
+                f"the cache holds {self.capacity} rows and cannot stage row {self.slots + rows}"
+            )
+
+    def emptied(self) -> "StepCache":
+        """An empty cache over the same buffers, of all sequences they were made for."""
+        cache = copy.copy(self)
+        cache.lengths, cache.staged = [0] * len(self.lengths), [0] * len(self.staged)
+        return cache
 
     def commit(self, groups: list[tuple[range, list[int]]]) -> None:
         """Keep some staged rows of each group of layers, in order, and forget the rest.
@@ -100,11 +120,12 @@ class StepCache:
         """
         kept = len(groups[0][1])
         for layers, rows in groups:
-            if rows != list(range(kept)):
-                first = next(i for i, row in enumerate(rows) if row != i)
-                start = self.length + first
+            ahead = self.slots - self.length
+            moved = [place for place, row in enumerate(rows) if row + ahead != place]
+            if moved:
+                first, start = moved[0], self.length + moved[0]
                 for part in self._within(layers):
-                    source = torch.tensor(rows[first:], device=part.device) + self.length
+                    source = torch.tensor(rows[first:], device=part.device) + self.slots
                     part[..., start : start + len(source), :] = part.index_select(-2, source)
         self.lengths = [length + kept for length in self.lengths]
         self.forget_staged()
@@ -118,10 +139,10 @@ class StepCache:
         if len(rows) == 1:
             return self.commit([(range(len(self.staged)), rows[0])])
         moves = [
-            (sequence, self.length + row, length + place)
+            (sequence, self.slots + row, length + place)
             for sequence, (length, own) in enumerate(zip(self.lengths, rows, strict=True))
             for place, row in enumerate(own)
-            if self.length + row != length + place
+            if self.slots + row != length + place
         ]
         for buffer in self._buffers if moves else ():
             sequence, source, place = torch.tensor(moves, device=buffer.device).unbind(1)
@@ -155,7 +176,7 @@ class StepCache:
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots in use in a layer; transformers' layers ask for it."""
-        return self.length + self.staged[layer_idx]
+        return self.slots + self.staged[layer_idx]
 
 
 class TrainingCache:

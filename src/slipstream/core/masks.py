@@ -7,21 +7,24 @@ forward in order. Masks come from positions and parents alone; nothing here know
 import torch
 
 
-def tree_mask(lengths: list[int], ancestors: torch.Tensor) -> torch.Tensor:
-    """(B, 1, N, max(lengths) + N): every node sees its sequence's committed tokens, its ancestors
-    and itself.
+def tree_mask(
+    lengths: list[int], ancestors: torch.Tensor, slots: int | None = None
+) -> torch.Tensor:
+    """(B, 1, N, slots + N): every node sees its sequence's committed tokens, its ancestors and
+    itself.
 
     lengths: committed tokens of each of B sequences; ancestors: (B, N, N) from
-    `DraftTree.ancestor_mask`.
+    `DraftTree.ancestor_mask`; slots: columns before those of the nodes, None for the longest
+    length.
 
     >>> tree_mask([2, 1], torch.ones(2, 1, 1, dtype=torch.bool)).int().tolist()
     [[[[1, 1, 1]]], [[[1, 0, 1]]]]
     """
-    longest = max(lengths)
-    mask = torch.nn.functional.pad(ancestors, (longest, 0), value=True)[:, None]
-    if min(lengths) < longest:
+    slots = max(lengths) if slots is None else slots
+    mask = torch.nn.functional.pad(ancestors, (slots, 0), value=True)[:, None]
+    if min(lengths) < slots:
         ends = torch.tensor(lengths, device=ancestors.device)[:, None, None, None]
-        mask[..., :longest] = torch.arange(longest, device=ancestors.device) < ends
+        mask[..., :slots] = torch.arange(slots, device=ancestors.device) < ends
     return mask
 
 

@@ -105,7 +105,7 @@ class Decoder:
             positions = torch.arange(start, start + width, device=target.device)
             mask = None
             if start:
-                mask = tree_mask([start], causal_mask(width, target.device)[None])
+                mask = tree_mask([start], causal_mask(width, target.device)[None], cache.slots)
             ended = [
                 place
                 for place, prompt in enumerate(prompts)

@@ -71,6 +71,8 @@ class Engine(Decoder):
     def _forward(self, trees: list[DraftTree], cache: StepCache) -> Rows:
         """All trees in one forward; shorter ones are padded with rows that nothing sees."""
         width, device = max(map(len, trees)), self.target.device
+        if self.target.compiled is not None:
+            width = self.budget
         ids = [tree.tokens + [0] * (width - len(tree)) for tree in trees]
         depths = [tree.depths() + [0] * (width - len(tree)) for tree in trees]
         ancestors = torch.eye(width, dtype=torch.bool).repeat(len(trees), 1, 1)
@@ -80,9 +82,10 @@ class Engine(Decoder):
         return self.target.forward(
             torch.tensor(ids, device=device),
             torch.tensor(depths, device=device) + lengths,
-            tree_mask(cache.lengths, ancestors.to(device)),
+            tree_mask(cache.lengths, ancestors.to(device), cache.slots),
             cache,
             self.drafter.visitors,
+            repeats=True,
         )
 
     def _verify(

@@ -22,11 +22,11 @@ class PlainDecoder(Decoder):
         ids = torch.tensor([line.context.tokens[-1:] for line in lines], device=device)
         positions = torch.tensor(lengths, device=device)[:, None]
         mask = None
-        if min(lengths) < max(lengths):
+        if min(lengths) < cache.slots:
             own = torch.ones(len(lengths), 1, 1, dtype=torch.bool, device=device)
-            mask = tree_mask(lengths, own)
+            mask = tree_mask(lengths, own, cache.slots)
         with clock.share("verify"):
-            rows = self.target.forward(ids, positions, mask, cache)
+            rows = self.target.forward(ids, positions, mask, cache, repeats=True)
             logits = self.target.logits(rows.hidden[:, 0])
         tokens = self._choose(logits, [line.context for line in lines])
         cache.commit_each([[0]] * len(lines))

@@ -10,6 +10,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.masks import causal_mask, tree_mask
 from slipstream.core.tree import DraftTree, Proposal
 from slipstream.drafters.base import Context, Drafter
+from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import vocabulary_of
 from slipstream.targets.target import Target
 
@@ -31,6 +32,8 @@ class DraftModel(Drafter):
                 f"drafter.model: {self.model.name or 'the draft model'} has another vocabulary "
                 "than the target; choose a draft model with the target's tokenizer"
             )
+        if target.compiled is not None:
+            compile_target(self.model, "auto")
         return target
 
     def begin(self, contexts: list[Context]) -> None:
@@ -78,10 +81,12 @@ class DraftModel(Drafter):
         lengths = torch.tensor(cache.lengths, device=device)[:, None]
         positions = lengths + torch.arange(width, device=device)
         mask = None
-        if cache.length and (width > 1 or min(cache.lengths) < cache.length):
-            mask = tree_mask(cache.lengths, causal_mask(width, device).repeat(len(tokens), 1, 1))
+        if cache.length and (width > 1 or min(cache.lengths) < cache.slots):
+            causal = causal_mask(width, device).repeat(len(tokens), 1, 1)
+            mask = tree_mask(cache.lengths, causal, cache.slots)
+        positions = positions.clamp(max=self.model.max_positions - 1)
         rows = self.model.forward(
-            ids, positions.clamp(max=self.model.max_positions - 1), mask, cache
+            ids, positions, mask, cache, repeats=mask is not None and width <= 2
         )
         last = [max(0, len(own) - 1) for own in tokens]
         cache.commit_each([list(range(len(own))) for own in tokens])

@@ -164,7 +164,7 @@ class Streaming(Drafter):
         hidden, positions = zip(*(context.state for context in contexts), strict=True)
         cache, device = contexts[0].cache, self.target.device
         ends = torch.tensor(cache.lengths, device=device)[:, None]
-        sees = torch.arange(cache.length, device=device) < ends
+        sees = torch.arange(cache.slots, device=device) < ends
         streams = self.speculator.run_streams(
             self.target,
             torch.stack(hidden)[:, None],

@@ -9,6 +9,7 @@ order is all that is needed. It works on what every family hands over, after nor
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +27,8 @@ def our_attention(config) -> Iterator[None]:
     """Within, layers of a model with this config run `attend`."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+    limit = _limit.get()
+    ALL_ATTENTION_FUNCTIONS.register(NAME, partial(attend, limit=limit) if limit else attend)
     usual, config._attn_implementation = config._attn_implementation, NAME
     try:
         yield
@@ -51,13 +53,14 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
+    limit: tuple["Rows", int] | None = None,
     **options,
 ) -> tuple[torch.Tensor, None]:
     """query: (B, H, R, D_head); key, value: (B, H_kv, K, D_head); attention_mask: (B, 1, R, K)
-    boolean, or None for causal. Returns (B, R, H, D_head)."""
+    boolean, or None for causal; limit: of `limited_attention`. Returns (B, R, H, D_head)."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    mask, limit = attention_mask, _limit.get()
+    mask = attention_mask
     if limit is not None:
         mask = limit_streams(mask, query, key, *limit)
     shared, rows = key.shape[1], query.shape[2]

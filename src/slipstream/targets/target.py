@@ -18,6 +18,7 @@ from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.core.masks import causal_mask, window_mask
 from slipstream.targets.attention import our_attention
+from slipstream.targets.compiled import CompiledLayers
 from slipstream.targets.families import Family, family_of
 
 
@@ -30,7 +31,9 @@ class Rows:
     come first; the last `num_stream_rows` rows were added by a visitor, equally many for each of
     `owners`, (B, P) indices of node rows, -1 for none. seen: (B, K - R) positions of the slots
     before the rows, None for 0, 1, 2 and so on. kept: which node rows of the forward are still
-    there, None for all; kept_from: the first layer that ran without the others.
+    there, None for all; kept_from: the first layer that ran without the others. repeats: whether
+    rows of these shapes come in every step, so that their layers may run compiled; acting: what
+    changes how layers treat the stream rows, if anything does.
     """
 
     hidden: torch.Tensor
@@ -41,6 +44,8 @@ class Rows:
     seen: torch.Tensor | None = None
     kept: list[int] | None = None
     kept_from: int = 0
+    repeats: bool = False
+    acting: object = None
 
     @property
     def num_nodes(self) -> int:
@@ -73,7 +78,7 @@ class Rows:
         self.num_stream_rows = streams * len(nodes)
         if self.owners is not None:
             self.owners = torch.arange(len(nodes), device=self.hidden.device)[None]
-        self.kept, self.kept_from = nodes, layer
+        self.kept, self.kept_from, self.repeats = nodes, layer, False
 
 
 class LayerVisitor(Protocol):
@@ -126,6 +131,7 @@ class Target:
         self.max_positions = self.family.max_positions
         self.fingerprint: dict[str, str] = {}
         self.adapter: str | None = None
+        self.compiled: CompiledLayers | None = None
 
     @property
     def device(self) -> torch.device:
@@ -149,12 +155,17 @@ class Target:
         return frozenset(ids) if isinstance(ids, list) else frozenset([ids])
 
     def new_cache(self, capacity: int, batch_size: int = 1) -> StepCache:
-        """An empty cache with `capacity` slots for every layer."""
+        """An empty cache with at least `capacity` slots for every layer."""
+        if self.compiled is not None:
+            return self.compiled.new_cache(self._allocate, capacity, batch_size)
+        return self._allocate(capacity, batch_size)
+
+    def _allocate(self, capacity: int, batch_size: int, granularity: int = 1) -> StepCache:
         heads, size = self.family.cache_shape
         heads //= self.num_parallel
         devices = [device_of(layer) for layer in self.family.layers]
         return StepCache(
-            self.num_layers, heads, size, capacity, batch_size, self.dtype, devices
+            self.num_layers, heads, size, capacity, batch_size, self.dtype, devices, granularity
         )
 
     def token_embeddings(self, ids: torch.Tensor) -> torch.Tensor:
@@ -175,23 +186,32 @@ class Target:
         """Run decoder layers of the target's architecture; replaces `rows.hidden`."""
         if not len(modules):
             return rows
+        with our_attention(self.model.config):
+            if self.compiled is not None and rows.repeats and rows.mask is not None:
+                rows.hidden = self.compiled(modules, rows, cache)
+                return rows
+            return self.run_each(modules, rows, cache)
+
+    def run_each(
+        self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache | None
+    ) -> Rows:
+        """The layers one by one, within `our_attention`: what is compiled, and its reference."""
         family, masks = self.family, {}
         rotary = family.rotary(rows.hidden, rows.positions)
-        with our_attention(self.model.config):
-            for module in modules:
-                window = family.window(module)
-                if window not in masks:
-                    masks[window] = rows.mask_within(window, self._committed(rows, cache))
-                rows.hidden = family.run_layer(
-                    module, rows.hidden, masks[window], rows.positions, rotary, cache
-                )
+        for module in modules:
+            window = family.window(module)
+            if window not in masks:
+                masks[window] = rows.mask_within(window, self._committed(rows, cache))
+            rows.hidden = family.run_layer(
+                module, rows.hidden, masks[window], rows.positions, rotary, cache
+            )
         return rows
 
     def _committed(self, rows: Rows, cache: StepCache | None) -> int:
         """How many slots there are before the rows."""
         if rows.mask is not None:
             return rows.mask.shape[-1] - rows.hidden.shape[1]
-        return 0 if cache is None else cache.length
+        return 0 if cache is None else cache.slots
 
     def forward(
         self,
@@ -201,13 +221,14 @@ class Target:
         cache: StepCache | None,
         visitors: Sequence[LayerVisitor] = (),
         seen: torch.Tensor | None = None,
+        repeats: bool = False,
     ) -> Rows:
         """All layers over the rows; the result's hidden states are before the final norm.
 
-        Visitors of one layer come in the order given. seen: as in `Rows`.
+        Visitors of one layer come in the order given. seen, repeats: as in `Rows`.
         """
         rows, done = self.embed(ids, positions, mask), 0
-        rows.seen = seen
+        rows.seen, rows.repeats = seen, repeats
         with ExitStack() as visits:
             for visitor in sorted(visitors, key=lambda visitor: visitor.layer):
                 rows = self.run_layers(range(done, visitor.layer), rows, cache)

@@ -162,6 +162,9 @@ class StreamingSpeculator(nn.Module):
             rows.seen,
             rows.kept,
             rows.kept_from,
+            # What streams are limited to is looked up in the rows, which replays would not see.
+            rows.repeats and not self.config.attended_tokens,
+            self,
         )
 
     def run_streams(
@@ -195,6 +198,8 @@ class StreamingSpeculator(nn.Module):
             rows = self._beside_main_rows(hidden, positions, main_mask, streams, shifted, mask)
         else:
             rows = Rows(streams, shifted, mask, streams.shape[1])
+            rows.repeats = isinstance(cache, StepCache)
+            rows.acting = None if merged is not None and not self.config.value_rotation else self
         if merged is not None:
             with self._rotating(target, merged, rows):
                 return target.run_modules(merged, rows, cache).hidden

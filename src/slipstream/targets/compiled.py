@@ -1,0 +1,136 @@
+"""Steps of decoding as compiled layers and CUDA graphs: the same kernels, no Python between them.
+
+All steps run the same layers on as many rows; only contents differ. `CompiledLayers` compiles such
+a span once (torch.compile, for all sizes) and, on a CUDA device, captures it as a graph for each
+number of rows and slots. Keys and values stay in buffers that never move. The eager layers are the
+reference; prompts, pruned rows and training always run eagerly.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from slipstream.core.cache import StepCache
+from slipstream.core.errors import InputError
+from slipstream.targets.packed import is_packed
+from slipstream.targets.quantized import is_quantized
+
+if TYPE_CHECKING:
+    from slipstream.targets.target import Rows, Target
+
+MODES = ("auto", "off", "reduce-overhead")
+GRANULARITY = 256
+"""Slots are counted in multiples of this: a graph serves so many committed lengths."""
+CAPACITY = 1024
+"""Caches have a multiple of so many slots, so that most prompts find one that is there."""
+
+
+def compile_target(target: "Target", mode: str) -> "Target":
+    """Let the steps of decoding with `target` run compiled, as `engine.compile` says.
+
+    mode: 'off'; 'reduce-overhead'; 'auto', which is 'reduce-overhead' on a CUDA device for a whole
+    target of ordinary weights, and 'off' elsewhere: on a CPU, reordered weights gain more than
+    compilation, and the two exclude each other. Returns `target`; raises `InputError` for what
+    cannot be compiled.
+    """
+    if mode not in MODES:
+        raise InputError(f"engine.compile: must be one of {', '.join(MODES)}")
+    model = target.model
+    if is_packed(model):
+        obstacle = "weights reordered for a CPU cannot be compiled; set target.packed=false"
+    elif is_quantized(model):
+        obstacle = "quantised weights are not compiled; set target.quantization=null"
+    elif target.num_parallel > 1 or hasattr(model, "hf_device_map"):
+        obstacle = "a target spread over devices is not compiled; load it whole"
+    else:
+        obstacle = None
+    if mode == "reduce-overhead" and obstacle:
+        raise InputError(f"engine.compile: {obstacle}, or engine.compile=off")
+    wanted = mode == "reduce-overhead" or (mode == "auto" and target.device.type == "cuda")
+    target.compiled = CompiledLayers(target) if wanted and not obstacle else None
+    return target
+
+
+class CompiledLayers:
+    """Runs spans of a target's layers over rows that come again in every step."""
+
+    def __init__(self, target: "Target"):
+        self.target = target
+        self._compiled = torch.compile(self._span, dynamic=True, fullgraph=True)
+        self._graphs: dict[tuple, _Graph] = {}
+        self._caches: dict[tuple[int, int], StepCache] = {}
+
+    def new_cache(self, allocate: Callable[..., StepCache], capacity: int, batch: int) -> StepCache:
+        """An empty cache over buffers kept from earlier; one decoding may use them at a time."""
+        capacity = -(-(capacity + GRANULARITY - 1) // CAPACITY) * CAPACITY
+        if (capacity, batch) not in self._caches:
+            self._caches[capacity, batch] = allocate(capacity, batch, GRANULARITY)
+        return self._caches[capacity, batch].emptied()
+
+    def __call__(self, modules: Sequence[nn.Module], rows: "Rows", cache: StepCache) -> torch.Tensor:
+        """(B, R, D) hidden states after the layers `modules`; keys and values are staged."""
+        inputs = rows.hidden, rows.positions, rows.mask, rows.seen
+        cache.check_room(rows.hidden.shape[1])
+        # Hooks of adapters belong to the rows, not to the layers: they are captured, not compiled.
+        span = self._compiled if rows.acting is None else self._span
+        modules, layers = list(modules), cache.layers
+        if rows.hidden.device.type != "cuda":
+            return span(modules, layers, *inputs)
+        shapes = tuple(None if given is None else given.shape for given in inputs)
+        place = layers[0][0].data_ptr(), layers[0][0].shape
+        key = id(modules[0]), id(modules[-1]), id(rows.acting), rows.num_nodes, shapes, place
+        if key not in self._graphs:
+            kept = modules, layers, rows.acting
+            self._graphs[key] = _Graph(lambda *given: span(modules, layers, *given), inputs, kept)
+        return self._graphs[key](inputs)
+
+    def _span(self, modules, layers, hidden, positions, mask, seen) -> torch.Tensor:
+        from slipstream.targets.target import Rows
+
+        rows = Rows(hidden, positions, mask, seen=seen)
+        slots = _Slots(layers, mask.shape[-1] - hidden.shape[1])
+        return self.target.run_each(modules, rows, slots).hidden
+
+
+class _Slots:
+    """What compiled layers see of a cache: where this forward's rows are staged."""
+
+    is_compileable = True
+
+    def __init__(self, layers: list[tuple[torch.Tensor, torch.Tensor]], start: int):
+        self.layers, self.start = layers, start
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_, **__
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self.layers[layer_idx]
+        stop = self.start + key.shape[-2]
+        keys[..., self.start : stop, :] = key
+        values[..., self.start : stop, :] = value
+        return keys[..., :stop, :], values[..., :stop, :]
+
+
+class _Graph:
+    """A CUDA graph of `run` for inputs of fixed shapes; kept: what must live as long as it."""
+
+    def __init__(self, run: Callable[..., torch.Tensor], inputs: Sequence, kept: object):
+        self._kept = kept
+        self._inputs = [None if given is None else given.clone() for given in inputs]
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):  # compilation, autotuning and workspaces, before capture
+            for _ in range(2):
+                run(*self._inputs)
+        torch.cuda.current_stream().wait_stream(beside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._output = run(*self._inputs)
+
+    def __call__(self, inputs: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        for own, given in zip(self._inputs, inputs, strict=True):
+            if own is not None:
+                own.copy_(given)
+        self._graph.replay()
+        return self._output.clone()
