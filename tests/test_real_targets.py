@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.commands import ROOT, config_of
 from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -74,6 +75,7 @@ def toy_tokenizer() -> PreTrainedTokenizerFast:
     words = ["<unk>", *special, "\n", *map(chr, range(32, 127))]
     tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = Fuse()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )

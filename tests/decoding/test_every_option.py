@@ -49,13 +49,15 @@ def test_greedy_output_is_that_of_one_token_per_forward(architecture, mode, name
     """Logits too: a wrong one seldom changes the most probable token of so small a model."""
     target, speculator = pair_of(mode, OPTIONS[mode][name], architecture, vocab_size=VOCABULARY)
     tokens, logits = recomputed(target, speculator, PROMPT, LENGTH)
+    # transformers' own GPT-Neo, the reference, computes its scores in float32.
+    tolerance = 1e-5 if (architecture, mode) == ("gpt_neo", "lossless") else 1e-10
     trees = TREES if (architecture, name) == ("llama", "paper") else ("best_first", "pruned")
     for schedule in SCHEDULES[mode]:
         for tree in trees:
             found, drafter = answer(target, speculator, schedule, tree)
             assert found == tokens, (schedule, tree)
             expected = logits[: len(drafter.logits)]
-            torch.testing.assert_close(drafter.logits, expected, rtol=0, atol=1e-10)
+            torch.testing.assert_close(drafter.logits, expected, rtol=0, atol=tolerance)
             assert drafter.pruned == (tree in PRUNED), (schedule, tree)
 
 

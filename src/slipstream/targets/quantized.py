@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from slipstream.core.errors import InputError
+from slipstream.targets.packed import PackedLinear
 
 QUANTIZATIONS = ("int8", "nf4")
 
@@ -73,3 +74,17 @@ def tensors_of(model: nn.Module) -> list[torch.Tensor]:
         if hasattr(module, "init_8bit_state"):
             tensors += [module.state.CB, module.state.SCB]
     return tensors
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """What all weights take, with the scales of quantised ones; reordered ones count as they were."""
+    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            size += module.packed.numel() * module.packed.element_size()
+        if hasattr(module, "init_8bit_state"):
+            size += module.state.SCB.nbytes
+        scales = getattr(getattr(module, "weight", None), "quant_state", None)
+        if scales is not None:
+            size += scales.absmax.nbytes + scales.code.nbytes
+    return size

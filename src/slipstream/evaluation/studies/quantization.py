@@ -13,6 +13,7 @@ from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.studies.findings import Findings
 from slipstream.evaluation.studies.steps import run_step
 from slipstream.targets.loading import load_target
+from slipstream.targets.quantized import weight_bytes
 from slipstream.targets.target import Target
 
 UNQUANTISED = "none"
@@ -46,7 +47,7 @@ class QuantizationStudy:
             override = f"target.quantization={kind or 'null'}"
             model = run_step("train.py", [*self.recipe, override], self.folder / name, "model")
             own = load_target(target.name, device=str(target.device), quantization=kind)
-            sizes[name] = own.model.get_memory_footprint()
+            sizes[name] = weight_bytes(own.model)
             methods[f"plain {name}"] = Plain(own)
             drafter = Streaming(model, "auto", self.top_k)
             methods[f"streams {name}"] = Speculative(drafter, self.budget, own)
