@@ -104,7 +104,9 @@ def tiny(name, tmp_path) -> list[str]:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**sizes, **ids))
     model.save_pretrained(tmp_path / "target")
     tokenizer.save_pretrained(tmp_path / "target")
-    overrides = [f"target.architecture.{key}={'null' if v is None else v}" for key, v in sizes.items()]
+    overrides = [
+        f"target.architecture.{key}={'null' if v is None else v}" for key, v in sizes.items()
+    ]
     return [f"target.name={tmp_path / 'target'}", *overrides]
 
 

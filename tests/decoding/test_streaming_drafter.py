@@ -16,12 +16,20 @@ def drafter() -> Streaming:
     return drafter
 
 
+def candidates(drafter: Streaming, text: list[int], logits: torch.Tensor, temperature=1.0):
+    """Tokens of each level, and (places, probabilities) of the children of each one above."""
+    root, texts = torch.tensor(text[-1:]), torch.tensor([[-1, *text, -1]])
+    found = drafter.candidates(root, logits[None], texts, temperature)
+    tokens, places, values = (tensor[0].tolist() for tensor in found)
+    return tokens, [list(zip(*level, strict=True)) for level in zip(places, values, strict=True)]
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.4])
 @pytest.mark.parametrize("text", [[7], [5, 7, 9, 5, 30, 5, 7]])
 def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, text, temperature):
     """With all tokens as candidates: softmax of the stream's logits plus the parent's scores."""
     logits = torch.randn(3, VOCABULARY, dtype=torch.float64)
-    tokens, children = drafter._candidates(text, logits, temperature)
+    tokens, children = candidates(drafter, text, logits, temperature)
     every = torch.arange(VOCABULARY)
     texts, lengths = torch.tensor([text] * VOCABULARY), torch.full((VOCABULARY,), len(text))
     scores = [
@@ -49,12 +57,12 @@ def test_tokens_that_are_no_candidates_keep_their_share(drafter):
     narrow = Streaming(drafter.speculator, "deferred", top_k=1)
     narrow.bind(drafter.target)
     logits = 3 * torch.randn(2, VOCABULARY, dtype=torch.float64)
-    tokens, children = narrow._candidates([7], logits)
+    tokens, children = candidates(narrow, [7], logits)
     assert [len(level) for level in tokens] == [8, 8]
     probabilities = logits.softmax(-1)
     every = torch.arange(VOCABULARY).expand(2, -1)
     above = [[7] * 8, tokens[0]]
-    scores = narrow.pairs(torch.tensor(above), every, torch.tensor([7])).detach()
+    scores = narrow.pairs(torch.tensor([above]), every[None], torch.tensor([[7]]))[0].detach()
     for level in range(2):
         for place, (chosen, values) in enumerate(children[level]):
             weights = probabilities[level] * scores[level, place].exp()
@@ -67,5 +75,5 @@ def test_tokens_that_are_no_candidates_keep_their_share(drafter):
 def test_scores_move_probability_to_the_tokens_that_follow(drafter):
     uniform = torch.full((1, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64)
     scores = drafter.speculator.transitions(drafter.target, torch.tensor([11]))[0]
-    tokens, children = drafter._candidates([11], uniform.log())
+    tokens, children = candidates(drafter, [11], uniform.log())
     assert tokens[0][children[0][0][0][0]] == int(scores.argmax())

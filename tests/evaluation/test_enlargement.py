@@ -36,7 +36,8 @@ def test_the_large_target_has_its_shape_and_the_same_logits(pair):
     ids = torch.tensor([render_prompt(small.tokenizer, PROMPT)])
     positions = torch.arange(ids.shape[1])[None]
     found, expected = (
-        target.logits(target.forward(ids, positions, None, None).hidden) for target in (large, small)
+        target.logits(target.forward(ids, positions, None, None).hidden)
+        for target in (large, small)
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
 

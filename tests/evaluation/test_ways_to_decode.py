@@ -1,4 +1,4 @@
-"""Studies of batches, sampling, contexts and quantised targets, on models small enough for a test."""
+"""Studies of batches, sampling, contexts and quantised targets, on tiny models."""
 
 import pytest
 from tests.tiny import save_tiny_target, tiny_speculator, tiny_target, tiny_tokenizer

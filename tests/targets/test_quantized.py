@@ -119,14 +119,18 @@ def test_a_saved_speculator_opens_on_the_same_quantised_target_alone(
     assert answers[0] == answers[1]
     other = next(each for each in QUANTIZATIONS if each != kind)
     for wrong in (None, other):
-        with pytest.raises(InputError, match=f"with {kind} weights; set target.quantization={kind}"):
+        with pytest.raises(
+            InputError, match=rf"with {kind} weights; set target\.quantization={kind}"
+        ):
             load_speculator(tmp_path / "made", load_target(folder, quantization=wrong))
 
 
 def test_a_speculator_of_the_unquantised_target_is_refused(folder, target, tmp_path):
     plain = load_target(folder)
     save_speculator(tmp_path / "made", speculator_of(plain), plain, 8, "")
-    with pytest.raises(InputError, match="with unquantised weights; set target.quantization=null"):
+    with pytest.raises(
+        InputError, match=r"with unquantised weights; set target\.quantization=null"
+    ):
         load_speculator(tmp_path / "made", target)
 
 
@@ -154,7 +158,7 @@ def test_new_lora_layers_share_the_quantised_weights(target):
 
 
 def test_unknown_kinds_and_a_missing_library_are_one_sentence(folder, monkeypatch):
-    with pytest.raises(InputError, match="target.quantization: 'int3' is not one of int8, nf4"):
+    with pytest.raises(InputError, match=r"target\.quantization: 'int3' is not one of int8, nf4"):
         load_target(folder, quantization="int3")
     monkeypatch.setattr("transformers.utils.is_bitsandbytes_available", lambda: False)
     with pytest.raises(InputError, match="needs bitsandbytes; pip install bitsandbytes"):

@@ -33,10 +33,10 @@ def test_what_does_not_go_together_is_one_sentence(tmp_path, monkeypatch):
     folder = str(save_tiny_target(tmp_path))
     with pytest.raises(InputError, match="needs several processes; start with torchrun"):
         load_target(folder, tensor_parallel=True)
-    with pytest.raises(InputError, match="neither target.device_map nor target.quantization"):
+    with pytest.raises(InputError, match=r"neither target\.device_map nor target\.quantization"):
         load_target(folder, tensor_parallel=True, quantization="nf4")
     target = load_target(folder)
     speculator = tiny_speculator(target).float()
     monkeypatch.setattr(target.model, "_tp_size", 2)
-    with pytest.raises(InputError, match="streams need whole layers; use target.device_map"):
+    with pytest.raises(InputError, match=r"streams need whole layers; use target\.device_map"):
         Streaming(speculator, "auto", 2).bind(target)

@@ -10,6 +10,7 @@ value, layer_idx)`, and knows neither models nor trees.
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 
 import torch
@@ -161,6 +162,13 @@ class StepCache:
         self._set([buffer[:, :, : len(sequences)] for buffer in self._buffers])
         self.lengths = [self.lengths[sequence] for sequence in sequences]
 
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Rows that are staged within are forgotten at the end, those of before are not."""
+        staged = list(self.staged)
+        yield
+        self.staged = staged
+
     def forget_staged(self) -> None:
         """Drop every staged row."""
         self.staged = [0] * len(self.staged)
@@ -209,7 +217,7 @@ class TrainingCache:
         return keys, values
 
     @property
-    def length(self) -> int:
+    def slots(self) -> int:
         """Slots that ended forwards have kept."""
         return self.get_seq_length(len(self.kept) - 1)
 

@@ -6,6 +6,8 @@ forward in order. Masks come from positions and parents alone; nothing here know
 
 import torch
 
+from slipstream.core.transfer import on_device
+
 
 def tree_mask(
     lengths: list[int], ancestors: torch.Tensor, slots: int | None = None
@@ -23,7 +25,7 @@ def tree_mask(
     slots = max(lengths) if slots is None else slots
     mask = torch.nn.functional.pad(ancestors, (slots, 0), value=True)[:, None]
     if min(lengths) < slots:
-        ends = torch.tensor(lengths, device=ancestors.device)[:, None, None, None]
+        ends = on_device(lengths, ancestors.device)[:, None, None, None]
         mask[..., :slots] = torch.arange(slots, device=ancestors.device) < ends
     return mask
 

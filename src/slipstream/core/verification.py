@@ -35,6 +35,25 @@ def verify_greedy(tree: DraftTree, choices: list[int]) -> Verdict:
     return Verdict(path, choices[path[-1]])
 
 
+def greedy_paths(
+    ids: torch.Tensor, parents: torch.Tensor, ancestors: torch.Tensor, choices: torch.Tensor
+) -> torch.Tensor:
+    """(B,) last accepted nodes: what `verify_greedy` finds, for B trees, wherever the tensors are.
+
+    ids, parents, choices: (B, N), parents -1 for roots (node 0) and for padding; ancestors:
+    (B, N, N) of `DraftTree.ancestor_mask`.
+
+    >>> tree = DraftTree([7, 1, 2], [-1, 0, 0])
+    >>> ids, parents, choices = torch.tensor([[tree.tokens, tree.parents, [2, 5, 9]]]).unbind(1)
+    >>> greedy_paths(ids, parents, tree.ancestor_mask()[None], choices).tolist()
+    [2]
+    """
+    agrees = (ids == choices.gather(1, parents.clamp(min=0))) & (parents >= 0)
+    agrees[:, 0] = True
+    accepted = (agrees[:, None] | ~ancestors).all(-1)
+    return (accepted * ancestors.sum(-1)).argmax(-1)
+
+
 def verify_sampling(
     tree: DraftTree, probabilities: torch.Tensor, randomness: Randomness
 ) -> Verdict:

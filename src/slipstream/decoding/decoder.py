@@ -32,6 +32,17 @@ class Line:
     forwards: int = 0
 
 
+@dataclass(frozen=True)
+class First:
+    """The first token of the answer to prompt `place`; part: the prompt's tokens in the forward
+    that decided it, with `logits` (1, V)."""
+
+    place: int
+    part: list[int]
+    token: int
+    logits: torch.Tensor
+
+
 class Decoder:
     """Decoding of `target`; subclasses say what a step is.
 
@@ -101,7 +112,8 @@ class Decoder:
         for start in range(0, max(map(len, prompts)), PREFILL_ROWS):
             parts = [prompt[start : start + PREFILL_ROWS] for prompt in prompts]
             width = max(map(len, parts))
-            ids = torch.tensor([part + [0] * (width - len(part)) for part in parts])
+            padded = [part + [0] * (width - len(part)) for part in parts]
+            ids = torch.tensor(padded, device=target.device)
             positions = torch.arange(start, start + width, device=target.device)
             mask = None
             if start:
@@ -113,7 +125,7 @@ class Decoder:
             ]
             with clock.share("prefill"):
                 rows = target.forward(
-                    ids.to(target.device),
+                    ids,
                     positions.expand(len(parts), -1),
                     mask,
                     cache,
@@ -123,9 +135,12 @@ class Decoder:
                 logits = target.logits(rows.hidden[ended, last])
             tokens = self._choose(logits, [lines[place].context for place in ended])
             cache.commit_each([list(range(len(part))) for part in parts])
-            for index, (place, token) in enumerate(zip(ended, tokens, strict=True)):
-                first = lines[place], parts[place], token, rows, logits[index : index + 1], place
-                self._first(*first)
+            firsts = [
+                First(place, parts[place], token, own)
+                for place, token, own in zip(ended, tokens, logits.split(1), strict=True)
+            ]
+            if firsts:
+                self._first(lines, firsts, start, rows, ids)
 
     def _unfinished(self, lines: list[Line], cache: StepCache) -> list[Line]:
         """Let the finished ones leave."""
@@ -151,16 +166,10 @@ class Decoder:
         """Called before the prefill."""
 
     def _first(
-        self,
-        line: Line,
-        part: list[int],
-        token: int,
-        rows: Rows,
-        logits: torch.Tensor,
-        place: int,
+        self, lines: list[Line], firsts: list[First], start: int, rows: Rows, ids: torch.Tensor
     ) -> None:
-        """The first token of an answer is decided. part: the prompt's tokens in the forward of
-        `rows`, where it is sequence `place`; logits: (1, V) that decided."""
+        """First tokens are decided. start: tokens before those of the forward; rows, ids: of it,
+        ids (B, R)."""
         raise NotImplementedError
 
     def _step(self, lines: list[Line], cache: StepCache, clock: Clock) -> None:

@@ -3,6 +3,8 @@
 It knows the drafter protocol and no concrete drafter.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from slipstream.core.cache import StepCache
@@ -10,11 +12,12 @@ from slipstream.core.clock import Clock
 from slipstream.core.errors import InputError
 from slipstream.core.masks import tree_mask
 from slipstream.core.sampling import Sampling
+from slipstream.core.transfer import on_device, on_host
 from slipstream.core.tree import DraftTree
-from slipstream.core.verification import Verdict, verify_greedy, verify_sampling
+from slipstream.core.verification import Verdict, greedy_paths, verify_greedy, verify_sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder, Line
-from slipstream.drafters.base import Context, Drafter, Step
+from slipstream.drafters.base import Context, Drafter, Outlook, Step
 from slipstream.targets.target import Rows, Target
 
 
@@ -46,9 +49,20 @@ class Engine(Decoder):
     def _leave(self, kept: list[int]) -> None:
         self.drafter.leave(kept)
 
-    def _first(self, line, part, token, rows, logits, place) -> None:
-        path = list(range(len(part)))
-        self._decide(line, Step(DraftTree.chain(part), path, token, rows, logits, place), [])
+    def _first(self, lines, firsts, start, rows, ids) -> None:
+        last, tokens = [0] * len(lines), [0] * len(lines)
+        for first in firsts:
+            last[first.place], tokens[first.place] = len(first.part) - 1, first.token
+        paths = [list(range(end + 1)) for end in last]
+        cache = lines[0].context.cache
+        outlook = _committed_outlook(cache, rows, ids, [start] * len(lines), paths, tokens)
+        contexts = [line.context for line in lines]
+        foreseen = on_host(*self.drafter.foresee(contexts, outlook))
+        for first in firsts:
+            tree, place = DraftTree.chain(first.part), first.place
+            own = tuple(tensor[place] for tensor in foreseen)
+            step = Step(tree, paths[place], first.token, rows, first.logits, place, own)
+            self._decide(lines[place], step, [])
 
     def _step(self, lines: list[Line], cache: StepCache, clock: Clock) -> None:
         """Draft, verify, commit."""
@@ -57,36 +71,73 @@ class Engine(Decoder):
             line.context.max_depth = line.answer.room - len(line.answer.ids) - 1
         trees = self.drafter.propose(contexts, self.budget)
         with clock.share("verify"):
-            rows = self._forward(trees, cache)
+            nodes = _Nodes(trees, self._width(trees), self.target.device)
+            rows = self._forward(nodes, cache)
+            logits = self.target.logits(rows.hidden[:, : rows.num_nodes])
+        if self.sampling.greedy and rows.kept is None:
+            verdicts, foreseen = self._verify_ahead(trees, nodes, rows, logits, contexts)
+            self._commit(cache, verdicts, rows)
+        else:
             if rows.kept is not None:
                 trees = [tree.keep(rows.kept) for tree in trees]
-            logits = self.target.logits(rows.hidden[:, : rows.num_nodes])
-        verdicts = self._verify(trees, logits, contexts)
-        self._commit(cache, [verdict.path for verdict in verdicts], rows)
+                nodes.ids = nodes.ids[:, rows.kept]
+            verdicts = self._verify(trees, logits, contexts)
+            self._commit(cache, verdicts, rows)
+            starts = [len(context.tokens) - 1 for context in contexts]
+            paths, tokens = zip(*((each.path, each.next_token) for each in verdicts), strict=True)
+            outlook = _committed_outlook(cache, rows, nodes.ids, starts, paths, tokens)
+            foreseen = on_host(*self.drafter.foresee(contexts, outlook))
         for place, (line, tree, verdict) in enumerate(zip(lines, trees, verdicts, strict=True)):
-            own = logits[place, : len(tree)]
-            step = Step(tree, verdict.path, verdict.next_token, rows, own, place)
+            own = tuple(tensor[place] for tensor in foreseen)
+            scores = logits[place, : len(tree)]
+            step = Step(tree, verdict.path, verdict.next_token, rows, scores, place, own)
             self._decide(line, step, [tree.tokens[node] for node in verdict.path[1:]])
 
-    def _forward(self, trees: list[DraftTree], cache: StepCache) -> Rows:
-        """All trees in one forward; shorter ones are padded with rows that nothing sees."""
-        width, device = max(map(len, trees)), self.target.device
-        if self.target.compiled is not None:
-            width = self.budget
-        ids = [tree.tokens + [0] * (width - len(tree)) for tree in trees]
-        depths = [tree.depths() + [0] * (width - len(tree)) for tree in trees]
-        ancestors = torch.eye(width, dtype=torch.bool).repeat(len(trees), 1, 1)
-        for place, tree in enumerate(trees):
-            ancestors[place, : len(tree), : len(tree)] = tree.ancestor_mask()
-        lengths = torch.tensor(cache.lengths, device=device)[:, None]
+    def _width(self, trees: list[DraftTree]) -> int:
+        """Rows of each tree; shorter ones are padded with rows that nothing sees."""
+        return max(map(len, trees)) if self.target.compiled is None else self.budget
+
+    def _forward(self, nodes: "_Nodes", cache: StepCache) -> Rows:
+        """All trees in one forward."""
+        lengths = on_device(cache.lengths, self.target.device)[:, None]
         return self.target.forward(
-            torch.tensor(ids, device=device),
-            torch.tensor(depths, device=device) + lengths,
-            tree_mask(cache.lengths, ancestors.to(device), cache.slots),
+            nodes.ids,
+            nodes.depths + lengths,
+            tree_mask(cache.lengths, nodes.ancestors, cache.slots),
             cache,
             self.drafter.visitors,
             repeats=True,
         )
+
+    def _verify_ahead(
+        self,
+        trees: list[DraftTree],
+        nodes: "_Nodes",
+        rows: Rows,
+        logits: torch.Tensor,
+        contexts: list[Context],
+    ) -> tuple[list[Verdict], list[torch.Tensor]]:
+        """Greedy verdicts; the drafter is asked to foresee before the host waits for them, with
+        accepted rows still staged where the forward put them."""
+        choices = logits.argmax(-1)
+        last = greedy_paths(nodes.ids, nodes.parents, nodes.ancestors, choices)
+        slots, count = contexts[0].cache.slots, nodes.ids.shape[1]
+        each = torch.arange(len(trees), device=last.device)
+        before = torch.arange(slots, device=last.device).expand(len(trees), -1)
+        outlook = Outlook(
+            rows,
+            nodes.ids,
+            [len(context.tokens) - 1 for context in contexts],
+            nodes.ancestors[each, last],
+            last,
+            choices[each, last],
+            rows.mask[each, 0, last, : slots + count],
+            torch.cat([before, rows.positions[:, :count]], dim=1),
+        )
+        choices, *foreseen = on_host(choices, *self.drafter.foresee(contexts, outlook))
+        return [
+            verify_greedy(*pair) for pair in zip(trees, choices.tolist(), strict=True)
+        ], foreseen
 
     def _verify(
         self, trees: list[DraftTree], logits: torch.Tensor, contexts: list[Context]
@@ -102,8 +153,9 @@ class Engine(Decoder):
             for tree, each, context in zip(trees, probabilities, contexts, strict=True)
         ]
 
-    def _commit(self, cache: StepCache, paths: list[list[int]], rows: Rows) -> None:
+    def _commit(self, cache: StepCache, verdicts: list[Verdict], rows: Rows) -> None:
         """Keep the accepted paths; layers before the pruning still hold the pruned nodes."""
+        paths = [verdict.path for verdict in verdicts]
         if rows.kept is None:
             return cache.commit_each(paths)
         (path,) = paths
@@ -118,3 +170,44 @@ class Engine(Decoder):
         line.context.tokens += [*drafted, step.next_token]
         if line.answer.finished is None:
             self.drafter.observe(line.context, step)
+
+
+class _Nodes:
+    """Trees as tensors on a device, padded to `width` with nodes that see themselves alone.
+
+    ids, depths, parents: (B, width); ancestors: (B, width, width).
+    """
+
+    def __init__(self, trees: list[DraftTree], width: int, device: torch.device):
+        ancestors = torch.eye(width, dtype=torch.bool).repeat(len(trees), 1, 1)
+        columns = []
+        for place, tree in enumerate(trees):
+            ancestors[place, : len(tree), : len(tree)] = tree.ancestor_mask()
+            missing = width - len(tree)
+            own = (tree.tokens, 0), (tree.depths(), 0), (tree.parents, -1)
+            columns.append([values + [fill] * missing for values, fill in own])
+        self.ids, self.depths, self.parents = on_device(columns, device).unbind(1)
+        self.ancestors = on_device(ancestors, device)
+
+
+def _committed_outlook(
+    cache: StepCache,
+    rows: Rows,
+    ids: torch.Tensor,
+    starts: list[int],
+    paths: Sequence[list[int]],
+    tokens: Sequence[int],
+) -> Outlook:
+    """What is to be foreseen once the accepted paths are known and committed."""
+    device = ids.device
+    accepted = [[node in path for node in range(ids.shape[1])] for path in map(set, paths)]
+    ends = on_device(cache.lengths, device)[:, None]
+    return Outlook(
+        rows,
+        ids,
+        starts,
+        on_device(accepted, device),
+        on_device([path[-1] for path in paths], device),
+        on_device(list(tokens), device),
+        torch.arange(cache.slots, device=device) < ends,
+    )

@@ -8,19 +8,21 @@ import torch
 from slipstream.core.cache import StepCache
 from slipstream.core.clock import Clock
 from slipstream.core.masks import tree_mask
+from slipstream.core.transfer import on_device
 from slipstream.decoding.decoder import Decoder, Line
 
 
 class PlainDecoder(Decoder):
     """Greedy or sampled decoding without drafts."""
 
-    def _first(self, line, part, token, rows, logits, place) -> None:
-        self._emit(line, token)
+    def _first(self, lines, firsts, start, rows, ids) -> None:
+        for first in firsts:
+            self._emit(lines[first.place], first.token)
 
     def _step(self, lines: list[Line], cache: StepCache, clock: Clock) -> None:
         device, lengths = self.target.device, cache.lengths
-        ids = torch.tensor([line.context.tokens[-1:] for line in lines], device=device)
-        positions = torch.tensor(lengths, device=device)[:, None]
+        ids = on_device([line.context.tokens[-1:] for line in lines], device)
+        positions = on_device(lengths, device)[:, None]
         mask = None
         if min(lengths) < cache.slots:
             own = torch.ones(len(lengths), 1, 1, dtype=torch.bool, device=device)

@@ -14,6 +14,7 @@ import torch
 from slipstream.core.cache import StepCache
 from slipstream.core.clock import Clock
 from slipstream.core.sampling import Randomness, Sampling
+from slipstream.core.transfer import on_device
 from slipstream.core.tree import DraftTree
 from slipstream.targets.target import LayerVisitor, Rows, Target
 
@@ -37,13 +38,53 @@ class Context:
 
 
 @dataclass(frozen=True)
+class Outlook:
+    """Where the accepted paths of B sequences end, as tensors on the device: the host may not know
+    it yet.
+
+    rows: of the forward; ids: (B, N) tokens of its node rows; starts: how many tokens of each
+    context come before them; paths: (B, N), whether a node is accepted; last: (B,) the last
+    accepted nodes; tokens: (B,) what follows them; sees: (B, K), which cached slots these nodes
+    see, their own included; seen: (B, K) positions of these slots, None for 0, 1, 2 and so on.
+    Sequences whose prompt is not through yet hold something meaningless.
+    """
+
+    rows: Rows
+    ids: torch.Tensor
+    starts: list[int]
+    paths: torch.Tensor
+    last: torch.Tensor
+    tokens: torch.Tensor
+    sees: torch.Tensor
+    seen: torch.Tensor | None = None
+
+    def texts(self, contexts: list["Context"]) -> torch.Tensor:
+        """(B, T): all tokens of each sequence up to `tokens`, with -1 on both sides."""
+        known = [
+            context.tokens[:start] for context, start in zip(contexts, self.starts, strict=True)
+        ]
+        longest = max(map(len, known))
+        known = [[-1] * (longest - len(text)) + text for text in known]
+        order = self.paths.int().argsort(dim=-1, descending=True, stable=True)
+        ends = self.paths.sum(-1, keepdim=True)
+        accepted = self.ids.gather(1, order)
+        accepted = accepted.masked_fill(
+            torch.arange(order.shape[1], device=order.device) >= ends, -1
+        )
+        accepted = torch.nn.functional.pad(accepted, (0, 1), value=-1)
+        accepted = accepted.scatter(1, ends, self.tokens[:, None])
+        return torch.cat([on_device(known, order.device).long(), accepted], 1)
+
+
+@dataclass(frozen=True)
 class Step:
     """One verified forward, as one of its sequences sees it.
 
     tree: as verified (pruned nodes gone); path: accepted nodes of it, root included; next_token:
     what follows; rows: the forward's result, nodes first, then rows the visitor added (prefill is
     a step, too: a chain of the prompt's last tokens, all accepted); logits: (N, V) of the nodes, or
-    (1, V) of the last prompt token; sequence: its place in `rows`.
+    (1, V) of the last prompt token; sequence: its place in `rows`; foreseen: what `foresee`
+    returned, this sequence's part of each.
     """
 
     tree: DraftTree
@@ -52,6 +93,7 @@ class Step:
     rows: Rows
     logits: torch.Tensor
     sequence: int = 0
+    foreseen: tuple[torch.Tensor, ...] = ()
 
 
 class Drafter:
@@ -82,6 +124,14 @@ class Drafter:
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
         """A tree of at most `budget` nodes for each context, with its last token as the root."""
         raise NotImplementedError
+
+    def foresee(self, contexts: list[Context], outlook: Outlook) -> tuple[torch.Tensor, ...]:
+        """Called after every forward, prefill included: work for the next trees that the device can
+        do while the host still waits for the verdicts.
+
+        What it returns, (B, ...) each, comes to the host together with them, for `observe`.
+        """
+        return ()
 
     def observe(self, context: Context, step: Step) -> None:
         """Called for each context that goes on, after every forward, prefill included, with the

@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.tree import Children, DraftTree, grow_best_first, independent_children, prune
-from slipstream.drafters.base import Context, Drafter, Step
+from slipstream.core.transfer import on_device
+from slipstream.core.tree import DraftTree, grow_best_first, prune
+from slipstream.drafters.base import Context, Drafter, Outlook, Step
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
@@ -108,74 +109,88 @@ class Streaming(Drafter):
         )
 
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
-        self.trees = [DraftTree.chain(context.tokens[-1:]) for context in contexts]
-        depths = [min(self.speculator.num_streams, context.max_depth) for context in contexts]
-        drafting = [place for place, depth in enumerate(depths) if depth > 0 and budget > 1]
-        if drafting:
-            sampling = contexts[0].sampling
-            temperature = 1.0 if sampling.greedy else sampling.temperature
-            with contexts[0].clock.share("draft"):
-                logits = self.target.logits(self._streams_of(contexts)[drafting]).float()
-                for place, own in zip(drafting, logits, strict=True):
-                    text = contexts[place].tokens
-                    drafted = self._candidates(text, own[: depths[place]], temperature)
-                    self.trees[place] = grow_best_first(text[-1], *drafted, budget)
+        with contexts[0].clock.share("draft"):
+            self.trees = [self._grown(context, budget) for context in contexts]
         return self.trees
 
-    def _candidates(
-        self, text: list[int], logits: torch.Tensor, temperature: float = 1.0
-    ) -> tuple[list[list[int]], list[list[Children]]]:
+    def _grown(self, context: Context, budget: int) -> DraftTree:
+        """The best tree of what was foreseen."""
+        depth = min(self.speculator.num_streams, context.max_depth)
+        if depth < 1 or budget < 2:
+            return DraftTree.chain(context.tokens[-1:])
+        tokens, places, values = (tensor[:depth].tolist() for tensor in context.state)
+        children = [list(zip(*level, strict=True)) for level in zip(places, values, strict=True)]
+        return grow_best_first(context.tokens[-1], tokens, children, budget)
+
+    def foresee(self, contexts: list[Context], outlook: Outlook) -> tuple[torch.Tensor, ...]:
+        """What `candidates` finds at the last accepted nodes."""
+        sampling = contexts[0].sampling
+        temperature = 1.0 if sampling.greedy else sampling.temperature
+        with contexts[0].clock.share("draft"):
+            streams = (
+                self._fused_streams(outlook) if self.fused else self._deferred(contexts, outlook)
+            )
+            logits = self.target.logits(streams).float()
+            texts = None if self.pairs is None else outlook.texts(contexts)
+            return self.candidates(outlook.tokens, logits, texts, temperature)
+
+    def candidates(
+        self,
+        roots: torch.Tensor,
+        logits: torch.Tensor,
+        texts: torch.Tensor | None,
+        temperature: float = 1.0,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Candidate tokens of each level, and how probable each is as a child of those above.
 
-        text: all tokens up to the root; logits: (levels, V) of the streams.
+        roots: (B,); logits: (B, gamma, V) of the streams; texts: (B, T), all tokens up to the
+        roots, for scores of pairs. Returns tokens (B, gamma, C) and, for each candidate of the
+        level above (of the root at first, C times the same), the places of its children among them
+        and their probabilities, (B, gamma, C, top_k).
         """
         probabilities = (logits / temperature).softmax(-1)
+        wanted = self.top_k if self.pairs is None else CANDIDATES * self.top_k
+        best = probabilities.topk(min(wanted, probabilities.shape[-1]))
         if self.pairs is None:
-            best = probabilities.topk(min(self.top_k, probabilities.shape[-1]))
-            return best.indices.tolist(), independent_children(best.values.tolist())
-        best = probabilities.topk(min(CANDIDATES * self.top_k, probabilities.shape[-1]))
-        text = torch.tensor(text, device=probabilities.device)
-        parents = torch.cat([text[-1:].expand_as(best.indices[:1]), best.indices[:-1]])
-        scores = self.pairs(parents, best.indices, text) / temperature
-        # (levels, parents, candidates); a token that is no candidate keeps its probability.
-        weights = best.values[:, None] * scores.exp()
-        others = (1 - best.values.sum(-1)).clamp(min=0)[:, None, None]
+            places = torch.arange(best.values.shape[-1], device=logits.device)
+            shape = *best.values.shape, best.values.shape[-1]
+            return best.indices, places.expand(shape), best.values.unsqueeze(-2).expand(shape)
+        first = roots[:, None, None].expand_as(best.indices[:, :1])
+        parents = torch.cat([first, best.indices[:, :-1]], dim=1)
+        scores = self.pairs(parents, best.indices, texts) / temperature
+        # (B, levels, parents, candidates); a token that is no candidate keeps its probability.
+        weights = best.values.unsqueeze(-2) * scores.exp()
+        others = (1 - best.values.sum(-1)).clamp(min=0)[..., None, None]
         weights = weights / (weights.sum(-1, keepdim=True) + others)
         ranked = weights.topk(min(self.top_k, weights.shape[-1]))
-        places, values = ranked.indices.tolist(), ranked.values.tolist()
-        children = [list(zip(*level, strict=True)) for level in zip(places, values, strict=True)]
-        return best.indices.tolist(), children
+        return best.indices, ranked.indices, ranked.values
 
     def observe(self, context: Context, step: Step) -> None:
-        """Keep what the last accepted node has to say about its future: its streams (fused), or its
-        main row before the MSA layers and its position (deferred)."""
-        place, last, rows = step.sequence, step.path[-1], step.rows
-        if self.fused:
-            streams = rows.hidden[place, rows.num_nodes :]
-            streams = streams.unflatten(0, (-1, self.speculator.num_streams))
-            context.state = streams[0 if self.trees is None else last]
-        else:
-            context.state = self.streams.states[place, last], rows.positions[place, last]
+        context.state = step.foreseen
 
-    def _streams_of(self, contexts: list[Context]) -> torch.Tensor:
-        """(B, gamma, D) stream states of the last committed tokens."""
-        if self.fused:
-            return torch.stack([context.state for context in contexts])
-        hidden, positions = zip(*(context.state for context in contexts), strict=True)
-        cache, device = contexts[0].cache, self.target.device
-        ends = torch.tensor(cache.lengths, device=device)[:, None]
-        sees = torch.arange(cache.slots, device=device) < ends
-        streams = self.speculator.run_streams(
-            self.target,
-            torch.stack(hidden)[:, None],
-            torch.tensor([context.tokens[-1:] for context in contexts], device=device),
-            torch.stack(positions)[:, None],
-            sees[:, None, None],
-            cache,
-            self.merged,
-        )
-        cache.forget_staged()
-        return streams
+    def _fused_streams(self, outlook: Outlook) -> torch.Tensor:
+        """(B, gamma, D): the streams that ran beside the last accepted nodes."""
+        rows, last = outlook.rows, outlook.last
+        streams = rows.hidden[:, rows.num_nodes :].unflatten(1, (-1, self.speculator.num_streams))
+        # Of a prompt, the last row alone carries streams.
+        carrier = torch.zeros_like(last) if self.trees is None else last
+        return streams[torch.arange(len(last), device=last.device), carrier]
+
+    def _deferred(self, contexts: list[Context], outlook: Outlook) -> torch.Tensor:
+        """(B, gamma, D): the streams of the last accepted nodes, in a pass of their own."""
+        each, last = torch.arange(len(outlook.last), device=outlook.last.device), outlook.last
+        cache = contexts[0].cache
+        with cache.passing():
+            return self.speculator.run_streams(
+                self.target,
+                self.streams.states[each, last][:, None],
+                outlook.tokens[:, None],
+                outlook.rows.positions.expand(len(each), -1)[each, last][:, None],
+                outlook.sees[:, None, None],
+                cache,
+                self.merged,
+                outlook.seen,
+            )
 
     def carriers(self, rows: Rows) -> torch.Tensor | None:
         """(B, P) rows of the forward at hand that carry streams, -1 for none; None if none do.
@@ -192,7 +207,7 @@ class Streaming(Drafter):
             chosen = [[*range(len(tree)), *[-1] * (count - len(tree))] for tree in self.trees]
         if max(map(max, chosen)) < 0:
             return None
-        return torch.tensor(chosen, device=self.target.device)
+        return on_device(chosen, self.target.device)
 
 
 class _Streams:

@@ -1,4 +1,4 @@
-"""The same function in a larger Llama: acceptance is that of the small model, cost of the large one.
+"""The same function in a larger Llama: acceptance of the small model, cost of the large one.
 
 New dimensions of the hidden state are always zero, new heads and new units of an MLP are not read,
 and new layers, below the old ones, add nothing. All of them are computed all the same.
@@ -38,7 +38,12 @@ def enlarged_target(target: Target, shape: LargeShape, dtype: torch.dtype) -> Ta
     if old.model_type != "llama":
         raise InputError("target: only a Llama can be enlarged; take slipstream/small-target")
     sizes = old.hidden_size, old.intermediate_size, target.num_layers, old.num_attention_heads
-    if any(a > b for a, b in zip(sizes, (shape.hidden, shape.intermediate, shape.layers, shape.heads), strict=True)):
+    if any(
+        a > b
+        for a, b in zip(
+            sizes, (shape.hidden, shape.intermediate, shape.layers, shape.heads), strict=True
+        )
+    ):
         raise InputError(f"study.shape: must not be smaller than the target, which has {sizes}")
     content = old.to_dict() | {
         "hidden_size": shape.hidden,

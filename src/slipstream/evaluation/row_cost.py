@@ -41,6 +41,6 @@ def _forward(target: Target, count: int, cache) -> None:
     tree = DraftTree.chain([0] * count)
     positions = torch.tensor([tree.depths()], device=target.device) + cache.length
     ids = torch.tensor([tree.tokens], device=target.device)
-    mask = tree_mask(cache.lengths, tree.ancestor_mask().to(target.device)[None])
-    target.logits(target.forward(ids, positions, mask, cache).hidden[0])
+    mask = tree_mask(cache.lengths, tree.ancestor_mask().to(target.device)[None], cache.slots)
+    target.logits(target.forward(ids, positions, mask, cache, repeats=True).hidden[0])
     cache.forget_staged()

@@ -69,7 +69,9 @@ class CompiledLayers:
             self._caches[capacity, batch] = allocate(capacity, batch, GRANULARITY)
         return self._caches[capacity, batch].emptied()
 
-    def __call__(self, modules: Sequence[nn.Module], rows: "Rows", cache: StepCache) -> torch.Tensor:
+    def __call__(
+        self, modules: Sequence[nn.Module], rows: "Rows", cache: StepCache
+    ) -> torch.Tensor:
         """(B, R, D) hidden states after the layers `modules`; keys and values are staged."""
         inputs = rows.hidden, rows.positions, rows.mask, rows.seen
         cache.check_room(rows.hidden.shape[1])

@@ -16,7 +16,12 @@ from safetensors import SafetensorError
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.targets.packed import pack_linears
-from slipstream.targets.quantized import is_quantized, quantization_of, quantization_settings, settle
+from slipstream.targets.quantized import (
+    is_quantized,
+    quantization_of,
+    quantization_settings,
+    settle,
+)
 from slipstream.targets.target import Target
 
 if TYPE_CHECKING:

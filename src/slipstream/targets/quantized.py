@@ -77,7 +77,7 @@ def tensors_of(model: nn.Module) -> list[torch.Tensor]:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """What all weights take, with the scales of quantised ones; reordered ones count as they were."""
+    """Bytes of all weights, scales of quantised ones included; reordered ones count as before."""
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     for module in model.modules():
         if isinstance(module, PackedLinear):

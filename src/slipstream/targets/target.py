@@ -192,9 +192,7 @@ class Target:
                 return rows
             return self.run_each(modules, rows, cache)
 
-    def run_each(
-        self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache | None
-    ) -> Rows:
+    def run_each(self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache | None) -> Rows:
         """The layers one by one, within `our_attention`: what is compiled, and its reference."""
         family, masks = self.family, {}
         rotary = family.rotary(rows.hidden, rows.positions)

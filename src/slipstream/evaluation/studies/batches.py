@@ -18,9 +18,7 @@ class BatchStudy:
     Raises `InputError` when there are fewer prompts than the largest batch has.
     """
 
-    def __init__(
-        self, drafter: Drafter, batch_sizes: list[int], budgets: list[int], repeats: int
-    ):
+    def __init__(self, drafter: Drafter, batch_sizes: list[int], budgets: list[int], repeats: int):
         self.drafter, self.repeats = drafter, repeats
         self.batch_sizes, self.budgets = batch_sizes, budgets
 

@@ -72,7 +72,9 @@ def _draw(figure, rows: list[dict]) -> None:
         lengths = [row["committed"] for row in chosen]
         for column, style in (("step, ms", "-o"), ("beyond attention, ms", "--x")):
             label = f"{column.split(',')[0]}, {count} rows"
-            axes.plot(lengths, [row[column] for row in chosen], style, color=f"C{place}", label=label)
+            axes.plot(
+                lengths, [row[column] for row in chosen], style, color=f"C{place}", label=label
+            )
     axes.set_xscale("log", base=2)
     axes.set_xlabel("committed tokens")
     axes.set_ylabel("ms")

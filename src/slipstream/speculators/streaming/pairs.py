@@ -91,11 +91,12 @@ class PairScores:
         self.copying = copying and (copying.stream, *copying.tables(target))
 
     def __call__(
-        self, parents: torch.Tensor, children: torch.Tensor, text: torch.Tensor
+        self, parents: torch.Tensor, children: torch.Tensor, texts: torch.Tensor
     ) -> torch.Tensor:
-        """(levels, P) parents and (levels, C) children -> (levels, P, C) scores, at least float32.
+        """(B, levels, P) parents and (B, levels, C) children -> (B, levels, P, C) scores, at least
+        float32.
 
-        text: (T,), all tokens up to the root.
+        texts: (B, T), all tokens up to the root, -1 for none.
         """
         scores = torch.zeros(*parents.shape, children.shape[-1], device=parents.device)
         if self.transitions is not None:
@@ -103,23 +104,24 @@ class PairScores:
             scores = scores + queries[parents] @ keys[children].transpose(-1, -2)
         if self.copying is not None:
             stream, of_parent, of_child = self.copying
-            gains = stream[: len(parents), None, None] + of_parent[parents].unsqueeze(-1)
+            gains = stream[: parents.shape[1], None, None] + of_parent[parents].unsqueeze(-1)
             gains = gains + of_child[children].unsqueeze(-2)
-            scores = scores + followed(text, parents, children) * gains
+            scores = scores + followed(texts, parents, children) * gains
         return scores
 
 
-def followed(text: torch.Tensor, parents: torch.Tensor, children: torch.Tensor) -> torch.Tensor:
-    """Whether a parent is followed by a child anywhere in the (T,) text.
+def followed(texts: torch.Tensor, parents: torch.Tensor, children: torch.Tensor) -> torch.Tensor:
+    """Whether a parent is followed by a child anywhere in the (B, T) texts.
 
-    (..., P) parents and (..., C) children -> (..., P, C) bool.
+    (B, ..., P) parents and (B, ..., C) children -> (B, ..., P, C) bool.
 
-    >>> followed(torch.tensor([5, 6, 5, 7]), torch.tensor([5, 7]), torch.tensor([6, 7, 5]))
-    tensor([[ True,  True, False],
-            [False, False, False]])
+    >>> followed(torch.tensor([[5, 6, 5, 7]]), torch.tensor([[5, 7]]), torch.tensor([[6, 7, 5]]))
+    tensor([[[ True,  True, False],
+             [False, False, False]]])
     """
-    here = parents.unsqueeze(-1) == text[:-1]
-    there = children.unsqueeze(-1) == text[1:]
+    texts = texts.view(len(texts), *[1] * (parents.ndim - 1), -1)
+    here = parents.unsqueeze(-1) == texts[..., :-1]
+    there = children.unsqueeze(-1) == texts[..., 1:]
     return (here.float() @ there.float().transpose(-1, -2)) > 0
 
 

@@ -176,13 +176,15 @@ class StreamingSpeculator(nn.Module):
         main_mask: torch.Tensor,
         cache: StepCache,
         merged: nn.ModuleList | None = None,
+        seen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Streams of P main rows alone, over cached keys and values (training, deferred schedule).
 
         hidden: (B, P, D) of the main rows before layer L - N_s; roots: (B, P), the tokens after
         them, negative where unknown; positions: (B, P) of the main rows; main_mask: (B, 1, P, K),
         which of the K cached slots each main row sees (itself included); merged: the adapters'
-        `merged_layers`, to run instead of the target's layers with hooks. Returns
+        `merged_layers`, to run instead of the target's layers with hooks; seen: as in `Rows`.
+        Returns
         (B, P * gamma, D), before the final norm.
         """
         embeddings = None
@@ -200,6 +202,7 @@ class StreamingSpeculator(nn.Module):
             rows = Rows(streams, shifted, mask, streams.shape[1])
             rows.repeats = isinstance(cache, StepCache)
             rows.acting = None if merged is not None and not self.config.value_rotation else self
+        rows.seen = seen
         if merged is not None:
             with self._rotating(target, merged, rows):
                 return target.run_modules(merged, rows, cache).hidden
