@@ -209,10 +209,10 @@ def test_the_dense_reference_equals_one_sample_at_a_time_and_explicit_masks(arch
                     stream_losses[stream] -= line.log_softmax(-1)[token].detach()
                     if speculator.scores_pairs:
                         scores = PairScores(target, speculator.transitions, speculator.copying)
-                        before = alone.ids[0, position + 1 + stream].expand(stream + 1, 1)
-                        every = torch.arange(len(line)).expand(stream + 1, -1)
-                        text = alone.ids[0, : position + 2]
-                        line = line + scores(before, every, text)[stream, 0]
+                        before = alone.ids[0, position + 1 + stream].expand(1, stream + 1, 1)
+                        every = torch.arange(len(line)).expand(1, stream + 1, -1)
+                        text = alone.ids[:, : position + 2]
+                        line = line + scores(before, every, text)[0, stream, 0]
                         pair_losses[stream] -= line.log_softmax(-1)[token].detach()
                     counts[stream] += 1
     dense = losses_of(target, speculator, batch, None)

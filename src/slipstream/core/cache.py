@@ -15,6 +15,8 @@ from itertools import groupby
 
 import torch
 
+from slipstream.core.transfer import on_device
+
 
 class StepCache:
     """Keys and values of L layers for B sequences, each of its own length.
@@ -43,9 +45,11 @@ class StepCache:
         single = isinstance(device, torch.device | str)
         devices = [device] * num_layers if single else list(device)
         shape = 2, batch_size, num_heads, capacity, head_size
+        # Zeros, not whatever lies in memory: masked slots count 0 times what they hold, and 0 times
+        # infinity is no number.
         self._set(
             [
-                torch.empty(len(list(layers)), *shape, dtype=dtype, device=place)
+                torch.zeros(len(list(layers)), *shape, dtype=dtype, device=place)
                 for place, layers in groupby(devices)
             ]
         )
@@ -126,7 +130,7 @@ class StepCache:
             if moved:
                 first, start = moved[0], self.length + moved[0]
                 for part in self._within(layers):
-                    source = torch.tensor(rows[first:], device=part.device) + self.slots
+                    source = on_device(rows[first:], part.device) + self.slots
                     part[..., start : start + len(source), :] = part.index_select(-2, source)
         self.lengths = [length + kept for length in self.lengths]
         self.forget_staged()
@@ -146,7 +150,7 @@ class StepCache:
             if self.slots + row != length + place
         ]
         for buffer in self._buffers if moves else ():
-            sequence, source, place = torch.tensor(moves, device=buffer.device).unbind(1)
+            sequence, source, place = on_device(moves, buffer.device).unbind(1)
             # Indexed on both sides of the heads: (moves, L, 2, H_kv, D_head), a copy.
             buffer[:, :, sequence, :, place] = buffer[:, :, sequence, :, source]
         self.lengths = [length + len(own) for length, own in zip(self.lengths, rows, strict=True)]

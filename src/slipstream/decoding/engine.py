@@ -18,6 +18,7 @@ from slipstream.core.verification import Verdict, greedy_paths, verify_greedy, v
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder, Line
 from slipstream.drafters.base import Context, Drafter, Outlook, Step
+from slipstream.targets.compiled import compile_like
 from slipstream.targets.target import Rows, Target
 
 
@@ -30,6 +31,7 @@ class Engine(Decoder):
         if budget < 1:
             raise InputError("engine.budget: a tree needs at least 1 node")
         super().__init__(drafter.bind(target), sampling, limits)
+        compile_like(self.target, target)
         self.drafter, self.budget = drafter, budget
 
     @property

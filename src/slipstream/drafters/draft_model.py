@@ -10,7 +10,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.masks import causal_mask, tree_mask
 from slipstream.core.tree import DraftTree, Proposal
 from slipstream.drafters.base import Context, Drafter
-from slipstream.targets.compiled import compile_target
+from slipstream.targets.compiled import compile_like
 from slipstream.targets.loading import vocabulary_of
 from slipstream.targets.target import Target
 
@@ -32,8 +32,7 @@ class DraftModel(Drafter):
                 f"drafter.model: {self.model.name or 'the draft model'} has another vocabulary "
                 "than the target; choose a draft model with the target's tokenizer"
             )
-        if target.compiled is not None:
-            compile_target(self.model, "auto")
+        compile_like(self.model, target)
         return target
 
     def begin(self, contexts: list[Context]) -> None:

@@ -37,15 +37,7 @@ def compile_target(target: "Target", mode: str) -> "Target":
     """
     if mode not in MODES:
         raise InputError(f"engine.compile: must be one of {', '.join(MODES)}")
-    model = target.model
-    if is_packed(model):
-        obstacle = "weights reordered for a CPU cannot be compiled; set target.packed=false"
-    elif is_quantized(model):
-        obstacle = "quantised weights are not compiled; set target.quantization=null"
-    elif target.num_parallel > 1 or hasattr(model, "hf_device_map"):
-        obstacle = "a target spread over devices is not compiled; load it whole"
-    else:
-        obstacle = None
+    obstacle = _obstacle(target)
     if mode == "reduce-overhead" and obstacle:
         raise InputError(f"engine.compile: {obstacle}, or engine.compile=off")
     wanted = mode == "reduce-overhead" or (mode == "auto" and target.device.type == "cuda")
@@ -53,11 +45,33 @@ def compile_target(target: "Target", mode: str) -> "Target":
     return target
 
 
+def compile_like(other: "Target", target: "Target") -> None:
+    """Let steps with `other`, which takes part in decoding with `target`, run compiled if those
+    with `target` do and `other` can."""
+    if other.compiled is None and target.compiled is not None and not _obstacle(other):
+        other.compiled = CompiledLayers(other)
+
+
+def _obstacle(target: "Target") -> str | None:
+    """Why a target cannot be compiled, and what to do about it."""
+    if is_packed(target.model):
+        return "weights reordered for a CPU cannot be compiled; set target.packed=false"
+    if is_quantized(target.model):
+        return "quantised weights are not compiled; set target.quantization=null"
+    if target.num_parallel > 1 or hasattr(target.model, "hf_device_map"):
+        return "a target spread over devices is not compiled; load it whole"
+    return None
+
+
 class CompiledLayers:
-    """Runs spans of a target's layers over rows that come again in every step."""
+    """Runs spans of a target's layers over rows that come again in every step.
+
+    replays: whether spans are captured as graphs.
+    """
 
     def __init__(self, target: "Target"):
         self.target = target
+        self.replays = target.device.type == "cuda"
         self._compiled = torch.compile(self._span, dynamic=True, fullgraph=True)
         self._graphs: dict[tuple, _Graph] = {}
         self._caches: dict[tuple[int, int], StepCache] = {}
@@ -78,7 +92,7 @@ class CompiledLayers:
         # Hooks of adapters belong to the rows, not to the layers: they are captured, not compiled.
         span = self._compiled if rows.acting is None else self._span
         modules, layers = list(modules), cache.layers
-        if rows.hidden.device.type != "cuda":
+        if not self.replays:
             return span(modules, layers, *inputs)
         shapes = tuple(None if given is None else given.shape for given in inputs)
         place = layers[0][0].data_ptr(), layers[0][0].shape
