@@ -2,8 +2,12 @@
 
 import pytest
 import torch
+from tests.decoding.options import Watched
 from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
 
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
 from slipstream.drafters.streaming import Streaming
 
 
@@ -70,6 +74,21 @@ def test_tokens_that_are_no_candidates_keep_their_share(drafter):
             rest = 1 - probabilities[level, tokens[level]].sum()
             assert chosen == [int(named.argmax())]
             assert values == pytest.approx([float(named.max() / (named.sum() + rest))], abs=1e-6)
+
+
+def test_streams_that_no_level_of_the_tree_needs_do_not_run():
+    prompt, answers, target = [3, 1, 4, 1, 5], [], tiny_target()
+    speculator = tiny_speculator(target, num_streams=4, transition_rank=2, copy_scores=True)
+    for schedule in ("fused", "deferred"):
+        for count in (2, 4):
+            drafter = Watched(speculator, schedule, top_k=2)
+            engine = Engine(target, drafter, Sampling(), Limits(16), budget=3)
+            if count == 4:
+                drafter._reaching = lambda _: speculator
+            generation = engine.generate(prompt)
+            assert drafter.drafting.num_streams == count
+            answers.append((generation.ids, [tree.tokens for tree in drafter.proposed]))
+        assert answers[-1] == answers[-2]
 
 
 def test_scores_move_probability_to_the_tokens_that_follow(drafter):

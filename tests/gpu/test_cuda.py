@@ -5,8 +5,16 @@ import torch
 from tests.commands import config_of
 
 from slipstream import app
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.row_cost import row_costs
+from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import load_target
+
+PROMPTS = ["name[The Mill], eatType[pub]", "name[Aromi], food[Chinese], area[riverside]"]
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,6 +28,33 @@ def test_every_method_gives_the_output_of_generate(tmp_path):
     )
     for record in records:
         assert record.identical == record.num_prompts, record.method
+
+
+@pytest.mark.parametrize("schedule", [None, "fused", "deferred"])
+def test_replayed_steps_give_the_tokens_of_eager_ones_and_wait_once(schedule, monkeypatch):
+    """Inside a step nothing waits for the device but the one transfer of what the host needs."""
+    step, found = (PlainDecoder if schedule is None else Engine)._step, []
+
+    def strict(*arguments):
+        torch.cuda.set_sync_debug_mode("error")
+        step(*arguments)
+        torch.cuda.set_sync_debug_mode("default")
+
+    for mode in ("off", "auto"):
+        target = compile_target(load_target("slipstream/small-target", device="cuda"), mode)
+        assert (target.compiled is None) == (mode == "off")
+        if schedule is None:
+            decoder = PlainDecoder(target, Sampling(), Limits(48))
+        else:
+            drafter = Streaming("slipstream/small-streaming", schedule, 4)
+            decoder = Engine(target, drafter, Sampling(), Limits(48), 12)
+        prompts = [target.tokenizer(text)["input_ids"] for text in PROMPTS]
+        found.append([decoder.generate(ids).ids for ids in prompts])
+        if schedule is not None:
+            with monkeypatch.context() as patched:
+                patched.setattr(Engine, "_step", strict)
+                assert [decoder.generate(ids).ids for ids in prompts] == found[0]
+    assert found[0] == found[1]
 
 
 def test_eight_rows_cost_little_more_than_one():

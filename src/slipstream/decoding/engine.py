@@ -46,7 +46,7 @@ class Engine(Decoder):
         return self.budget + self.drafter.extra_rows(self.budget)
 
     def _begin(self, contexts: list[Context]) -> None:
-        self.drafter.begin(contexts)
+        self.drafter.begin(contexts, self.budget)
 
     def _leave(self, kept: list[int]) -> None:
         self.drafter.leave(kept)

@@ -114,8 +114,9 @@ class Drafter:
         """
         return target
 
-    def begin(self, contexts: list[Context]) -> None:
-        """Called before the prefill of a batch of prompts."""
+    def begin(self, contexts: list[Context], budget: int) -> None:
+        """Called before the prefill of a batch of prompts, whose trees will have up to `budget`
+        nodes."""
 
     def extra_rows(self, budget: int) -> int:
         """How many rows it may stage in a forward or a draft beyond the tree's `budget` nodes."""

@@ -35,7 +35,7 @@ class DraftModel(Drafter):
         compile_like(self.model, target)
         return target
 
-    def begin(self, contexts: list[Context]) -> None:
+    def begin(self, contexts: list[Context], budget: int) -> None:
         self.cache = self.model.new_cache(contexts[0].cache.capacity, len(contexts))
 
     def leave(self, kept: list[int]) -> None:

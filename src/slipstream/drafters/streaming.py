@@ -56,7 +56,8 @@ class Streaming(Drafter):
                 "drafter.prune_threshold, drafter.prune_cap: the threshold must be in [0, 1) and "
                 "the cap at least 1 (or null)"
             )
-        self.speculator = speculator
+        self.speculator = self.drafting = speculator
+        self._first_streams: dict[int, StreamingSpeculator] = {}
         self.schedule, self.top_k = schedule, top_k
         self.prune_threshold, self.prune_cap = prune_threshold, prune_cap
         self.target: Target | None = None
@@ -79,6 +80,7 @@ class Streaming(Drafter):
         if not isinstance(self.speculator, StreamingSpeculator):
             self.speculator = load_speculator(self.speculator, target)
         self.speculator = self.speculator.to(target.device, target.dtype).eval()
+        self.drafting, self._first_streams = self.speculator, {}
         shared = self.speculator.config.mode == "shared"
         if self.schedule == "auto":
             self.schedule = "fused" if shared else "deferred"
@@ -99,9 +101,22 @@ class Streaming(Drafter):
             self.pairs = PairScores(target, *parts)
         return target
 
-    def begin(self, contexts: list[Context]) -> None:
+    def begin(self, contexts: list[Context], budget: int) -> None:
+        self.drafting = self._reaching(budget - 1)
         self.trees, self.prefilled = None, 0
         self.ends = [len(context.tokens) - 1 for context in contexts]
+
+    def _reaching(self, depth: int) -> StreamingSpeculator:
+        """The speculator without the streams that a tree of this depth has no level for.
+
+        In shared mode all must run, since the main stream sees them.
+        """
+        count = max(1, min(self.speculator.num_streams, depth))
+        if self.speculator.config.mode == "shared" or count == self.speculator.num_streams:
+            return self.speculator
+        if count not in self._first_streams:
+            self._first_streams[count] = self.speculator.first_streams(self.target, count).eval()
+        return self._first_streams[count]
 
     def extra_rows(self, budget: int) -> int:
         return (
@@ -115,7 +130,7 @@ class Streaming(Drafter):
 
     def _grown(self, context: Context, budget: int) -> DraftTree:
         """The best tree of what was foreseen."""
-        depth = min(self.speculator.num_streams, context.max_depth)
+        depth = min(self.drafting.num_streams, context.max_depth)
         if depth < 1 or budget < 2:
             return DraftTree.chain(context.tokens[-1:])
         tokens, places, values = (tensor[:depth].tolist() for tensor in context.state)
@@ -171,7 +186,7 @@ class Streaming(Drafter):
     def _fused_streams(self, outlook: Outlook) -> torch.Tensor:
         """(B, gamma, D): the streams that ran beside the last accepted nodes."""
         rows, last = outlook.rows, outlook.last
-        streams = rows.hidden[:, rows.num_nodes :].unflatten(1, (-1, self.speculator.num_streams))
+        streams = rows.hidden[:, rows.num_nodes :].unflatten(1, (-1, self.drafting.num_streams))
         # Of a prompt, the last row alone carries streams.
         carrier = torch.zeros_like(last) if self.trees is None else last
         return streams[torch.arange(len(last), device=last.device), carrier]
@@ -181,7 +196,7 @@ class Streaming(Drafter):
         each, last = torch.arange(len(outlook.last), device=outlook.last.device), outlook.last
         cache = contexts[0].cache
         with cache.passing():
-            return self.speculator.run_streams(
+            return self.drafting.run_streams(
                 self.target,
                 self.streams.states[each, last][:, None],
                 outlook.tokens[:, None],
@@ -227,8 +242,8 @@ class _Streams:
         if chosen is None:
             yield rows
             return
-        rows = drafter.speculator.add_streams(rows, chosen)
-        with drafter.speculator.acting_on(drafter.target, rows):
+        rows = drafter.drafting.add_streams(rows, chosen)
+        with drafter.drafting.acting_on(drafter.target, rows):
             yield rows
 
 

@@ -16,6 +16,7 @@ from slipstream.evaluation.studies.findings import Findings
 from slipstream.evaluation.studies.segments import SegmentStudy
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.targets.compiled import compile_like
 from slipstream.targets.loading import DTYPES
 from slipstream.targets.target import Target
 
@@ -54,6 +55,7 @@ class DeviceStudy:
 
     def run(self, target: Target, prompts: list[Prompt]) -> Findings:
         large = enlarged_target(target, self.shape, self.dtype)
+        compile_like(large, target)
         small = load_speculator(self.speculator, target)
         speculator = enlarged_speculator(small, target, large)
         rows = self._decoding(large, speculator, prompts)

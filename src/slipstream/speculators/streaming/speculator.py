@@ -106,7 +106,7 @@ class StreamingSpeculator(nn.Module):
                 for name, t in self.state_dict().items()
             }
         )
-        return fewer.to(self.embeddings.device, self.embeddings.dtype)
+        return fewer.to(self.pruning.down)
 
     def msa_layers(self, target: Target) -> range:
         return range(self.first_layer, target.num_layers)
