@@ -193,6 +193,7 @@ def test_an_unsupported_architecture_is_named_in_one_sentence():
     with pytest.raises(InputError, match="'mamba' is not supported") as caught:
         family_of(model)
     assert "\n" not in str(caught.value)
+    assert "or add a Family in slipstream/targets/families.py" in str(caught.value)
     for architecture in ARCHITECTURES:
         assert architecture in str(caught.value)
 

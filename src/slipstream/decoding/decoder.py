@@ -124,23 +124,20 @@ class Decoder:
                 if start < len(prompt) <= start + PREFILL_ROWS
             ]
             with clock.share("prefill"):
-                rows = target.forward(
-                    ids,
-                    positions.expand(len(parts), -1),
-                    mask,
-                    cache,
-                    self.visitors,
-                )
+                positions = positions.expand(len(parts), -1)
+                rows = target.forward(ids, positions, mask, cache, self.visitors)
+            cache.commit_each([list(range(len(part))) for part in parts])
+            if not ended:
+                continue
+            with clock.share("prefill"):
                 last = [len(parts[place]) - 1 for place in ended]
                 logits = target.logits(rows.hidden[ended, last])
             tokens = self._choose(logits, [lines[place].context for place in ended])
-            cache.commit_each([list(range(len(part))) for part in parts])
             firsts = [
                 First(place, parts[place], token, own)
                 for place, token, own in zip(ended, tokens, logits.split(1), strict=True)
             ]
-            if firsts:
-                self._first(lines, firsts, start, rows, ids)
+            self._first(lines, firsts, start, rows, ids)
 
     def _unfinished(self, lines: list[Line], cache: StepCache) -> list[Line]:
         """Let the finished ones leave."""
