@@ -5,8 +5,7 @@ import torch
 from tests.tiny import VOCABULARY, tiny_target
 
 from slipstream.core.sampling import Sampling
-from slipstream.data import regeneration
-from slipstream.data.regeneration import greedy_batch, regenerate
+from slipstream.data.regeneration import regenerate
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
 
@@ -23,13 +22,18 @@ def some_prompts(lengths):
     return [torch.randint(4, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
-def test_a_batch_gives_each_prompt_its_plain_answer():
-    target = ending_target()
-    prompts = some_prompts([5] * 12)
-    answers = greedy_batch(target, torch.tensor(prompts), 20)
-    plain = PlainDecoder(target, Sampling(), Limits(20))
-    assert answers == [plain.generate(prompt).ids for prompt in prompts]
-    assert len({len(answer) for answer in answers}) > 1
+def test_the_answers_are_the_plain_ones(tmp_path):
+    target, prompts = ending_target(), some_prompts([5, 9, 2, 5, 7, 1, 12, 3])
+    plain = PlainDecoder(target, Sampling(), Limits(40))
+    answers = [plain.generate(prompt) for prompt in prompts]
+    expected = [
+        prompt + answer.ids
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if answer.finished == "end"
+    ]
+    assert 1 < len(expected) < len(prompts)
+    found = regenerate(target, prompts, 40, tmp_path, batch_size=3)
+    assert [sample.ids for sample in found] == expected
 
 
 def test_answers_are_cached_and_an_interrupted_run_goes_on(tmp_path, monkeypatch):
@@ -38,24 +42,24 @@ def test_answers_are_cached_and_an_interrupted_run_goes_on(tmp_path, monkeypatch
     assert all(sample.ids[: sample.prompt_length] in prompts for sample in whole)
     assert all(sample.ids[-1] == 3 for sample in whole)
 
-    done = []
+    done, answer = [], PlainDecoder.generate_batch
 
-    def breaking(target, ids, limit):
+    def breaking(decoder, batch):
         if len(done) == 2:
             raise KeyboardInterrupt
-        done.append(len(ids))
-        return greedy_batch(target, ids, limit)
+        done.append(len(batch))
+        return answer(decoder, batch)
 
-    monkeypatch.setattr(regeneration, "greedy_batch", breaking)
+    monkeypatch.setattr(PlainDecoder, "generate_batch", breaking)
     with pytest.raises(KeyboardInterrupt):
         regenerate(target, prompts, 40, tmp_path / "parts", batch_size=2)
     file = next((tmp_path / "parts").iterdir())
     file.write_text(file.read_text() + "[3, [1, 2")
     calls = []
     monkeypatch.setattr(
-        regeneration,
-        "greedy_batch",
-        lambda target, ids, limit: calls.append(len(ids)) or greedy_batch(target, ids, limit),
+        PlainDecoder,
+        "generate_batch",
+        lambda decoder, batch: calls.append(len(batch)) or answer(decoder, batch),
     )
     assert regenerate(target, prompts, 40, tmp_path / "parts", batch_size=2) == whole
     assert sum(calls) == len(prompts) - sum(done)

@@ -69,13 +69,13 @@ def test_drafting_looks_up_what_training_computes(target, copying, pairs):
         transitions.child.normal_()
     expected = gains(copying, target, *pairs) + transitions(target, pairs[1])
     scores = PairScores(target, transitions, copying)
-    every = torch.arange(VOCABULARY).expand(STREAMS, -1)
+    every = torch.arange(VOCABULARY).expand(1, STREAMS, -1)
     for row, (stream, parent, text, length) in enumerate(zip(*pairs, strict=True)):
-        found = scores(parent.expand(STREAMS, 1), every, text[:length])[stream, 0]
+        found = scores(parent.expand(1, STREAMS, 1), every, text[None, :length])[0, stream, 0]
         torch.testing.assert_close(found.double(), expected[row], rtol=0, atol=1e-5)
 
 
 def test_a_text_of_one_token_has_no_pairs(target, copying):
     scores = PairScores(target, None, copying)
-    found = scores(torch.tensor([[5]]), torch.arange(VOCABULARY)[None], torch.tensor([5]))
+    found = scores(torch.tensor([[[5]]]), torch.arange(VOCABULARY)[None, None], torch.tensor([[5]]))
     assert not found.any()

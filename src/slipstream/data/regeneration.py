@@ -8,14 +8,15 @@ goes on where it stopped.
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
+from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import Sample
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.plain import PlainDecoder
 from slipstream.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ def regenerate(
     Answers that do not end within `max_new_tokens` are left out (and counted in the log).
     """
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
-    batches = list(_equal_lengths(prompts, order, batch_size))
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    decoder = PlainDecoder(target, Sampling(), Limits(max_new_tokens))
     path = Path(cache_dir) / f"{_key(target, prompts, max_new_tokens)}.jsonl"
     answers = _read_answers(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,14 +45,13 @@ def regenerate(
         for batch in tqdm(batches, desc="regenerating", disable=len(answers) == len(prompts)):
             if all(index in answers for index in batch):
                 continue
-            ids = torch.tensor([prompts[index] for index in batch], device=target.device)
             with torch.autocast(
                 target.device.type, torch.bfloat16, enabled=target.dtype == torch.float32
             ):
-                found = greedy_batch(target, ids, max_new_tokens)
+                found = decoder.generate_batch([prompts[index] for index in batch])
             for index, answer in zip(batch, found, strict=True):
-                answers[index] = answer
-                file.write(json.dumps([index, answer]) + "\n")
+                answers[index] = answer.ids
+                file.write(json.dumps([index, answer.ids]) + "\n")
             file.flush()
     ended = [index for index in range(len(prompts)) if answers[index][-1] in target.end_ids]
     if len(ended) < len(prompts):
@@ -61,44 +62,6 @@ def regenerate(
             max_new_tokens,
         )
     return [Sample(prompts[index] + answers[index], len(prompts[index])) for index in ended]
-
-
-@torch.inference_mode()
-def greedy_batch(target: Target, ids: torch.Tensor, max_new_tokens: int) -> list[list[int]]:
-    """Greedy answers, end token included, to (B, T) prompts of one length; ended ones drop out."""
-    batch_size, length = ids.shape
-    limit = min(max_new_tokens, target.max_positions - length)
-    cache = target.new_cache(length + limit, batch_size)
-    answers: list[list[int]] = [[] for _ in range(batch_size)]
-    alive = list(range(batch_size))
-    while alive:
-        count = ids.shape[1]
-        positions = torch.arange(cache.length, cache.length + count, device=target.device)
-        rows = target.forward(ids, positions.expand(len(alive), -1), None, cache)
-        cache.commit([(range(target.num_layers), list(range(count)))])
-        tokens = target.logits(rows.hidden[:, -1]).argmax(-1).tolist()
-        for sequence, token in zip(alive, tokens, strict=True):
-            answers[sequence].append(token)
-        going_on = [
-            place
-            for place, (sequence, token) in enumerate(zip(alive, tokens, strict=True))
-            if token not in target.end_ids and len(answers[sequence]) < limit
-        ]
-        if len(going_on) < len(alive):
-            cache.keep_sequences(going_on)
-        alive = [alive[place] for place in going_on]
-        ids = torch.tensor([[tokens[place]] for place in going_on], device=target.device)
-    return answers
-
-
-def _equal_lengths(
-    prompts: list[list[int]], order: list[int], batch_size: int
-) -> Iterator[list[int]]:
-    """Batches of prompts of one length each, so that no padding is needed."""
-    for _, group in groupby(order, key=lambda index: len(prompts[index])):
-        indices = list(group)
-        for start in range(0, len(indices), batch_size):
-            yield indices[start : start + batch_size]
 
 
 def _key(target: Target, prompts: list[list[int]], max_new_tokens: int) -> str:

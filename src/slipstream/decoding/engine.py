@@ -78,13 +78,13 @@ class Engine(Decoder):
             logits = self.target.logits(rows.hidden[:, : rows.num_nodes])
         if self.sampling.greedy and rows.kept is None:
             verdicts, foreseen = self._verify_ahead(trees, nodes, rows, logits, contexts)
-            self._commit(cache, verdicts, rows)
+            self._commit(cache, [verdict.path for verdict in verdicts], rows)
         else:
             if rows.kept is not None:
                 trees = [tree.keep(rows.kept) for tree in trees]
                 nodes.ids = nodes.ids[:, rows.kept]
             verdicts = self._verify(trees, logits, contexts)
-            self._commit(cache, verdicts, rows)
+            self._commit(cache, [verdict.path for verdict in verdicts], rows)
             starts = [len(context.tokens) - 1 for context in contexts]
             paths, tokens = zip(*((each.path, each.next_token) for each in verdicts), strict=True)
             outlook = _committed_outlook(cache, rows, nodes.ids, starts, paths, tokens)
@@ -155,9 +155,8 @@ class Engine(Decoder):
             for tree, each, context in zip(trees, probabilities, contexts, strict=True)
         ]
 
-    def _commit(self, cache: StepCache, verdicts: list[Verdict], rows: Rows) -> None:
+    def _commit(self, cache: StepCache, paths: list[list[int]], rows: Rows) -> None:
         """Keep the accepted paths; layers before the pruning still hold the pruned nodes."""
-        paths = [verdict.path for verdict in verdicts]
         if rows.kept is None:
             return cache.commit_each(paths)
         (path,) = paths

@@ -5,6 +5,8 @@ Adapters, LoRA and streams alike, run beside quantised linears in full precision
 merged into them, which would round them away.
 """
 
+import logging
+
 import torch
 from torch import nn
 
@@ -33,6 +35,8 @@ def quantization_settings(kind: str, dtype: torch.dtype):
             f"target.quantization: {kind} needs bitsandbytes; pip install bitsandbytes, or set it "
             "to null"
         )
+    # It says at every call of a linear that activations are quantised, too.
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     if kind == "int8":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     return BitsAndBytesConfig(
