@@ -12,6 +12,7 @@ from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.engine import Engine
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.streaming import Streaming
+from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import fingerprint, load_target
 from slipstream.targets.target import Target
 
@@ -101,7 +102,7 @@ def custom_generate(
 
 @lru_cache(maxsize=1)
 def _loaded(name: str) -> Target:
-    return load_target(name)
+    return compile_target(load_target(name), "auto")
 
 
 def _text_callback(target: Target, on_text: Callable[[str], None]) -> Callable[[int, bool], None]:
