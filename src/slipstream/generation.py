@@ -48,7 +48,7 @@ def generate(
     """
     target = _loaded(target) if isinstance(target, str) else target
     if isinstance(drafter, str):
-        drafter = Streaming(drafter, "auto", top_k=4)
+        drafter = _streaming(drafter, target)
     sampling = Sampling(temperature, top_k, top_p)
     limits = Limits(max_new_tokens, tuple(stop))
     engine = Engine(target, drafter, sampling, limits, budget)
@@ -98,6 +98,12 @@ def custom_generate(
     engine = Engine(target, drafter, sampling, limits, budget)
     answer = engine.generate(prompt, seed).ids
     return torch.tensor([prompt + answer], device=input_ids.device)
+
+
+@lru_cache(maxsize=1)
+def _streaming(folder: str, _: Target) -> Streaming:
+    """One drafter for all calls with a target, so that what was made for it is made once."""
+    return Streaming(folder, "auto", top_k=4)
 
 
 @lru_cache(maxsize=1)

@@ -6,6 +6,7 @@ from tests.commands import config_of
 
 from slipstream import app
 from slipstream.core.sampling import Sampling
+from slipstream.core.transfer import on_host
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
@@ -37,8 +38,16 @@ def test_replayed_steps_give_the_tokens_of_eager_ones_and_wait_once(schedule, mo
 
     def strict(*arguments):
         torch.cuda.set_sync_debug_mode("error")
-        step(*arguments)
+        try:
+            step(*arguments)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def waiting(*tensors):
         torch.cuda.set_sync_debug_mode("default")
+        found = on_host(*tensors)
+        torch.cuda.set_sync_debug_mode("error")
+        return found
 
     for mode in ("off", "auto"):
         target = compile_target(load_target("slipstream/small-target", device="cuda"), mode)
@@ -53,6 +62,7 @@ def test_replayed_steps_give_the_tokens_of_eager_ones_and_wait_once(schedule, mo
         if schedule is not None:
             with monkeypatch.context() as patched:
                 patched.setattr(Engine, "_step", strict)
+                patched.setattr("slipstream.decoding.engine.on_host", waiting)
                 assert [decoder.generate(ids).ids for ids in prompts] == found[0]
     assert found[0] == found[1]
 

@@ -86,10 +86,11 @@ class TokenBatches:
         batches: list[list[int]] = [[]]
         room = self.batch_tokens * num_processes()
         for row in ranks.argsort(stable=True).tolist():
-            if batches[-1] and (len(batches[-1]) + 1) * int(lengths[row]) > room:
+            full = (len(batches[-1]) + 1) * int(lengths[row]) > room
+            if full and len(batches[-1]) >= num_processes():  # a row for every process
                 batches.append([])
             batches[-1].append(row)
-        if len(batches) > 1 and len(batches[-1]) < num_processes():  # a row for every process
+        if len(batches) > 1 and len(batches[-1]) < num_processes():
             batches[-2] += batches.pop()
         if self.shuffle:
             batches = [batches[i] for i in torch.randperm(len(batches), generator=generator)]

@@ -77,13 +77,15 @@ class Engine(Decoder):
             rows = self._forward(nodes, cache)
             logits = self.target.logits(rows.hidden[:, : rows.num_nodes])
         if self.sampling.greedy and rows.kept is None:
-            verdicts, foreseen = self._verify_ahead(trees, nodes, rows, logits, contexts)
+            with clock.share("verify"):
+                verdicts, foreseen = self._verify_ahead(trees, nodes, rows, logits, contexts)
             self._commit(cache, [verdict.path for verdict in verdicts], rows)
         else:
             if rows.kept is not None:
                 trees = [tree.keep(rows.kept) for tree in trees]
                 nodes.ids = nodes.ids[:, rows.kept]
-            verdicts = self._verify(trees, logits, contexts)
+            with clock.share("verify"):
+                verdicts = self._verify(trees, logits, contexts)
             self._commit(cache, [verdict.path for verdict in verdicts], rows)
             starts = [len(context.tokens) - 1 for context in contexts]
             paths, tokens = zip(*((each.path, each.next_token) for each in verdicts), strict=True)

@@ -24,13 +24,13 @@ class PlainDecoder(Decoder):
         ids = on_device([line.context.tokens[-1:] for line in lines], device)
         positions = on_device(lengths, device)[:, None]
         mask = None
-        if min(lengths) < cache.slots:
+        if self.target.compiled is not None or min(lengths) < cache.slots:
             own = torch.ones(len(lengths), 1, 1, dtype=torch.bool, device=device)
             mask = tree_mask(lengths, own, cache.slots)
         with clock.share("verify"):
             rows = self.target.forward(ids, positions, mask, cache, repeats=True)
             logits = self.target.logits(rows.hidden[:, 0])
-        tokens = self._choose(logits, [line.context for line in lines])
+            tokens = self._choose(logits, [line.context for line in lines])
         cache.commit_each([[0]] * len(lines))
         for line, token in zip(lines, tokens, strict=True):
             self._emit(line, token)

@@ -80,7 +80,8 @@ class DraftModel(Drafter):
         lengths = torch.tensor(cache.lengths, device=device)[:, None]
         positions = lengths + torch.arange(width, device=device)
         mask = None
-        if cache.length and (width > 1 or min(cache.lengths) < cache.slots):
+        masked = self.model.compiled is not None or width > 1 or min(cache.lengths) < cache.slots
+        if cache.length and masked:
             causal = causal_mask(width, device).repeat(len(tokens), 1, 1)
             mask = tree_mask(cache.lengths, causal, cache.slots)
         positions = positions.clamp(max=self.model.max_positions - 1)

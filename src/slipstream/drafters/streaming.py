@@ -61,6 +61,7 @@ class Streaming(Drafter):
         self.schedule, self.top_k = schedule, top_k
         self.prune_threshold, self.prune_cap = prune_threshold, prune_cap
         self.target: Target | None = None
+        self._bound: Target | None = None
         self.merged = self.pairs = None
         self.trees: list[DraftTree] | None = None
         self.ends: list[int] = []
@@ -72,6 +73,8 @@ class Streaming(Drafter):
         return self.schedule == "fused"
 
     def bind(self, target: Target) -> Target:
+        if target is self._bound:
+            return self.target
         if target.num_parallel > 1:
             raise InputError(
                 "drafter: streams need whole layers; use target.device_map in place of "
@@ -79,8 +82,9 @@ class Streaming(Drafter):
             )
         if not isinstance(self.speculator, StreamingSpeculator):
             self.speculator = load_speculator(self.speculator, target)
-        self.speculator = self.speculator.to(target.device, target.dtype).eval()
+        self.speculator = self.speculator.placed(target).eval()
         self.drafting, self._first_streams = self.speculator, {}
+        self._bound = target
         shared = self.speculator.config.mode == "shared"
         if self.schedule == "auto":
             self.schedule = "fused" if shared else "deferred"
@@ -115,7 +119,8 @@ class Streaming(Drafter):
         if self.speculator.config.mode == "shared" or count == self.speculator.num_streams:
             return self.speculator
         if count not in self._first_streams:
-            self._first_streams[count] = self.speculator.first_streams(self.target, count).eval()
+            fewer = self.speculator.first_streams(self.target, count)
+            self._first_streams[count] = fewer.placed(self.target).eval()
         return self._first_streams[count]
 
     def extra_rows(self, budget: int) -> int:

@@ -4,7 +4,7 @@ New dimensions of the hidden state are always zero, new heads and new units of a
 and new layers, below the old ones, add nothing. All of them are computed all the same.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -82,11 +82,20 @@ def enlarged_target(target: Target, shape: LargeShape, dtype: torch.dtype) -> Ta
 def enlarged_speculator(
     speculator: StreamingSpeculator, target: Target, large: Target
 ) -> StreamingSpeculator:
-    """The speculator of `large`, made from that of `target`: it drafts the same."""
-    found = StreamingSpeculator(large, speculator.config)
+    """The speculator of `large`, made from that of `target`: it drafts the same.
+
+    Raises `InputError` for shared mode.
+    """
+    config = speculator.config
+    if config.mode == "shared":
+        raise InputError("study.speculator: only lossless streams can be enlarged; take such ones")
+    offset = large.num_layers - target.num_layers
+    if config.pruning_layer is not None:
+        config = replace(config, pruning_layer=config.pruning_layer + offset)
+    found = StreamingSpeculator(large, config)
     scale, size = _norm_scale(target, large), target.family.cache_shape[1]
     groups = target.model.config.num_attention_heads // target.family.cache_shape[0]
-    offset, state = large.num_layers - target.num_layers, found.state_dict()
+    state = found.state_dict()
     for name, tensor in speculator.state_dict().items():
         parts = name.split(".")
         if parts[0] == "adapters":

@@ -6,12 +6,11 @@ from typing import Protocol
 import torch
 
 from slipstream.core.sampling import Sampling
-from slipstream.core.tree import DraftTree
-from slipstream.core.verification import Verdict
 from slipstream.decoding.answer import Limits
+from slipstream.decoding.decoder import Line
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.drafters.base import Context, Drafter
+from slipstream.drafters.base import Drafter, Step
 from slipstream.targets.target import Target
 
 ROUNDING_STEPS = 64
@@ -82,15 +81,9 @@ class DraftlessReference(Engine):
     def logits(self, position: int) -> torch.Tensor:
         return self.seen[position]
 
-    def _choose(self, logits: torch.Tensor, contexts: list[Context]) -> list[int]:
-        self.seen.append(logits[0])
-        return super()._choose(logits, contexts)
-
-    def _verify(
-        self, trees: list[DraftTree], logits: torch.Tensor, contexts: list[Context]
-    ) -> list[Verdict]:
-        self.seen.append(logits[0, -1])
-        return super()._verify(trees, logits, contexts)
+    def _decide(self, line: Line, step: Step, drafted: list[int]) -> None:
+        self.seen.append(step.logits[-1])
+        super()._decide(line, step, drafted)
 
 
 def first_divergence(

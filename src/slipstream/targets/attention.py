@@ -85,7 +85,7 @@ def limit_streams(
     last of all.
     """
     nodes, main = rows.num_nodes, key.shape[2] - rows.num_stream_rows
-    owners = rows.owners.clamp(min=0).expand(len(query), -1)
+    owners = rows.owners.to(query.device).clamp(min=0).expand(len(query), -1)
     places = owners[:, None, :, None]
     asking = query.gather(2, places.expand(-1, query.shape[1], -1, query.shape[3]))
     asking = asking.unflatten(1, (key.shape[1], -1))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MODES = ("auto", "off", "reduce-overhead")
 GRANULARITY = 256
 """Slots are counted in multiples of this: a graph serves so many committed lengths."""
+COMPILED = 256
+"""How many spans may be compiled: of all targets, with one row or several."""
 CAPACITY = 1024
 """Caches have a multiple of so many slots, so that most prompts find one that is there."""
 
@@ -60,38 +62,54 @@ def _obstacle(target: "Target") -> str | None:
         return "quantised weights are not compiled; set target.quantization=null"
     if target.num_parallel > 1 or hasattr(target.model, "hf_device_map"):
         return "a target spread over devices is not compiled; load it whole"
+    if {"dynamic", "longrope"} & set(_rope_types(target.model.config)):
+        return "rotary positions that depend on the text's length are not compiled; leave it eager"
     return None
 
 
-class CompiledLayers:
-    """Runs spans of a target's layers over rows that come again in every step.
+def _rope_types(config) -> list[str]:
+    """The kinds of rotary positions of a config, which may differ between kinds of layers."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    each = [settings, *(value for value in settings.values() if isinstance(value, dict))]
+    return [found["rope_type"] for found in each if "rope_type" in found]
 
-    replays: whether spans are captured as graphs.
-    """
+
+class CompiledLayers:
+    """Runs spans of a target's layers over rows with a mask; those that come again in every step
+    are compiled and, where `replays` says so, captured as graphs."""
 
     def __init__(self, target: "Target"):
+        # Spans of all targets share one function, which is compiled for each of them.
+        torch._dynamo.config.recompile_limit = max(COMPILED, torch._dynamo.config.recompile_limit)
         self.target = target
         self.replays = target.device.type == "cuda"
         self._compiled = torch.compile(self._span, dynamic=True, fullgraph=True)
         self._graphs: dict[tuple, _Graph] = {}
-        self._caches: dict[tuple[int, int], StepCache] = {}
+        self._cache: StepCache | None = None
 
     def new_cache(self, allocate: Callable[..., StepCache], capacity: int, batch: int) -> StepCache:
-        """An empty cache over buffers kept from earlier; one decoding may use them at a time."""
+        """An empty cache, over the buffers of the last one if they have the size; one decoding may
+        use them at a time."""
         capacity = -(-(capacity + GRANULARITY - 1) // CAPACITY) * CAPACITY
-        if (capacity, batch) not in self._caches:
-            self._caches[capacity, batch] = allocate(capacity, batch, GRANULARITY)
-        return self._caches[capacity, batch].emptied()
+        kept = self._cache
+        if kept is None or (kept.capacity, len(kept.lengths)) != (capacity, batch):
+            self._graphs.clear()
+            self._cache = None
+            self._cache = allocate(capacity, batch, GRANULARITY)
+        return self._cache.emptied()
 
     def __call__(
         self, modules: Sequence[nn.Module], rows: "Rows", cache: StepCache
     ) -> torch.Tensor:
-        """(B, R, D) hidden states after the layers `modules`; keys and values are staged."""
+        """(B, R, D) hidden states after the layers `modules`, whose keys and values are staged
+        where the mask has its last R columns."""
         inputs = rows.hidden, rows.positions, rows.mask, rows.seen
-        cache.check_room(rows.hidden.shape[1])
+        modules, layers = list(modules), cache.layers
+        cache.check_room(rows.mask.shape[-1] - cache.slots)
+        if not rows.repeats:
+            return self._span(modules, layers, *inputs)
         # Hooks of adapters belong to the rows, not to the layers: they are captured, not compiled.
         span = self._compiled if rows.acting is None else self._span
-        modules, layers = list(modules), cache.layers
         if not self.replays:
             return span(modules, layers, *inputs)
         shapes = tuple(None if given is None else given.shape for given in inputs)
@@ -129,7 +147,12 @@ class _Slots:
 
 
 class _Graph:
-    """A CUDA graph of `run` for inputs of fixed shapes; kept: what must live as long as it."""
+    """A CUDA graph of `run` for inputs of fixed shapes; kept: what must live as long as it.
+
+    Graphs share their memory: one is replayed at a time, and its output is copied.
+    """
+
+    _pool = None
 
     def __init__(self, run: Callable[..., torch.Tensor], inputs: Sequence, kept: object):
         self._kept = kept
@@ -141,7 +164,9 @@ class _Graph:
                 run(*self._inputs)
         torch.cuda.current_stream().wait_stream(beside)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        if _Graph._pool is None:
+            _Graph._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(self._graph, pool=_Graph._pool):
             self._output = run(*self._inputs)
 
     def __call__(self, inputs: Sequence[torch.Tensor | None]) -> torch.Tensor:

@@ -71,6 +71,8 @@ def load_target(
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     try:
         torch.empty(0, device=device)
+        if torch.device(device).type == "cuda":  # streams and graphs take the current device
+            torch.cuda.set_device(device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"target.device: {device!r} is not available here; try 'cpu'") from error
     location, options = locate(name), {"dtype": "auto"}

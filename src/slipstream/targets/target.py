@@ -187,7 +187,7 @@ class Target:
         if not len(modules):
             return rows
         with our_attention(self.model.config):
-            if self.compiled is not None and rows.repeats and rows.mask is not None:
+            if self.compiled is not None and rows.mask is not None and cache is not None:
                 rows.hidden = self.compiled(modules, rows, cache)
                 return rows
             return self.run_each(modules, rows, cache)
@@ -230,8 +230,12 @@ class Target:
         with ExitStack() as visits:
             for visitor in sorted(visitors, key=lambda visitor: visitor.layer):
                 rows = self.run_layers(range(done, visitor.layer), rows, cache)
+                # With a device map the layers below may have left them elsewhere.
+                rows.hidden = rows.hidden.to(self.device)
                 rows, done = visits.enter_context(visitor.visit(rows)), visitor.layer
-            return self.run_layers(range(done, self.num_layers), rows, cache)
+            rows = self.run_layers(range(done, self.num_layers), rows, cache)
+            rows.hidden = rows.hidden.to(self.device)
+            return rows
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """What stands between the layers and the LM head."""
@@ -243,4 +247,4 @@ class Target:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and LM head: (..., D) -> (..., V)."""
-        return self.head(self.norm(hidden))
+        return self.head(self.norm(hidden)).to(self.device)

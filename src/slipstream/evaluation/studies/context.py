@@ -39,7 +39,7 @@ class ContextStudy:
                         "attention, ms": 1000 * attention,
                         "beyond attention, ms": 1000 * (seconds - attention),
                         "mask, KiB": mask.nbytes / 1024,
-                        "cache, MiB": cache.nbytes / 2**20,
+                        "cache, MiB": cache.nbytes * (length + count) / cache.capacity / 2**20,
                     }
                 )
         return Findings("Context (appendix O)", rows, lambda figure: _draw(figure, rows))
@@ -58,7 +58,8 @@ def attention_seconds(target: Target, committed: int, count: int, repeats: int) 
     for _ in range(repeats + 2):
         started = time.perf_counter()
         for keys, values in cache.layers:
-            attend(module, query, keys, values, mask, scaling=size**-0.5)
+            seen = (tensor[..., : committed + count, :] for tensor in (keys, values))
+            attend(module, query, *seen, mask, scaling=size**-0.5)
         if target.device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)

@@ -31,8 +31,8 @@ class DeviceStudy:
     schedules with trees of each of `budgets` nodes, what a step of `row_counts` rows costs, and
     training steps over `lengths` tokens, dense and in `segments`.
 
-    Bandwidth is that of copying within the device's memory, in this run; a forward must read all
-    weights but the embeddings once.
+    Bandwidth is that of copying within the device's memory, in this run; a step, drafting included,
+    must read all weights but the embeddings once. Prefills are left out of both.
     """
 
     def __init__(
@@ -80,21 +80,19 @@ class DeviceStudy:
         records = overall(runs, prompts, str(large.dtype))
         read = sum(p.nbytes for p in large.family.layers.parameters()) + large.head.weight.nbytes
         bandwidth = measured_bandwidth(large.device)
-        return [
-            _row(
-                "decoding",
-                name,
-                **{
-                    "tokens/s": record.tokens_per_second,
-                    "vs plain": record.speedup_vs_plain,
-                    "tau": record.tau,
-                    "of bandwidth": read * record.target_forwards / record.seconds / bandwidth,
-                    "ms": 1000 * record.seconds / record.target_forwards,
-                    "identical": f"{record.identical}/{record.num_prompts}",
-                },
-            )
-            for name, record in records.items()
-        ]
+        rows = []
+        for name, record in records.items():
+            seconds = (record.seconds - record.seconds_prefill) / record.target_forwards
+            values = {
+                "tokens/s": record.tokens_per_second,
+                "vs plain": record.speedup_vs_plain,
+                "tau": record.tau,
+                "of bandwidth": read / seconds / bandwidth,
+                "ms": 1000 * seconds,
+                "identical": f"{record.identical}/{record.num_prompts}",
+            }
+            rows.append(_row("decoding", name, **values))
+        return rows
 
 
 @torch.inference_mode()

@@ -64,7 +64,10 @@ class SegmentStudy:
 
     def _step(self, target, speculator, batch: Batch, segments: int | None) -> None:
         speculator.zero_grad(set_to_none=True)
-        self._losses(target, speculator, batch, segments).total.backward()
+        mixed = target.dtype == torch.bfloat16  # as in training: the speculator is float32
+        with torch.autocast(target.device.type, torch.bfloat16, enabled=mixed):
+            loss = self._losses(target, speculator, batch, segments).total
+        loss.backward()
 
     def _peak(self, target, speculator, batch: Batch, segments: int | None) -> int:
         with PeakMemory() as memory:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from slipstream.targets.packed import is_packed, pack_linears
-from slipstream.targets.target import Rows, Target
+from slipstream.targets.target import Rows, Target, device_of
 
 
 class LowRank(nn.Module):
@@ -73,6 +73,11 @@ class StreamAdapters(nn.Module):
             for key, adapter in adapters.items():
                 name = key.replace("/", ".")
                 yield name, layer.get_submodule(name), adapter
+
+    def place(self, target: Target) -> None:
+        """Move each adapter to where its layer of `target` runs."""
+        for index, adapters in self.layers.items():
+            adapters.to(device_of(target.family.layers[int(index)]))
 
     @contextmanager
     def active(self, target: Target, rows: Rows) -> Iterator[None]:

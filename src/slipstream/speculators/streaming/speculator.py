@@ -87,6 +87,13 @@ class StreamingSpeculator(nn.Module):
             raise InputError("speculator: it was made for another target; load it for this one")
         return self._adapted
 
+    def placed(self, target: Target) -> "StreamingSpeculator":
+        """Moved to where and in what `target` computes, each adapter to the device of its layer."""
+        self.to(target.device, target.dtype)
+        if self.adapters is not None:
+            self.adapters.place(target)
+        return self
+
     def train(self, mode: bool = True) -> "StreamingSpeculator":
         super().train(mode)
         if self.lora is not None:
