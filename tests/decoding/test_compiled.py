@@ -74,6 +74,9 @@ DECODERS = {
     "limited": lambda target: Engine(
         target, streams(target, "fused", attended_tokens=3), Sampling(), LIMITS, 6
     ),
+    "limited, deferred": lambda target: Engine(
+        target, streams(target, "deferred", attended_tokens=3), Sampling(), LIMITS, 6
+    ),
     "draft model": lambda target: Engine(
         target, DraftModel(tiny_target(seed=0), 3), Sampling(), LIMITS, 6
     ),
@@ -139,7 +142,22 @@ def test_automatic_compilation_is_for_accelerators():
     assert compile_target(tiny_target(), "off").compiled is None
 
 
+def test_a_drafter_is_bound_once_to_a_target(replayed):
+    """A second engine runs over the graphs of the first."""
+    target = replayed(tiny_target())
+    drafter = streams(target, "deferred")
+    made = []
+    for _ in range(2):
+        engine = Engine(target, drafter, Sampling(), LIMITS, 6)
+        engine.generate(BATCH[0])
+        made.append(Replay.made)
+    assert made[0] == made[1]
+
+
 def test_what_cannot_be_compiled_says_so():
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    with pytest.raises(InputError, match="rotary positions that depend on the text's length"):
+        compile_target(tiny_target(rope_parameters=rope), "reduce-overhead")
     with pytest.raises(InputError, match=r"engine\.compile: must be one of auto, off, reduce-"):
         compile_target(tiny_target(), "max")
     packed = load_target("slipstream/small-draft")

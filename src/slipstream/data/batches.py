@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from slipstream.core.errors import InputError
 from slipstream.core.processes import num_processes, process_rank
 from slipstream.data.rendering import Sample
 
@@ -46,7 +47,8 @@ def collate(samples: list[Sample]) -> Batch:
 class TokenBatches:
     """An iterable of `Batch` whose padded size stays within `batch_tokens` tokens.
 
-    Of n processes each gets every n-th row of batches that are n times as large.
+    Of n processes each gets every n-th row of batches that are n times as large. Raises
+    `InputError` for fewer samples than processes.
     """
 
     def __init__(self, samples: list[Sample], batch_tokens: int, seed: int, shuffle: bool):
@@ -54,6 +56,11 @@ class TokenBatches:
         self.seed, self.shuffle = seed, shuffle
         self.epoch, self.position = -1, 0
         self._resuming = False
+        if len(samples) < num_processes():
+            raise InputError(
+                f"data: {len(samples)} samples are not enough for {num_processes()} processes; "
+                "give more, or set trainer.devices=1"
+            )
 
     def __len__(self) -> int:
         return len(self._order(0))

@@ -13,7 +13,8 @@ from slipstream.targets.target import Target
 
 class BatchStudy:
     """Trees of each of `budgets` nodes, for batches of each of `batch_sizes` prompts. A batch's
-    speed is against plain decoding of the same batches, interleaved.
+    speed is against plain decoding of the same batches, interleaved. Prefills are the same on both
+    sides; what a drafter must beat are plain decoding's steps.
 
     Raises `InputError` when there are fewer prompts than the largest batch has.
     """
@@ -45,6 +46,8 @@ class BatchStudy:
                 "tokens/s": records[str(nodes)].tokens_per_second,
                 "speed vs plain": records[str(nodes)].speedup_vs_plain,
                 "tau": records[str(nodes)].tau,
+                "prefill, s": records[str(nodes)].seconds_prefill,
+                "plain steps, s": records["plain"].seconds_verify,
                 "draft, s": records[str(nodes)].seconds_draft,
                 "verify, s": records[str(nodes)].seconds_verify,
                 "other, s": records[str(nodes)].seconds_overhead,

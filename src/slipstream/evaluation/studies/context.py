@@ -4,6 +4,7 @@ import statistics
 import time
 
 import torch
+from rich.progress import track
 
 from slipstream.core.masks import tree_mask
 from slipstream.evaluation.prompts import Prompt
@@ -11,6 +12,10 @@ from slipstream.evaluation.row_cost import row_costs
 from slipstream.evaluation.studies.findings import Findings
 from slipstream.targets.attention import attend
 from slipstream.targets.target import Target
+
+
+ROUNDS = 5
+"""All lengths are timed so often in turn, so that a change of the machine's load meets all."""
 
 
 class ContextStudy:
@@ -24,24 +29,29 @@ class ContextStudy:
         self.lengths, self.row_counts, self.repeats = lengths, row_counts, repeats
 
     def run(self, target: Target, prompts: list[Prompt]) -> Findings:
+        times: dict[tuple[int, int], list[tuple[float, float]]] = {}
+        for _ in track(range(ROUNDS), description="rounds"):
+            for length in self.lengths:
+                steps = row_costs(target, length, self.repeats, tuple(self.row_counts))
+                for count, seconds in steps.items():
+                    attention = attention_seconds(target, length, count, self.repeats)
+                    times.setdefault((length, count), []).append((seconds, attention))
         rows = []
-        for length in self.lengths:
-            steps = row_costs(target, length, self.repeats, tuple(self.row_counts))
-            for count, seconds in steps.items():
-                attention = attention_seconds(target, length, count, self.repeats)
-                cache = target.new_cache(length + count)
-                mask = tree_mask([length], torch.ones(1, count, count, dtype=torch.bool))
-                rows.append(
-                    {
-                        "committed": length,
-                        "rows": count,
-                        "step, ms": 1000 * seconds,
-                        "attention, ms": 1000 * attention,
-                        "beyond attention, ms": 1000 * (seconds - attention),
-                        "mask, KiB": mask.nbytes / 1024,
-                        "cache, MiB": cache.nbytes * (length + count) / cache.capacity / 2**20,
-                    }
-                )
+        for (length, count), found in times.items():
+            step, attention = (statistics.median(each) for each in zip(*found, strict=True))
+            cache = target.new_cache(length + count)
+            mask = tree_mask([length], torch.ones(1, count, count, dtype=torch.bool))
+            rows.append(
+                {
+                    "committed": length,
+                    "rows": count,
+                    "step, ms": 1000 * step,
+                    "attention, ms": 1000 * attention,
+                    "beyond attention, ms": 1000 * (step - attention),
+                    "mask, KiB": mask.nbytes / 1024,
+                    "cache, MiB": cache.nbytes * (length + count) / cache.capacity / 2**20,
+                }
+            )
         return Findings("Context (appendix O)", rows, lambda figure: _draw(figure, rows))
 
 

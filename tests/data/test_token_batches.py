@@ -1,0 +1,31 @@
+"""Batches of about as many tokens each, and a row for every process in all of them."""
+
+import pytest
+import torch
+
+from slipstream.core.errors import InputError
+from slipstream.data import batches
+from slipstream.data.batches import TokenBatches
+from slipstream.data.rendering import Sample
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("processes", [1, 3])
+def test_every_process_has_rows_in_every_batch(monkeypatch, processes, shuffle):
+    """Also where a sample is longer than a batch is to be."""
+    lengths = [3, 200, 7, 90, 300, 12, 150, 5, 250, 400]
+    samples = [Sample(list(range(length)), 1) for length in lengths]
+    monkeypatch.setattr(batches, "num_processes", lambda: processes)
+    found = []
+    for rank in range(processes):
+        monkeypatch.setattr(batches, "process_rank", lambda rank=rank: rank)
+        found.append(list(TokenBatches(samples, 128, seed=0, shuffle=shuffle)))
+    assert len({len(own) for own in found}) == 1
+    seen = torch.cat([batch.lengths for own in found for batch in own])
+    assert sorted(seen.tolist()) == sorted(lengths)
+
+
+def test_fewer_samples_than_processes_are_one_sentence(monkeypatch):
+    monkeypatch.setattr(batches, "num_processes", lambda: 3)
+    with pytest.raises(InputError, match="2 samples are not enough for 3 processes"):
+        TokenBatches([Sample([1, 2], 1)] * 2, 128, seed=0, shuffle=False)
