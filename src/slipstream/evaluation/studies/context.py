@@ -13,7 +13,6 @@ from slipstream.evaluation.studies.findings import Findings
 from slipstream.targets.attention import attend
 from slipstream.targets.target import Target
 
-
 ROUNDS = 5
 """All lengths are timed so often in turn, so that a change of the machine's load meets all."""
 
