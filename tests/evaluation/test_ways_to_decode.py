@@ -6,12 +6,14 @@ from tests.tiny import save_tiny_target, tiny_speculator, tiny_target, tiny_toke
 from slipstream.core.errors import InputError
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.row_cost import row_costs
 from slipstream.evaluation.studies import quantization
 from slipstream.evaluation.studies.batches import BatchStudy
-from slipstream.evaluation.studies.context import ContextStudy
+from slipstream.evaluation.studies.context import ContextStudy, without_attention
 from slipstream.evaluation.studies.quantization import QuantizationStudy
 from slipstream.evaluation.studies.top_k_sampling import TopKSamplingStudy
 from slipstream.speculators.checkpoint import save_speculator
+from slipstream.targets import attention
 from slipstream.targets.loading import load_target
 
 PROMPTS = [Prompt("w3 w5 w8 w13", "a"), Prompt("w1 w2", "b"), Prompt("w9 w4 w7", "a")]
@@ -49,7 +51,20 @@ def test_masks_and_caches_grow_with_the_context(target):
         count = short["rows"]
         for column in ("mask, KiB", "cache, MiB"):
             assert long[column] / short[column] == pytest.approx((64 + count) / (16 + count))
-    assert all(row["step, ms"] > row["attention, ms"] > 0 for row in rows)
+    assert all(row["step, ms"] > 0 and row["beyond attention, ms"] > 0 for row in rows)
+
+
+def test_attention_alone_is_left_out(target, monkeypatch):
+    calls, attend = [], attention.attend
+    monkeypatch.setattr(attention, "attend", lambda *a, **b: calls.append(1) or attend(*a, **b))
+    row_costs(target, 8, 1, (2,))
+    with_attention = len(calls)
+    assert with_attention == 3 * target.num_layers  # two steps to warm up
+    with without_attention(target):
+        row_costs(target, 8, 1, (2,))
+    assert len(calls) == with_attention
+    row_costs(target, 8, 1, (2,))
+    assert len(calls) == 2 * with_attention
 
 
 def test_every_quantisation_is_compared_with_its_own_plain_decoding(tmp_path, monkeypatch):

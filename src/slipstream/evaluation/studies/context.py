@@ -1,7 +1,9 @@
 """What a decoding step costs after ever more committed tokens (appendix O)."""
 
 import statistics
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 from rich.progress import track
@@ -10,7 +12,8 @@ from slipstream.core.masks import tree_mask
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.row_cost import row_costs
 from slipstream.evaluation.studies.findings import Findings
-from slipstream.targets.attention import attend
+from slipstream.targets import attention
+from slipstream.targets.compiled import CompiledLayers
 from slipstream.targets.target import Target
 
 ROUNDS = 5
@@ -19,25 +22,26 @@ ROUNDS = 5
 
 class ContextStudy:
     """Steps of each of `row_counts` rows (one: plain decoding) at each of `lengths` committed
-    tokens. Attention alone is timed beside them: the keys and values it must read grow with the
-    context, nothing else should. Weights do not matter to time, so lengths may exceed what the
-    target was trained for.
+    tokens, and the same steps with attention left out: the keys and values that attention must read
+    grow with the context, nothing else should. Weights do not matter to time, so lengths may exceed
+    what the target was trained for.
     """
 
     def __init__(self, lengths: list[int], row_counts: list[int], repeats: int):
-        self.lengths, self.row_counts, self.repeats = lengths, row_counts, repeats
+        self.lengths, self.row_counts, self.repeats = lengths, tuple(row_counts), repeats
 
     def run(self, target: Target, prompts: list[Prompt]) -> Findings:
         times: dict[tuple[int, int], list[tuple[float, float]]] = {}
         for _ in track(range(ROUNDS), description="rounds"):
             for length in self.lengths:
-                steps = row_costs(target, length, self.repeats, tuple(self.row_counts))
-                for count, seconds in steps.items():
-                    attention = attention_seconds(target, length, count, self.repeats)
-                    times.setdefault((length, count), []).append((seconds, attention))
+                steps = row_costs(target, length, self.repeats, self.row_counts)
+                with without_attention(target):
+                    others = row_costs(target, length, self.repeats, self.row_counts)
+                for count in self.row_counts:
+                    times.setdefault((length, count), []).append((steps[count], others[count]))
         rows = []
         for (length, count), found in times.items():
-            step, attention = (statistics.median(each) for each in zip(*found, strict=True))
+            step, other = (statistics.median(each) for each in zip(*found, strict=True))
             cache = target.new_cache(length + count)
             mask = tree_mask([length], torch.ones(1, count, count, dtype=torch.bool))
             rows.append(
@@ -45,8 +49,7 @@ class ContextStudy:
                     "committed": length,
                     "rows": count,
                     "step, ms": 1000 * step,
-                    "attention, ms": 1000 * attention,
-                    "beyond attention, ms": 1000 * (step - attention),
+                    "beyond attention, ms": 1000 * other,
                     "mask, KiB": mask.nbytes / 1024,
                     "cache, MiB": cache.nbytes * (length + count) / cache.capacity / 2**20,
                 }
@@ -54,25 +57,21 @@ class ContextStudy:
         return Findings("Context (appendix O)", rows, lambda figure: _draw(figure, rows))
 
 
-@torch.inference_mode()
-def attention_seconds(target: Target, committed: int, count: int, repeats: int) -> float:
-    """Median seconds of the attention of all layers, `count` rows over `committed` tokens."""
-    cache, module = target.new_cache(committed + count), torch.nn.Module()
-    for keys, values in cache.layers:
-        keys.normal_(), values.normal_()
-    heads, size = target.model.config.num_attention_heads, cache.layers[0][0].shape[-1]
-    query = torch.randn(1, heads, count, size, dtype=target.dtype, device=target.device)
-    mask = tree_mask([committed], torch.ones(1, count, count, dtype=torch.bool))
-    mask, seconds = mask.to(target.device), []
-    for _ in range(repeats + 2):
-        started = time.perf_counter()
-        for keys, values in cache.layers:
-            seen = (tensor[..., : committed + count, :] for tensor in (keys, values))
-            attend(module, query, *seen, mask, scaling=size**-0.5)
-        if target.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[2:])
+@contextmanager
+def without_attention(target: Target) -> Iterator[None]:
+    """Within, `target` runs all but the attention itself: keys and values are staged and masks made
+    as ever. Steps that were compiled are compiled again."""
+    usual = target.compiled
+    with patch.object(attention, "attend", _skip):
+        target.compiled = None if usual is None else CompiledLayers(target)
+        try:
+            yield
+        finally:
+            target.compiled = usual
+
+
+def _skip(module, query, *_, **__) -> tuple[torch.Tensor, None]:
+    return query.transpose(1, 2).contiguous(), None
 
 
 def _draw(figure, rows: list[dict]) -> None:
