@@ -156,7 +156,7 @@ def test_a_drafter_is_bound_once_to_a_target(replayed):
 
 def test_what_cannot_be_compiled_says_so():
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    with pytest.raises(InputError, match="rotary positions that depend on the text's length"):
+    with pytest.raises(InputError, match="rotary positions that depend on the length"):
         compile_target(tiny_target(rope_parameters=rope), "reduce-overhead")
     with pytest.raises(InputError, match=r"engine\.compile: must be one of auto, off, reduce-"):
         compile_target(tiny_target(), "max")

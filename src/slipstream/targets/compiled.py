@@ -1,9 +1,9 @@
-"""Steps of decoding as compiled layers and CUDA graphs: the same kernels, no Python between them.
+"""Steps of decoding as compiled layers and CUDA graphs: no Python between their kernels.
 
 All steps run the same layers on as many rows; only contents differ. `CompiledLayers` compiles such
-a span once (torch.compile, for all sizes) and, on a CUDA device, captures it as a graph for each
-number of rows and slots. Keys and values stay in buffers that never move. The eager layers are the
-reference; prompts, pruned rows and training always run eagerly.
+a span once (torch.compile; one row and several are two cases) and, on a CUDA device, captures it as
+a graph for each number of rows and slots. Keys and values stay in buffers that never move. The
+eager layers are the reference; prompts, pruned rows and training always run eagerly.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,7 +63,9 @@ def _obstacle(target: "Target") -> str | None:
     if target.num_parallel > 1 or hasattr(target.model, "hf_device_map"):
         return "a target spread over devices is not compiled; load it whole"
     if {"dynamic", "longrope"} & set(_rope_types(target.model.config)):
-        return "rotary positions that depend on the text's length are not compiled; leave it eager"
+        return (
+            "rotary positions that depend on the length are not compiled; set engine.compile=auto"
+        )
     return None
 
 
