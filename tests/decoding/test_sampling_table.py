@@ -41,6 +41,8 @@ WAYS = {
     "fused tree": ("fused", 2, 7),
     "deferred chain": ("deferred", 1, 4),
     "deferred tree": ("deferred", 2, 7),
+    "shared chain": ("fused", 1, 4),
+    "shared tree": ("fused", 2, 7),
     "draft model": 4,
     "prompt lookup": 4,
 }
@@ -71,7 +73,8 @@ def decoder_of(way: str, target, speculator, sampling: Sampling):
 @pytest.mark.parametrize(("way", "setting"), list(product(WAYS, SAMPLINGS)))
 def test_every_continuation_has_the_probability_of_one_token_per_forward(way, setting, batched):
     target = tiny_target(seed=3, vocab_size=VOCABULARY)
-    speculator = tiny_speculator(target, seed=2, num_streams=3)
+    mode = "shared" if way.startswith("shared") else "lossless"
+    speculator = tiny_speculator(target, seed=2, num_streams=3, mode=mode)
     sampling = SAMPLINGS[setting]
     decoding = decoder_of(way, target, speculator, sampling)
     prompts = [COMPANIONS[0], PROMPT, COMPANIONS[1]] if batched else [PROMPT]
