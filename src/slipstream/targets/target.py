@@ -231,10 +231,10 @@ class Target:
             for visitor in sorted(visitors, key=lambda visitor: visitor.layer):
                 rows = self.run_layers(range(done, visitor.layer), rows, cache)
                 # With a device map the layers below may have left them elsewhere.
-                rows.hidden = rows.hidden.to(self.device)
+                rows.hidden = rows.hidden.to(ids.device)
                 rows, done = visits.enter_context(visitor.visit(rows)), visitor.layer
             rows = self.run_layers(range(done, self.num_layers), rows, cache)
-            rows.hidden = rows.hidden.to(self.device)
+            rows.hidden = rows.hidden.to(ids.device)
             return rows
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -247,4 +247,4 @@ class Target:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and LM head: (..., D) -> (..., V)."""
-        return self.head(self.norm(hidden)).to(self.device)
+        return self.head(self.norm(hidden)).to(hidden.device)
