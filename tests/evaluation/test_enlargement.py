@@ -16,6 +16,7 @@ from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.studies.device import DeviceStudy
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.targets.compiled import CompiledLayers
 from slipstream.targets.loading import load_target
 
 SHAPE = LargeShape(hidden=448, intermediate=1088, layers=10, heads=8)
@@ -57,8 +58,12 @@ def test_streams_draft_the_same(pair, schedule):
     assert steps[0] == steps[1] < len(expected) - 1
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_study_measures_everything(pair, dtype):
+def test_the_study_measures_everything(pair, dtype, compiled, monkeypatch):
+    """Compiled as on a GPU, but for the compiler itself (see tests/decoding/test_compiled.py)."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(pair[0], "compiled", CompiledLayers(pair[0]) if compiled else None)
     training = StreamingConfig(num_streams=2, num_msa_layers=2)
     study = DeviceStudy(
         "slipstream/small-streaming", training, SHAPE, dtype, [4], 2, [1, 2], [64], [1, 2], 1

@@ -187,7 +187,8 @@ class Target:
         if not len(modules):
             return rows
         with our_attention(self.model.config):
-            if self.compiled is not None and rows.mask is not None and cache is not None:
+            steps = isinstance(cache, StepCache) and rows.mask is not None
+            if self.compiled is not None and steps:
                 rows.hidden = self.compiled(modules, rows, cache)
                 return rows
             return self.run_each(modules, rows, cache)
