@@ -95,9 +95,8 @@ def compare(
         task = progress.add_task("decoding", total=len(ids) * len(names) * repeats)
         for method in methods.values():
             batches = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
-            # Graphs are captured when rows of new shapes come: all of them, before the clock runs.
-            captured = target.compiled is not None and target.compiled.replays
-            for warm_up in (ids[:1], *(batches if captured else batches[:1])):
+            # New shapes are compiled and captured when they come: all of them before the clock runs.
+            for warm_up in (ids[:1], *(batches if target.compiled else batches[:1])):
                 method.generate(warm_up, [seed] * len(warm_up))
         for number, start in enumerate(range(0, len(ids), batch_size)):
             batch = ids[start : start + batch_size]
