@@ -95,7 +95,7 @@ def compare(
         task = progress.add_task("decoding", total=len(ids) * len(names) * repeats)
         for method in methods.values():
             batches = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
-            # New shapes are compiled and captured when they come: all of them before the clock runs.
+            # What is compiled is so when new shapes come: all of them, before the clock runs.
             for warm_up in (ids[:1], *(batches if target.compiled else batches[:1])):
                 method.generate(warm_up, [seed] * len(warm_up))
         for number, start in enumerate(range(0, len(ids), batch_size)):
