@@ -26,6 +26,9 @@ def test_every_process_has_rows_in_every_batch(monkeypatch, processes, shuffle):
 
 
 def test_fewer_samples_than_processes_are_one_sentence(monkeypatch):
+    """Also where the processes met only after the batches were made, as Lightning's do."""
+    found = TokenBatches([Sample([1, 2], 1)] * 2, 128, seed=0, shuffle=False)
     monkeypatch.setattr(batches, "num_processes", lambda: 3)
-    with pytest.raises(InputError, match="2 samples are not enough for 3 processes"):
-        TokenBatches([Sample([1, 2], 1)] * 2, 128, seed=0, shuffle=False)
+    for read in (list, len):
+        with pytest.raises(InputError, match="2 samples are not enough for 3 processes"):
+            read(found)

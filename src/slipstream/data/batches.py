@@ -56,11 +56,6 @@ class TokenBatches:
         self.seed, self.shuffle = seed, shuffle
         self.epoch, self.position = -1, 0
         self._resuming = False
-        if len(samples) < num_processes():
-            raise InputError(
-                f"data: {len(samples)} samples are not enough for {num_processes()} processes; "
-                "give more, or set trainer.devices=1"
-            )
 
     def __len__(self) -> int:
         return len(self._order(0))
@@ -85,6 +80,12 @@ class TokenBatches:
 
     def _order(self, epoch: int) -> list[list[int]]:
         """Rows of each batch: neighbours in length share a batch, batches come in random order."""
+        # Here and not in the constructor, which runs before the processes know of one another.
+        if len(self.samples) < num_processes():
+            raise InputError(
+                f"data: {len(self.samples)} samples are not enough for {num_processes()} "
+                "processes; give more, or set trainer.devices=1"
+            )
         lengths = torch.tensor([padded_length(sample) for sample in self.samples])
         generator = torch.Generator().manual_seed(self.seed + (epoch if self.shuffle else 0))
         ranks = lengths.double()
