@@ -93,14 +93,13 @@ def compare(
     names = list(methods)
     with Progress() as progress:
         task = progress.add_task("decoding", total=len(ids) * len(names) * repeats)
+        batches = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
         for method in methods.values():
-            batches = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
-            # What is compiled is so when new shapes come: all of them, before the clock runs.
+            # Compilation waits for the first rows of each shape: let all shapes come before timing.
             for warm_up in (ids[:1], *(batches if target.compiled else batches[:1])):
                 method.generate(warm_up, [seed] * len(warm_up))
-        for number, start in enumerate(range(0, len(ids), batch_size)):
-            batch = ids[start : start + batch_size]
-            seeds = [seed + start + place for place in range(len(batch))]
+        for number, batch in enumerate(batches):
+            seeds = [seed + number * batch_size + place for place in range(len(batch))]
             tries: dict[str, list[list[Generation]]] = {name: [] for name in names}
             for repeat in range(repeats):
                 shift = (number + repeat) % len(names)
