@@ -35,7 +35,7 @@ def verify_greedy(tree: DraftTree, choices: list[int]) -> Verdict:
     return Verdict(path, choices[path[-1]])
 
 
-def greedy_paths(
+def last_accepted(
     ids: torch.Tensor, parents: torch.Tensor, ancestors: torch.Tensor, choices: torch.Tensor
 ) -> torch.Tensor:
     """(B,) last accepted nodes: what `verify_greedy` finds, for B trees, wherever the tensors are.
@@ -45,7 +45,7 @@ def greedy_paths(
 
     >>> tree = DraftTree([7, 1, 2], [-1, 0, 0])
     >>> ids, parents, choices = torch.tensor([[tree.tokens, tree.parents, [2, 5, 9]]]).unbind(1)
-    >>> greedy_paths(ids, parents, tree.ancestor_mask()[None], choices).tolist()
+    >>> last_accepted(ids, parents, tree.ancestor_mask()[None], choices).tolist()
     [2]
     """
     agrees = (ids == choices.gather(1, parents.clamp(min=0))) & (parents >= 0)

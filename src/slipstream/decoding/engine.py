@@ -14,7 +14,7 @@ from slipstream.core.masks import tree_mask
 from slipstream.core.sampling import Sampling
 from slipstream.core.transfer import on_device, on_host
 from slipstream.core.tree import DraftTree
-from slipstream.core.verification import Verdict, greedy_paths, verify_greedy, verify_sampling
+from slipstream.core.verification import Verdict, last_accepted, verify_greedy, verify_sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder, Line
 from slipstream.drafters.base import Context, Drafter, Outlook, Step
@@ -124,7 +124,7 @@ class Engine(Decoder):
         """Greedy verdicts; the drafter is asked to foresee before the host waits for them, with
         accepted rows still staged where the forward put them."""
         choices = logits.argmax(-1)
-        last = greedy_paths(nodes.ids, nodes.parents, nodes.ancestors, choices)
+        last = last_accepted(nodes.ids, nodes.parents, nodes.ancestors, choices)
         slots, count = contexts[0].cache.slots, nodes.ids.shape[1]
         each = torch.arange(len(trees), device=last.device)
         before = torch.arange(slots, device=last.device).expand(len(trees), -1)
