@@ -5,6 +5,7 @@ import torch
 from tests.decoding.options import Watched
 from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
 
+from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
@@ -89,6 +90,14 @@ def test_streams_that_no_level_of_the_tree_needs_do_not_run():
             assert drafter.drafting.num_streams == count
             answers.append((generation.ids, [tree.tokens for tree in drafter.proposed]))
         assert answers[-1] == answers[-2]
+
+
+def test_a_refused_target_is_refused_again():
+    target = tiny_target()
+    drafter = Streaming(tiny_speculator(target, mode="shared"), "deferred", 2)
+    for _ in range(2):
+        with pytest.raises(InputError, match="choose fused"):
+            drafter.bind(target)
 
 
 def test_scores_move_probability_to_the_tokens_that_follow(drafter):

@@ -84,8 +84,7 @@ class Streaming(Drafter):
             self.speculator = load_speculator(self.speculator, target)
         self.speculator = self.speculator.placed(target).eval()
         self.drafting, self._first_streams = self.speculator, {}
-        self._bound = target
-        shared = self.speculator.config.mode == "shared"
+        given, shared = target, self.speculator.config.mode == "shared"
         if self.schedule == "auto":
             self.schedule = "fused" if shared else "deferred"
         if shared:
@@ -103,6 +102,7 @@ class Streaming(Drafter):
         if self.speculator.scores_pairs:
             parts = self.speculator.transitions, self.speculator.copying
             self.pairs = PairScores(target, *parts)
+        self._bound = given
         return target
 
     def begin(self, contexts: list[Context], budget: int) -> None:
