@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.tiny import VOCABULARY, tiny_speculator, tiny_target, tiny_tokenizer
+from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
 
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
@@ -15,13 +15,6 @@ from slipstream.evaluation.studies.variants import VariantStudy
 from slipstream.speculators.checkpoint import save_speculator
 
 PROMPTS = [Prompt("w3 w5 w8 w13", "a"), Prompt("w1 w2", "b"), Prompt("w9 w4 w7", "a")]
-
-
-@pytest.fixture
-def target():
-    target = tiny_target()
-    target.tokenizer = tiny_tokenizer()
-    return target
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Studies of batches, sampling, contexts and quantised targets, on tiny models."""
 
 import pytest
-from tests.tiny import save_tiny_target, tiny_speculator, tiny_target, tiny_tokenizer
+from tests.tiny import save_tiny_target, tiny_speculator
 
 from slipstream.core.errors import InputError
 from slipstream.drafters.streaming import Streaming
@@ -17,13 +17,6 @@ from slipstream.targets import attention
 from slipstream.targets.loading import load_target
 
 PROMPTS = [Prompt("w3 w5 w8 w13", "a"), Prompt("w1 w2", "b"), Prompt("w9 w4 w7", "a")]
-
-
-@pytest.fixture
-def target():
-    target = tiny_target()
-    target.tokenizer = tiny_tokenizer()
-    return target
 
 
 def test_batches_of_all_sizes_give_the_same_answers(target):
