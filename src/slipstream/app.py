@@ -12,7 +12,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 from omegaconf import DictConfig, OmegaConf
 
-from slipstream.configuration import build, check_keys
+from slipstream.configuration import build, check_keys, own_part
 from slipstream.core.errors import InputError
 
 TRAIN_KEYS = frozenset(
@@ -86,6 +86,7 @@ def _stop(sentence: str) -> None:
 
 def train(config: DictConfig) -> Path:
     """Train what the config says; returns the folder that was written."""
+    config = own_part(config, TRAIN_KEYS, INFER_KEYS)
     check_keys(config, TRAIN_KEYS)
     import lightning as L
 
@@ -113,6 +114,7 @@ def train(config: DictConfig) -> Path:
 
 def infer(config: DictConfig) -> list:
     """Answer one prompt, or compare methods on many; returns the result records."""
+    config = own_part(config, INFER_KEYS, TRAIN_KEYS)
     check_keys(config, INFER_KEYS)
     import torch
 

@@ -12,6 +12,14 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from slipstream.core.errors import InputError
 
 
+def own_part(config: DictConfig, own: frozenset[str], others: frozenset[str]) -> DictConfig:
+    """Without the keys of the other command, where an experiment says that it is for both."""
+    if not config.get("both_commands"):
+        return config
+    left_out = {"both_commands"} | (others - own)
+    return OmegaConf.masked_copy(config, [key for key in config if key not in left_out])
+
+
 def check_keys(config: DictConfig, allowed: frozenset[str]) -> None:
     """`InputError` for an unknown or an unset key, anywhere in the config."""
     unknown = sorted(set(map(str, config)) - allowed)

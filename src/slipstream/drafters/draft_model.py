@@ -1,58 +1,67 @@
 """Two-model speculative decoding: a small model of the same vocabulary drafts a chain.
 
 Greedy targets get the draft model's argmax; sampled ones get samples together with the exact
-distribution they were drawn from. Source: Leviathan et al. 2023, Chen et al. 2023.
+distribution they were drawn from; how far is drafted is `draft_length.py`'s business. Source:
+Leviathan et al. 2023, Chen et al. 2023.
 """
 
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.masks import causal_mask, tree_mask
 from slipstream.core.tree import DraftTree, Proposal
-from slipstream.drafters.base import Context, Drafter
+from slipstream.drafters.base import Context, Drafter, Step
+from slipstream.drafters.draft_length import DraftLength, Drawn
 from slipstream.targets.compiled import compile_like
-from slipstream.targets.loading import vocabulary_of
+from slipstream.targets.loading import check_vocabularies
+from slipstream.targets.reading import Reader
 from slipstream.targets.target import Target
 
 
 class DraftModel(Drafter):
-    """Drafts up to `num_tokens` tokens a step with `model`, itself a `Target`."""
+    """Drafts up to `num_tokens` tokens a step with `model`, itself a `Target`.
 
-    def __init__(self, model: Target, num_tokens: int):
+    length: a rule that may end a draft earlier, None for none.
+    """
+
+    def __init__(self, model: Target, num_tokens: int, length: DraftLength | None = None):
         if num_tokens < 1:
             raise InputError("drafter.num_tokens: must be at least 1")
         self.model, self.num_tokens = model, num_tokens
-        self.cache = None
+        self.length = length or DraftLength()
+        self.reader = Reader(model)
+        self.drafted: list[int] | None = None
 
     def bind(self, target: Target) -> Target:
-        if target.vocab_size != self.model.vocab_size or vocabulary_of(target) != vocabulary_of(
-            self.model
-        ):
-            raise InputError(
-                f"drafter.model: {self.model.name or 'the draft model'} has another vocabulary "
-                "than the target; choose a draft model with the target's tokenizer"
-            )
+        check_vocabularies(target, self.model, "drafter.model")
         compile_like(self.model, target)
+        self.length.bind(self.model)
         return target
 
     def begin(self, contexts: list[Context], budget: int) -> None:
-        self.cache = self.model.new_cache(contexts[0].cache.capacity, len(contexts))
+        self.reader.begin(contexts[0].cache.capacity, len(contexts))
+        self.length.begin(len(contexts))
+        self.drafted = None
 
     def leave(self, kept: list[int]) -> None:
-        self.cache.keep_sequences(kept)
+        self.reader.leave(kept)
+        self.length.leave(kept)
+
+    def observe(self, context: Context, step: Step) -> None:
+        if self.drafted is not None:  # not of the prefill, which drafts nothing
+            drafted = self.drafted[step.sequence]
+            self.length.observe(step.sequence, drafted, len(step.path) - 1)
 
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
         drafted = [context.tokens[-1:] for context in contexts]
         proposals: list[dict[int, Proposal]] = [{} for _ in contexts]
         depths = [self._depth(context, budget) for context in contexts]
+        self.length.start()
         with contexts[0].clock.share("draft"):
-            fed = [
-                context.tokens[cached:]
-                for context, cached in zip(contexts, self.cache.lengths, strict=True)
-            ]
-            for node in range(max(depths)):
-                drafting = [place for place, depth in enumerate(depths) if node < depth]
-                logits = self._feed(fed)[drafting]
+            fed = self.reader.unread([context.tokens for context in contexts])
+            node = 0
+            while drafting := [place for place, depth in enumerate(depths) if node < depth]:
+                hidden = self.reader.read(fed)[drafting]
+                logits = self.model.logits(hidden)
                 fed = [[] for _ in contexts]
                 drawn = _drawn(logits, [contexts[place] for place in drafting])
                 for place, (token, proposal) in zip(drafting, drawn, strict=True):
@@ -60,8 +69,14 @@ class DraftModel(Drafter):
                     fed[place] = [token]
                     if proposal is not None:
                         proposals[place][node] = proposal
-            known = [len(context.tokens) for context in contexts]
-            self.cache.roll_back(*map(min, self.cache.lengths, known))
+                tokens = [token for token, _ in drawn]
+                stops = self.length.stops(Drawn(drafting, hidden, logits, tokens))
+                node += 1
+                for place, stop in zip(drafting, stops, strict=True):
+                    depths[place] = node if stop else depths[place]
+                    fed[place] = fed[place] if node < depths[place] else []
+            self.reader.forget_beyond([len(context.tokens) for context in contexts])
+        self.drafted = depths
         trees = [DraftTree.chain(tokens) for tokens in drafted]
         for tree, own in zip(trees, proposals, strict=True):
             tree.proposals = own
@@ -71,26 +86,6 @@ class DraftModel(Drafter):
         """How many tokens to draft."""
         room = self.model.max_positions - len(context.tokens)
         return max(0, min(self.num_tokens, budget - 1, context.max_depth, room))
-
-    def _feed(self, tokens: list[list[int]]) -> torch.Tensor:
-        """Feed each sequence its tokens, perhaps none, and commit them; (B, V) logits of what
-        follows."""
-        cache, device, width = self.cache, self.model.device, max(map(len, tokens))
-        ids = torch.tensor([own + [0] * (width - len(own)) for own in tokens], device=device)
-        lengths = torch.tensor(cache.lengths, device=device)[:, None]
-        positions = lengths + torch.arange(width, device=device)
-        mask = None
-        masked = self.model.compiled is not None or width > 1 or min(cache.lengths) < cache.slots
-        if cache.length and masked:
-            causal = causal_mask(width, device).repeat(len(tokens), 1, 1)
-            mask = tree_mask(cache.lengths, causal, cache.slots)
-        positions = positions.clamp(max=self.model.max_positions - 1)
-        rows = self.model.forward(
-            ids, positions, mask, cache, repeats=mask is not None and width <= 2
-        )
-        last = [max(0, len(own) - 1) for own in tokens]
-        cache.commit_each([list(range(len(own))) for own in tokens])
-        return self.model.logits(rows.hidden[range(len(tokens)), last])
 
 
 def _drawn(logits: torch.Tensor, contexts: list[Context]) -> list[tuple[int, Proposal | None]]:

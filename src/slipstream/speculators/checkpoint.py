@@ -7,7 +7,7 @@ one sentence. It is written to a temporary folder first, so a half-written one n
 import json
 import os
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,14 +18,27 @@ from torch import nn
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
+from slipstream.speculators.acceptance import AcceptanceConfig, AcceptanceHead
+from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
 
 FORMAT_VERSION = 1
-KINDS = {StreamingSpeculator.kind: (StreamingSpeculator, StreamingConfig)}
+KINDS = {
+    StreamingSpeculator.kind: (StreamingSpeculator, StreamingConfig),
+    SprinterVerifier.kind: (SprinterVerifier, SprinterConfig),
+    AcceptanceHead.kind: (AcceptanceHead, AcceptanceConfig),
+}
 FIELDS = ("format_version", "kind", "arguments", "target", "target_fingerprint")
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+
+
+def new_speculator(target: Target, config, **arguments) -> nn.Module:
+    """An untrained speculator for `target`, of the kind that `config` belongs to; arguments: what
+    the config is to say beyond what it says."""
+    (made,) = [speculator for speculator, kind in KINDS.values() if isinstance(config, kind)]
+    return made(target, replace(config, **arguments))
 
 
 def save_speculator(

@@ -174,6 +174,16 @@ def vocabulary_of(target: Target) -> dict[str, int]:
     return {} if target.tokenizer is None else target.tokenizer.get_vocab()
 
 
+def check_vocabularies(target: Target, draft: Target, field: str) -> None:
+    """`InputError` if the draft model of config `field` has other tokens than the target."""
+    same_size = target.vocab_size == draft.vocab_size
+    if not same_size or vocabulary_of(target) != vocabulary_of(draft):
+        raise InputError(
+            f"{field}: {draft.name or 'the draft model'} has another vocabulary than the target; "
+            "choose a draft model with the target's tokenizer"
+        )
+
+
 def fingerprint(target: Target) -> dict[str, str]:
     """SHA-256 digests of a target's config, tokenizer and weights, and how it is quantised, if so.
 

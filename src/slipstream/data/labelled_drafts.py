@@ -1,0 +1,207 @@
+"""Drafted tokens with what the target thinks of them: what verifiers of drafts are trained on.
+
+Texts of four kinds in equal parts (SPRINTER, section 3.2): the original text, completions by the
+draft model, by the target, and by both in turns, drawn at random token by token. At positions of
+these texts the draft model draws one more token x, and log q(x) / p(x) is noted. Positions are told
+by lengths, so nothing is ever read from a pad position. Parts are written as they are done, under a
+hash of both models, the texts and the settings, so an interrupted run goes on where it stopped.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from tqdm import tqdm
+
+from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
+from slipstream.data.rendering import Sample
+from slipstream.speculators.draft_features import shape_of
+from slipstream.targets.loading import check_vocabularies
+from slipstream.targets.reading import Reader
+from slipstream.targets.target import Target
+
+KINDS = {"text": None, "draft": 0.0, "target": 1.0, "both": 0.5}
+"""Kinds of prefixes, and the share of their tokens that the target draws."""
+TEMPERATURE = Sampling(temperature=1.0)
+
+
+@dataclass(frozen=True)
+class LabelledDrafts:
+    """n drafted tokens. hidden: (n, D) states of the draft model that they were drawn from, after
+    the final norm; tokens: (n,); shapes: (n, 3) of `shape_of` the distribution q; log_probabilities:
+    (n,) log q(x); log_ratios: (n,) log q(x) / p(x); prompts: (n,) which sample's prompt each
+    follows; kinds: (n,) which of `KINDS`."""
+
+    hidden: torch.Tensor
+    tokens: torch.Tensor
+    shapes: torch.Tensor
+    log_probabilities: torch.Tensor
+    log_ratios: torch.Tensor
+    prompts: torch.Tensor
+    kinds: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def labelled_drafts(
+    draft: Target,
+    target: Target,
+    samples: list[Sample],
+    max_new_tokens: int,
+    cache_dir: str | Path,
+    seed: int,
+    batch_size: int = 64,
+) -> LabelledDrafts:
+    """Label drafts on the texts of `samples`, and on completions of their prompts of up to
+    `max_new_tokens` tokens. Raises `InputError` for models of different vocabularies, and where no
+    text has a second token to draft."""
+    check_vocabularies(target, draft, "training.draft")
+    folder = Path(cache_dir) / _key(draft, target, samples, max_new_tokens, seed, batch_size)
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = []
+    starts = range(0, len(samples), batch_size)
+    paths = [folder / f"part_{number:05d}.safetensors" for number in range(len(starts))]
+    done = all(path.exists() for path in paths)
+    for start, path in zip(tqdm(starts, desc="labelling", disable=done), paths, strict=True):
+        if not path.exists():
+            generator = torch.Generator().manual_seed(seed + start)
+            batch = samples[start : start + batch_size]
+            part = _labelled(draft, target, batch, start, max_new_tokens, generator)
+            unfinished = path.with_suffix(".unfinished")
+            safetensors.torch.save_file(part, unfinished)
+            os.replace(unfinished, path)
+        parts.append(safetensors.torch.load_file(path))
+    names = [field.name for field in fields(LabelledDrafts)]
+    drafts = LabelledDrafts(*(torch.cat([part[name] for part in parts]) for name in names))
+    if not len(drafts):
+        raise InputError(
+            "data: no text has a second token that could be drafted; give longer completions, or a "
+            "larger data.max_new_tokens"
+        )
+    return drafts
+
+
+@torch.inference_mode()
+def _labelled(
+    draft: Target,
+    target: Target,
+    samples: list[Sample],
+    first: int,
+    max_new_tokens: int,
+    generator: torch.Generator,
+) -> dict[str, torch.Tensor]:
+    """The tensors of `LabelledDrafts` for a few samples; first: the number of the first one."""
+    prompts = [sample.ids[: sample.prompt_length] for sample in samples]
+    texts = {
+        kind: [sample.ids for sample in samples]
+        if share is None
+        else complete(draft, target, prompts, share, max_new_tokens, generator)
+        for kind, share in KINDS.items()
+    }
+    # The first token of an answer is the target's own: drafting begins with the second. Each
+    # prompt has as many positions of every kind as its shortest text of any kind.
+    counts = [
+        min(len(texts[kind][place]) for kind in KINDS) - len(prompt) - 1
+        for place, prompt in enumerate(prompts)
+    ]
+    parts = []
+    for number, kind in enumerate(KINDS):
+        rows, ends = [], []
+        for place, (prompt, count) in enumerate(zip(prompts, counts, strict=True)):
+            room = len(texts[kind][place]) - len(prompt) - 1
+            chosen = torch.randperm(room, generator=generator)[: max(0, count)].sort().values
+            rows += [place] * len(chosen)
+            ends += (chosen + len(prompt)).tolist()
+        part = judged(draft, target, texts[kind], rows, ends, generator)
+        part["prompts"] = torch.tensor(rows, dtype=torch.long) + first
+        part["kinds"] = torch.full((len(rows),), number)
+        parts.append(part)
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def judged(
+    draft: Target,
+    target: Target,
+    texts: list[list[int]],
+    rows: list[int],
+    ends: list[int],
+    generator: torch.Generator,
+) -> dict[str, torch.Tensor]:
+    """A token drawn by the draft model at each of n positions, with its features and log-ratio.
+
+    rows: n numbers of texts; ends: the last token of each prefix, an index into that text.
+    """
+    hidden = _states(draft, texts)[rows, ends]
+    logits, judging = draft.logits(hidden), target.logits(_states(target, texts)[rows, ends])
+    ours = logits.float().log_softmax(-1).cpu()
+    tokens = torch.multinomial(ours.exp(), 1, generator=generator)
+    log_probabilities = ours.gather(1, tokens)[:, 0]
+    theirs = judging.float().log_softmax(-1).cpu().gather(1, tokens)[:, 0]
+    return {
+        "hidden": draft.norm(hidden).float().cpu(),
+        "tokens": tokens[:, 0],
+        "shapes": shape_of(ours),
+        "log_probabilities": log_probabilities,
+        "log_ratios": log_probabilities - theirs,
+    }
+
+
+def complete(
+    draft: Target,
+    target: Target,
+    prompts: list[list[int]],
+    share: float,
+    max_new_tokens: int,
+    generator: torch.Generator,
+) -> list[list[int]]:
+    """Prompts with sampled completions, each token from the target with probability `share`, else
+    from the draft model; up to an end token or `max_new_tokens` tokens."""
+    models = (draft, target)
+    readers, texts = [Reader(model) for model in models], [list(prompt) for prompt in prompts]
+    longest = min(model.max_positions for model in models)
+    capacity = min(longest, max(map(len, prompts)) + max_new_tokens)
+    for reader in readers:
+        reader.begin(capacity, len(texts))
+    going = list(range(len(texts)))
+    while going:
+        chosen = torch.rand(len(going), generator=generator) < share
+        for model, reader, own in zip(models, readers, (~chosen, chosen), strict=True):
+            drawing = own.nonzero()[:, 0].tolist()
+            if not drawing:
+                continue
+            hidden = reader.read(reader.unread([texts[place] for place in going]))
+            probabilities = TEMPERATURE.probabilities(model.logits(hidden[drawing])).cpu()
+            drawn = torch.multinomial(probabilities, 1, generator=generator)[:, 0].tolist()
+            for place, token in zip(drawing, drawn, strict=True):
+                texts[going[place]].append(token)
+        kept = [
+            place
+            for place, number in enumerate(going)
+            if texts[number][-1] not in target.end_ids
+            and len(texts[number]) < min(longest, len(prompts[number]) + max_new_tokens)
+        ]
+        if kept and len(kept) < len(going):
+            for reader in readers:
+                reader.leave(kept)
+        going = [going[place] for place in kept]
+    return texts
+
+
+def _states(model: Target, texts: list[list[int]]) -> torch.Tensor:
+    """(B, T, D) states before the final norm of right-padded texts."""
+    reader = Reader(model)
+    reader.begin(max(map(len, texts)), len(texts))
+    return reader.states(texts)
+
+
+def _key(draft: Target, target: Target, samples: list[Sample], *settings: int) -> str:
+    models = [[model.fingerprint, str(model.dtype)] for model in (draft, target)]
+    texts = [[sample.ids, sample.prompt_length] for sample in samples]
+    content = json.dumps([models, texts, settings])
+    return hashlib.sha256(content.encode()).hexdigest()[:24]

@@ -1,0 +1,70 @@
+"""SpecDec++'s acceptance head: the probability that the target accepts a drafted token.
+
+A small residual network on the draft model's features, trained on min(1, p(x) / q(x)) with
+rejections weighted up. Source: Huang et al. 2024, "SpecDec++: Boosting Speculative Decoding via
+Adaptive Candidate Lengths", section 3. It decides only how far is drafted: decoding stays exact.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from slipstream.core.errors import InputError
+from slipstream.speculators.draft_features import DraftFeatures, fold_in
+from slipstream.targets.target import Target
+
+
+@dataclass(frozen=True)
+class AcceptanceConfig:
+    """features: kinds of `DraftFeatures`; width, depth: of the residual network; rejection_weight:
+    how much more a rejection counts than an acceptance; judged: as in `SprinterConfig`."""
+
+    features: tuple[str, ...] = ("hidden", "token", "distribution")
+    width: int = 64
+    depth: int = 3
+    rejection_weight: float = 6.0
+    judged: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.depth < 0 or not self.rejection_weight > 0:
+            raise InputError(
+                "speculator: width must be at least 1, depth at least 0 and rejection_weight above "
+                "0"
+            )
+
+    @classmethod
+    def from_arguments(cls, arguments: dict) -> "AcceptanceConfig":
+        """From a speculator folder's config.json."""
+        return cls(**(arguments | {"features": tuple(arguments["features"])}))
+
+
+class AcceptanceHead(nn.Module):
+    """One score; its sigmoid is the probability that the drafted token is accepted."""
+
+    kind = "acceptance"
+    outputs = ("accepted",)
+
+    def __init__(self, draft: Target, config: AcceptanceConfig):
+        super().__init__()
+        self.config, self.pos_weight = config, 1 / config.rejection_weight
+        self.features = DraftFeatures(draft, tuple(config.features))
+        self.linear = nn.Linear(self.features.size, config.width)
+        self.blocks = nn.ModuleList(
+            nn.Linear(config.width, config.width) for _ in range(config.depth)
+        )
+        self.head = nn.Linear(config.width, 1)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(..., F) -> (..., 1) scores."""
+        hidden = self.linear(features)
+        for block in self.blocks:
+            hidden = hidden + nn.functional.silu(block(hidden))
+        return self.head(nn.functional.silu(hidden))
+
+    def labels(self, log_ratios: torch.Tensor) -> torch.Tensor:
+        """(n,) log(q / p) of drafted tokens -> (n, 1) probabilities of acceptance min(1, p / q)."""
+        return (-log_ratios).clamp(max=0).exp()[:, None]
+
+    def fold_in(self, mean: torch.Tensor, scale: torch.Tensor) -> None:
+        fold_in(self.linear, mean, scale)

@@ -1,0 +1,186 @@
+"""Training a small classifier of drafted tokens: SPRINTER's verifier, SpecDec++'s acceptance head.
+
+Labels come from the models themselves (`data/labelled_drafts.py`); what a label is, the speculator
+says. Binary cross-entropy, Adam; the area under the ROC curve on prompts that training never saw
+decides which state is kept.
+"""
+
+import time
+from pathlib import Path
+
+import lightning as L
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import BinaryAUROC
+
+from slipstream.core.errors import InputError
+from slipstream.data.labelled_drafts import LabelledDrafts, labelled_drafts
+from slipstream.data.prompt_completion import PromptCompletionData
+from slipstream.speculators.acceptance import AcceptanceConfig
+from slipstream.speculators.checkpoint import new_speculator, save_speculator
+from slipstream.speculators.sprinter import SprinterConfig
+from slipstream.targets.target import Target
+from slipstream.training.verifier_curves import write_curves
+
+
+class VerifierTraining(L.LightningModule):
+    """Lightning module of classifiers of what `draft` drafts for `target`.
+
+    batch_size: drafted tokens of a training batch; cache_dir: where labels are kept. Labels are
+    made once for a pair of models, data and `seed`.
+    """
+
+    title = "Classifier of drafted tokens"
+
+    def __init__(
+        self,
+        target: Target,
+        speculator: SprinterConfig | AcceptanceConfig,
+        draft: Target,
+        learning_rate: float,
+        batch_size: int,
+        cache_dir: str,
+        seed: int,
+    ):
+        super().__init__()
+        if target is None or not isinstance(speculator, SprinterConfig | AcceptanceConfig):
+            raise InputError(
+                "speculator: this training needs a target, and speculator=sprinter or "
+                "speculator=acceptance"
+            )
+        if batch_size < 1:
+            raise InputError("training.batch_size: must be at least 1")
+        self.target, self.draft = target, draft
+        self.verifier = new_speculator(draft, speculator, judged=target.fingerprint)
+        self.description = (
+            f"Trained by Slipstream; kind {self.verifier.kind}, on what {draft.name} drafts for "
+            f"{target.name}."
+        )
+        self.learning_rate, self.batch_size = learning_rate, batch_size
+        self.cache_dir, self.seed = cache_dir, seed
+        self.aurocs = torch.nn.ModuleDict({name: BinaryAUROC() for name in self.verifier.outputs})
+        self.data: PromptCompletionData | None = None
+        self.strict_loading = False
+
+    def prepare(self, data: PromptCompletionData) -> None:
+        """Label drafts on both splits; nothing of a training prompt is validated on."""
+        data.prepare(self.target.tokenizer, self.target)
+        self.data, started = data, time.perf_counter()
+        trained_on = {tuple(s.ids[: s.prompt_length]) for s in data.samples["train"]}
+        data.samples["validation"] = [
+            sample
+            for sample in data.samples["validation"]
+            if tuple(sample.ids[: sample.prompt_length]) not in trained_on
+        ]
+        if not data.samples["validation"]:
+            raise InputError(
+                "data: every validation prompt is also trained on; give other validation rows"
+            )
+        drafts = {split: self._labelled(data, split) for split in ("train", "validation")}
+        features = {split: self._features(own) for split, own in drafts.items()}
+        mean, scale = features["train"].mean(0), features["train"].std(0).clamp(min=1e-6)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
+        self.sets = {
+            split: TensorDataset((features[split] - mean) / scale, self._labels(drafts[split]))
+            for split in drafts
+        }
+        data.loaders = {
+            split: DataLoader(dataset, self.batch_size, shuffle=split == "train")
+            for split, dataset in self.sets.items()
+        }
+        self._tell(drafts, time.perf_counter() - started)
+
+    def _labelled(self, data: PromptCompletionData, split: str) -> LabelledDrafts:
+        settings = data.max_new_tokens, self.cache_dir, self.seed
+        return labelled_drafts(self.draft, self.target, data.samples[split], *settings)
+
+    @torch.inference_mode()
+    def _features(self, drafts: LabelledDrafts) -> torch.Tensor:
+        """(n, F), those of the draft model's device brought here."""
+        device = self.draft.device
+        found = self.verifier.features(
+            drafts.hidden.to(device),
+            drafts.tokens.to(device),
+            drafts.shapes.to(device),
+            drafts.log_probabilities.to(device),
+        )
+        return found.cpu().clone()
+
+    def _labels(self, drafts: LabelledDrafts) -> torch.Tensor:
+        """(n, outputs); `InputError` unless each output has both kinds of labels."""
+        labels = self.verifier.labels(drafts.log_ratios)
+        for name, column in zip(self.verifier.outputs, labels.unbind(1), strict=True):
+            share = (column >= 0.5).float().mean().item()
+            if share in (0.0, 1.0):
+                raise InputError(
+                    f"data: all {len(column)} drafted tokens are {'in' if not share else ''}"
+                    f"acceptable ({name}), so there is nothing to tell apart; give more rows, "
+                    "another draft model or other speculator.ratios"
+                )
+        return labels
+
+    def _tell(self, drafts: dict[str, LabelledDrafts], seconds: float) -> None:
+        count = sum(parameter.numel() for parameter in self.verifier.parameters())
+        positive = (self.sets["train"].tensors[1] >= 0.5).float().mean(0).tolist()
+        shares = ", ".join(
+            f"{name} {100 * share:.0f} %"
+            for name, share in zip(self.verifier.outputs, positive, strict=True)
+        )
+        print(
+            f"{self.verifier.kind}: {count:,} parameters; {len(drafts['train']):,} drafted tokens "
+            f"to train on, {len(drafts['validation']):,} of other prompts to validate on, labelled "
+            f"in {seconds:.0f} s; acceptable: {shares}"
+        )
+
+    def _loss(self, batch: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(loss, scores (n, outputs))."""
+        scores = self.verifier(batch[0])
+        weight = scores.new_tensor(self.verifier.pos_weight)
+        loss = functional.binary_cross_entropy_with_logits(scores, batch[1], pos_weight=weight)
+        return loss, scores
+
+    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+        loss, _ = self._loss(batch)
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: list[torch.Tensor], _: int) -> None:
+        loss, scores = self._loss(batch)
+        self.log("validation/loss", loss, batch_size=len(scores))
+        for place, auroc in enumerate(self.aurocs.values()):
+            auroc.update(scores[:, place], (batch[1][:, place] >= 0.5).int())
+
+    def on_validation_epoch_end(self) -> None:
+        found = {name: auroc.compute() for name, auroc in self.aurocs.items()}
+        self.log_dict({f"validation/auroc_{name}": value for name, value in found.items()})
+        self.log("validation/auroc", torch.stack([*found.values()]).mean(), prog_bar=True)
+        for auroc in self.aurocs.values():
+            auroc.reset()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.verifier.parameters(), lr=self.learning_rate)
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        """Checkpoints hold what is trained and nothing else."""
+        checkpoint["state_dict"] = {
+            name: tensor
+            for name, tensor in checkpoint["state_dict"].items()
+            if name.startswith("verifier.")
+        }
+
+    @torch.no_grad()
+    def save(self, folder: Path, card: str) -> None:
+        """Write the speculator folder, and the curves of the validation set beside it."""
+        self.to("cpu")
+        features, labels = self.sets["validation"].tensors
+        paths = write_curves(
+            folder.parent, self.verifier.outputs, self.verifier(features).sigmoid(), labels
+        )
+        for logger in self.loggers:
+            if hasattr(logger, "log_image"):  # W&B
+                logger.log_image("verifier", [str(paths[0])])
+        self.verifier.fold_in(self.mean, self.scale)
+        save_speculator(folder, self.verifier, self.draft, self.data.longest, card)
+        print(f"curves: {', '.join(map(str, paths))}")
