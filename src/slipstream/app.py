@@ -102,7 +102,7 @@ def train(config: DictConfig) -> Path:
     trainer = build(
         config.trainer,
         logger=list(map(build, (config.logger or {}).values())),
-        callbacks=list(map(build, (config.callbacks or {}).values())),
+        callbacks=[build(node) for node in (config.callbacks or {}).values() if node],
     )
     module.prepare(data)
     if config.check:

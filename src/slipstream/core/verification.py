@@ -79,15 +79,18 @@ def verify_sampling(
             if accepted:
                 path.append(child)
                 break
-            remaining = _residual(remaining, token, drawn_from)
+            remaining = residual(remaining, token, drawn_from)
             if proposal is not None and not proposal.replacement:
                 drawn_from = _without(drawn_from, token)
         else:
             return Verdict(path, randomness.draw(remaining))
 
 
-def _residual(remaining: torch.Tensor, token: int, drawn_from: torch.Tensor | None) -> torch.Tensor:
-    """What is left of the target's distribution after one child was rejected."""
+def residual(remaining: torch.Tensor, token: int, drawn_from: torch.Tensor | None) -> torch.Tensor:
+    """What is left of the target's distribution, (V,), after one child was rejected.
+
+    drawn_from: (V,) what the child was drawn from, None for a deterministic child.
+    """
     if drawn_from is None:
         return _without(remaining, token)
     return _normalised((remaining - drawn_from).clamp(min=0), remaining)

@@ -33,9 +33,9 @@ TEMPERATURE = Sampling(temperature=1.0)
 @dataclass(frozen=True)
 class LabelledDrafts:
     """n drafted tokens. hidden: (n, D) states of the draft model that they were drawn from, after
-    the final norm; tokens: (n,); shapes: (n, 3) of `shape_of` the distribution q; log_probabilities:
-    (n,) log q(x); log_ratios: (n,) log q(x) / p(x); prompts: (n,) which sample's prompt each
-    follows; kinds: (n,) which of `KINDS`."""
+    the final norm; tokens: (n,); shapes: (n, 3) of `shape_of` the distribution q;
+    log_probabilities: (n,) log q(x); log_ratios: (n,) log q(x) / p(x); prompts: (n,) which sample's
+    prompt each follows; kinds: (n,) which of `KINDS`."""
 
     hidden: torch.Tensor
     tokens: torch.Tensor
@@ -161,7 +161,10 @@ def complete(
     generator: torch.Generator,
 ) -> list[list[int]]:
     """Prompts with sampled completions, each token from the target with probability `share`, else
-    from the draft model; up to an end token or `max_new_tokens` tokens."""
+    from the draft model; up to an end token or `max_new_tokens` tokens.
+
+    In bfloat16 arithmetic, which is faster and good enough for texts to be judged at.
+    """
     models = (draft, target)
     readers, texts = [Reader(model) for model in models], [list(prompt) for prompt in prompts]
     longest = min(model.max_positions for model in models)
@@ -171,15 +174,19 @@ def complete(
     going = list(range(len(texts)))
     while going:
         chosen = torch.rand(len(going), generator=generator) < share
+        drawn: dict[int, int] = {}
         for model, reader, own in zip(models, readers, (~chosen, chosen), strict=True):
             drawing = own.nonzero()[:, 0].tolist()
             if not drawing:
                 continue
-            hidden = reader.read(reader.unread([texts[place] for place in going]))
-            probabilities = TEMPERATURE.probabilities(model.logits(hidden[drawing])).cpu()
-            drawn = torch.multinomial(probabilities, 1, generator=generator)[:, 0].tolist()
-            for place, token in zip(drawing, drawn, strict=True):
-                texts[going[place]].append(token)
+            with torch.autocast(model.device.type, torch.bfloat16):
+                hidden = reader.read(reader.unread([texts[place] for place in going]))
+                logits = model.logits(hidden[drawing])
+            probabilities = TEMPERATURE.probabilities(logits).cpu()
+            tokens = torch.multinomial(probabilities, 1, generator=generator)[:, 0].tolist()
+            drawn |= dict(zip(drawing, tokens, strict=True))
+        for place, token in drawn.items():
+            texts[going[place]].append(token)
         kept = [
             place
             for place, number in enumerate(going)

@@ -25,11 +25,17 @@ PREFILL_ROWS = 1024
 
 @dataclass
 class Line:
-    """One prompt of a batch: what a drafter may know of it, and its answer so far."""
+    """One prompt of a batch: what a drafter may know of it, its answer so far, and the target's
+    forwards and their rows."""
 
     context: Context
     answer: Answer
     forwards: int = 0
+    rows: int = 0
+
+    def count(self, rows: int) -> None:
+        """The target worked on so many rows of this prompt in one forward."""
+        self.forwards, self.rows = self.forwards + 1, self.rows + rows
 
 
 @dataclass(frozen=True)
@@ -89,8 +95,6 @@ class Decoder:
         self._prefill(lines, cache, clock)
         going = self._unfinished(lines, cache)
         while going:
-            for line in going:
-                line.forwards += 1
             self._step(going, cache, clock)
             going = self._unfinished(going, cache)
         count = len(lines)
@@ -101,7 +105,9 @@ class Decoder:
                 line.answer.ids,
                 line.answer.text(),
                 line.answer.finished,
-                Statistics(1, len(line.answer.ids), line.forwards, seconds, dict(shares)),
+                Statistics(
+                    1, len(line.answer.ids), line.forwards, seconds, dict(shares), line.rows
+                ),
             )
             for line in lines
         ]
@@ -170,7 +176,7 @@ class Decoder:
         raise NotImplementedError
 
     def _step(self, lines: list[Line], cache: StepCache, clock: Clock) -> None:
-        """One more forward of the target: decide at least one token of each line."""
+        """At most one more forward of the target: decide at least one token of each line."""
         raise NotImplementedError
 
     def _leave(self, kept: list[int]) -> None:

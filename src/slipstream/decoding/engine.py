@@ -72,6 +72,7 @@ class Engine(Decoder):
         for line in lines:
             line.context.max_depth = line.answer.room - len(line.answer.ids) - 1
         trees = self.drafter.propose(contexts, self.budget)
+        proposed = list(map(len, trees))
         with clock.share("verify"):
             nodes = _Nodes(trees, self._width(trees), self.target.device)
             rows = self._forward(nodes, cache)
@@ -92,6 +93,7 @@ class Engine(Decoder):
             outlook = _committed_outlook(cache, rows, nodes.ids, starts, paths, tokens)
             foreseen = on_host(*self.drafter.foresee(contexts, outlook))
         for place, (line, tree, verdict) in enumerate(zip(lines, trees, verdicts, strict=True)):
+            line.count(proposed[place])
             own = tuple(tensor[place] for tensor in foreseen)
             scores = logits[place, : len(tree)]
             step = Step(tree, verdict.path, verdict.next_token, rows, scores, place, own)

@@ -33,6 +33,7 @@ class PlainDecoder(Decoder):
             tokens = self._choose(logits, [line.context for line in lines])
         cache.commit_each([[0]] * len(lines))
         for line, token in zip(lines, tokens, strict=True):
+            line.count(rows=1)
             self._emit(line, token)
 
     def _emit(self, line: Line, token: int) -> None:

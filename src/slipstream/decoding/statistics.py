@@ -8,8 +8,9 @@ class Statistics:
     """One answer, or the sum of several.
 
     tokens: emitted, the end token included; target_forwards: after prefill; tokens after prefill
-    are those beyond the first of each answer. seconds: of the whole call, prefill included;
-    shares: seconds of prefill, draft and verify (the rest is overhead).
+    are those beyond the first of each answer; target_rows: positions that these forwards worked
+    on. seconds: of the whole call, prefill included; shares: seconds of prefill, draft and verify
+    (the rest is overhead).
     """
 
     answers: int = 0
@@ -17,6 +18,7 @@ class Statistics:
     target_forwards: int = 0
     seconds: float = 0.0
     shares: dict[str, float] = field(default_factory=dict)
+    target_rows: int = 0
 
     def __add__(self, other: "Statistics") -> "Statistics":
         names = self.shares.keys() | other.shares.keys()
@@ -26,6 +28,7 @@ class Statistics:
             self.target_forwards + other.target_forwards,
             self.seconds + other.seconds,
             {name: self.shares.get(name, 0.0) + other.shares.get(name, 0.0) for name in names},
+            self.target_rows + other.target_rows,
         )
 
     @property

@@ -13,6 +13,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
+from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Drafter
 from slipstream.evaluation.exactness import DraftlessReference, PlainReference, Reference
@@ -61,15 +62,35 @@ class Speculative:
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         given = self.target or target
-        self.engine = Engine(given, self._drafter, sampling, limits, self.budget)
+        self.decoder = Engine(given, self._drafter, sampling, limits, self.budget)
         self.reference = None
-        if self.engine.target is not given:
+        if self.decoder.target is not given:
             self.reference = DraftlessReference(given, self._drafter, limits)
         elif given is not target:
             self.reference = PlainReference(given, limits)
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
-        return self.engine.generate_batch(prompts, seeds)
+        return self.decoder.generate_batch(prompts, seeds)
+
+
+class Sprinter:
+    """SPRINTER, which is approximate: `draft` writes, and a verifier (or its folder) says when the
+    target is asked; ratio, threshold, cap: as in `SprinterDecoder`."""
+
+    exact, drafter, reference = False, "Sprinter", None
+
+    def __init__(self, draft: Target, verifier: str, ratio: float, threshold: float, cap: int):
+        self.draft, self.verifier = draft, verifier
+        self.ratio, self.threshold, self.cap = ratio, threshold, cap
+
+    def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
+        self.decoder = SprinterDecoder(
+            target, self.draft, self.verifier, sampling, limits, self.ratio, self.threshold,
+            self.cap,
+        )  # fmt: skip
+
+    def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
+        return self.decoder.generate_batch(prompts, seeds)
 
 
 class Transformers:

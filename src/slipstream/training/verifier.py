@@ -27,8 +27,9 @@ from slipstream.training.verifier_curves import write_curves
 class VerifierTraining(L.LightningModule):
     """Lightning module of classifiers of what `draft` drafts for `target`.
 
-    batch_size: drafted tokens of a training batch; cache_dir: where labels are kept. Labels are
-    made once for a pair of models, data and `seed`.
+    batch_size: drafted tokens of a training batch; max_train_rows, max_validation_rows: rows of
+    each source whose texts are labelled, where `data` does not set a smaller number; cache_dir:
+    where labels are kept. They are made once for a pair of models, data and `seed`.
     """
 
     title = "Classifier of drafted tokens"
@@ -40,6 +41,8 @@ class VerifierTraining(L.LightningModule):
         draft: Target,
         learning_rate: float,
         batch_size: int,
+        max_train_rows: int,
+        max_validation_rows: int,
         cache_dir: str,
         seed: int,
     ):
@@ -58,13 +61,15 @@ class VerifierTraining(L.LightningModule):
             f"{target.name}."
         )
         self.learning_rate, self.batch_size = learning_rate, batch_size
+        self.max_rows = {"train": max_train_rows, "validation": max_validation_rows}
         self.cache_dir, self.seed = cache_dir, seed
-        self.aurocs = torch.nn.ModuleDict({name: BinaryAUROC() for name in self.verifier.outputs})
+        self.aurocs = torch.nn.ModuleList(BinaryAUROC() for _ in self.verifier.outputs)
         self.data: PromptCompletionData | None = None
         self.strict_loading = False
 
     def prepare(self, data: PromptCompletionData) -> None:
         """Label drafts on both splits; nothing of a training prompt is validated on."""
+        data.limit_rows(self.max_rows)
         data.prepare(self.target.tokenizer, self.target)
         self.data, started = data, time.perf_counter()
         trained_on = {tuple(s.ids[: s.prompt_length]) for s in data.samples["train"]}
@@ -149,14 +154,15 @@ class VerifierTraining(L.LightningModule):
     def validation_step(self, batch: list[torch.Tensor], _: int) -> None:
         loss, scores = self._loss(batch)
         self.log("validation/loss", loss, batch_size=len(scores))
-        for place, auroc in enumerate(self.aurocs.values()):
+        for place, auroc in enumerate(self.aurocs):
             auroc.update(scores[:, place], (batch[1][:, place] >= 0.5).int())
 
     def on_validation_epoch_end(self) -> None:
-        found = {name: auroc.compute() for name, auroc in self.aurocs.items()}
-        self.log_dict({f"validation/auroc_{name}": value for name, value in found.items()})
-        self.log("validation/auroc", torch.stack([*found.values()]).mean(), prog_bar=True)
-        for auroc in self.aurocs.values():
+        found = [auroc.compute() for auroc in self.aurocs]
+        for name, value in zip(self.verifier.outputs, found, strict=True):
+            self.log(f"validation/auroc_{name}", value)
+        self.log("validation/auroc", torch.stack(found).mean(), prog_bar=True)
+        for auroc in self.aurocs:
             auroc.reset()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

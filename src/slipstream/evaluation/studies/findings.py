@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -13,11 +13,13 @@ from slipstream.targets.target import Target
 
 @dataclass(frozen=True)
 class Findings:
-    """rows: one dict per line, all with the same keys; draw: puts the picture on a figure."""
+    """rows: one dict per line, all with the same keys; draw: puts the picture on a figure; files:
+    more to be written, by name."""
 
     title: str
     rows: list[dict[str, object]]
     draw: Callable
+    files: dict[str, str] = field(default_factory=dict)
 
 
 class Study(Protocol):
@@ -50,6 +52,9 @@ def write_findings(folder: Path, findings: Findings, config: dict, target: Targe
     (folder / "findings.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     table = f"### {findings.title}\n\n{markdown(findings.rows)}"
     (folder / "table.md").write_text(table, encoding="utf-8")
+    for name, text in findings.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
     figure = plt.figure(figsize=(9, 4.5), layout="constrained")
     findings.draw(figure)
     figure.savefig(folder / "plot.png", dpi=150)
