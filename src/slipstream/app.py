@@ -127,10 +127,10 @@ def infer(config: DictConfig) -> list:
     target = compile_target(build(config.target), config.engine.compile)
     sampling, limits = build(config.sampling), build(config.limits)
     if config.prompt is not None:
-        drafter = build(config.drafter)
-        return answer_one(
-            target, drafter, sampling, limits, config.budget, config.prompt, config.seed
-        )
+        chosen = [node for node in config.methods.values() if node is not None]
+        if not chosen:
+            raise InputError("methods: nothing to answer with; name at least one method")
+        return answer_one(target, build(chosen[-1]), sampling, limits, config.prompt, config.seed)
     prompts = fitting(build(config.data).take(config.num_prompts), target)
     if config.study is not None:
         if not sampling.greedy:

@@ -1,4 +1,4 @@
-"""The models that ship with the package: a small target, a smaller draft model, a speculator.
+"""The models that ship with the package: a small target, a smaller draft model, speculators.
 
 They exist so that everything can be tried, tested and measured without a download. Each folder has
 a card (README.md) that tells data, licence, command and results.
@@ -10,6 +10,8 @@ SHIPPED = {
     "slipstream/small-target": "small_target",
     "slipstream/small-draft": "small_draft",
     "slipstream/small-streaming": "small_streaming",
+    "slipstream/small-sprinter": "small_sprinter",
+    "slipstream/small-acceptance": "small_acceptance",
 }
 
 

@@ -129,7 +129,7 @@ def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record
         chosen = [
             place for place, prompt in enumerate(prompts) if name in (prompt.source, ALL_SETS)
         ]
-        totals = {run.method: _total(run, chosen) for run in runs}
+        totals = {run.method: total_of(run, chosen) for run in runs}
         for run in runs:
             expected = expected_answers(run, runs)
             records.append(_record(run, expected, name, chosen, prompts, totals, dtype))
@@ -154,7 +154,8 @@ def _seconds(answers: list[Generation]) -> float:
     return sum(answer.statistics.seconds for answer in answers)
 
 
-def _total(run: Run, chosen: list[int]) -> Statistics:
+def total_of(run: Run, chosen: list[int]) -> Statistics:
+    """What a method took for these prompts."""
     return sum((run.generations[place].statistics for place in chosen), Statistics())
 
 

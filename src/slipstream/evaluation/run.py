@@ -10,15 +10,13 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.engine import Engine
-from slipstream.drafters.base import Drafter
 from slipstream.evaluation.comparison import Record, compare, summarise
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
-from slipstream.evaluation.methods import Method, Speculative
+from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.report import environment, print_tables, write_report
 from slipstream.evaluation.row_cost import row_costs
-from slipstream.evaluation.studies.findings import Study, markdown, write_findings
+from slipstream.evaluation.studies.findings import Study, tables, write_findings
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.targets.target import Target
 
@@ -26,19 +24,18 @@ LOW_TAU = 1.05
 
 
 def answer_one(
-    target: Target,
-    drafter: Drafter,
-    sampling: Sampling,
-    limits: Limits,
-    budget: int,
-    prompt: str,
-    seed: int,
+    target: Target, method: Method, sampling: Sampling, limits: Limits, prompt: str, seed: int
 ) -> list[Record]:
     """Answer one prompt on the terminal as it is decided: drafted tokens green, others yellow."""
     if not prompt.strip():
         raise InputError("prompt: it is empty; give some text")
+    method.prepare(target, sampling, limits)
+    if not isinstance(method, Plain | Speculative | Sprinter):
+        raise InputError(
+            f"methods: {type(method).__name__} cannot show an answer while it is decided; let "
+            "another method be the last one"
+        )
     console = Console()
-    engine = Engine(target, drafter, sampling, limits, budget)
     shown: list[int] = []
 
     def show(token: int, drafted: bool) -> None:
@@ -48,14 +45,15 @@ def answer_one(
         style = "green" if drafted else "bold yellow"
         console.print(Text(after[len(before) :], style=style), end="", soft_wrap=True)
 
-    generation = engine.generate(render_prompt(target.tokenizer, prompt), seed, show)
+    ids = render_prompt(target.tokenizer, prompt)
+    generation = method.decoder.generate(ids, seed, show)
     numbers = generation.statistics
     console.print(
         f"\n\n{numbers.tokens} tokens in {1000 * numbers.seconds:.0f} ms "
         f"({numbers.tokens_per_second:.0f} tokens/s), tau {numbers.tau:.2f}, "
         f"finished by {generation.finished}; [green]accepted drafts[/green], "
         "[bold yellow]the target's own tokens[/bold yellow]"
-        + ("" if engine.exact else "; approximate drafter: not the target's exact output"),
+        + ("" if method.exact else "; approximate: not the target's exact output"),
         highlight=False,
     )
     return []
@@ -110,8 +108,8 @@ def run_study(
     check_writable(output, "output_dir")
     findings = study.run(target, prompts)
     write_findings(output, findings, config, target)
-    Console(width=120).print(Markdown(f"### {findings.title}\n\n{markdown(findings.rows)}"))
-    print(f"results: {output}/findings.json, table.md, plot.png")
+    Console(width=150).print(Markdown(tables(findings)))
+    print(", ".join([f"results: {output}/findings.json", "table.md", "plot.png", *findings.files]))
     return findings.rows
 
 

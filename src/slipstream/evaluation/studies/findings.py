@@ -13,12 +13,13 @@ from slipstream.targets.target import Target
 
 @dataclass(frozen=True)
 class Findings:
-    """rows: one dict per line, all with the same keys; draw: puts the picture on a figure; files:
-    more to be written, by name."""
+    """rows: one dict per line, all with the same keys; draw: puts the picture on a figure; more:
+    further tables, by title; files: further texts to be written, by name."""
 
     title: str
     rows: list[dict[str, object]]
     draw: Callable
+    more: dict[str, list[dict[str, object]]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
 
 
@@ -36,6 +37,12 @@ def markdown(rows: list[dict[str, object]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def tables(findings: Findings) -> str:
+    """All tables with their titles, as Markdown."""
+    found = {findings.title: findings.rows} | findings.more
+    return "\n".join(f"### {title}\n\n{markdown(rows)}" for title, rows in found.items())
+
+
 def write_findings(folder: Path, findings: Findings, config: dict, target: Target) -> None:
     """Write the three files into `folder`."""
     import matplotlib
@@ -50,8 +57,9 @@ def write_findings(folder: Path, findings: Findings, config: dict, target: Targe
         "rows": findings.rows,
     }
     (folder / "findings.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    table = f"### {findings.title}\n\n{markdown(findings.rows)}"
-    (folder / "table.md").write_text(table, encoding="utf-8")
+    if findings.more:
+        content["more"] = findings.more
+    (folder / "table.md").write_text(tables(findings), encoding="utf-8")
     for name, text in findings.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")

@@ -89,15 +89,24 @@ class QualityLatency:
         }
         flops = flops_per_row(multiplied_weights(target))
         sets = list(dict.fromkeys(prompt.source for prompt in prompts))
-        rows = []
-        for name in [*sets, ALL] if len(sets) > 1 else sets:
-            chosen = [place for place, prompt in enumerate(prompts) if name in (prompt.source, ALL)]
-            rows += _rows(name, chosen, prompts, runs, judged, found, flops)
+        rows, predictions = [], []
+        for task in [*sets, ALL] if len(sets) > 1 else sets:
+            chosen = [place for place, prompt in enumerate(prompts) if task in (prompt.source, ALL)]
+            own = {
+                name: sum((each[place] for place in chosen), Approximation())
+                for name, each in found.items()
+            }
+            totals = {run.method: total_of(run, chosen) for run in runs}
+            rows += _rows(task, chosen, prompts, runs, totals, judged, own, flops)
+            predictions += [
+                _predictions(task, name, each, totals[name]) for name, each in own.items()
+            ]
         answers = {run.method.replace(" ", "_"): run.generations for run in runs}
         return Findings(
             "SPRINTER: quality and latency",
             rows,
-            lambda figure: _draw(figure, [row for row in rows if row["task"] == rows[-1]["task"]]),
+            lambda figure: _draw(figure, _last_task(rows), _last_task(predictions)),
+            {"SPRINTER: measured and predicted": predictions},
             fastchat_files(prompts, answers),
         )
 
@@ -138,17 +147,13 @@ def _rows(
     chosen: list[int],
     prompts: list[Prompt],
     runs: list[Run],
+    totals: dict[str, Statistics],
     judged: dict[str, list[float]],
-    found: dict[str, list[Approximation]],
+    found: dict[str, Approximation],
     flops: int,
 ) -> list[dict]:
     """A row for each method, over the prompts `chosen`."""
-    answers = {run.method: [run.generations[place] for place in chosen] for run in runs}
-    totals = {
-        name: sum((answer.statistics for answer in own), Statistics())
-        for name, own in answers.items()
-    }
-    texts = {name: [answer.text for answer in own] for name, own in answers.items()}
+    texts = {run.method: [run.generations[place].text for place in chosen] for run in runs}
     references = [list(prompts[place].references) for place in chosen]
     quality = {name: rouge("rougeL", own, references) for name, own in texts.items()}
     others = [[text] for text in texts["speculative"]]
@@ -158,76 +163,79 @@ def _rows(
     for run in runs:
         name, total = run.method, totals[run.method]
         low, high = paired_bootstrap(quality[name], quality["speculative"])
-        row = {
-            "task": task,
-            "method": name,
-            "exact": "yes" if run.exact else "no",
-            "ms/token": 1000 / total.tokens_per_second,
-            "vs plain": total.tokens_per_second / plain,
-            "vs SD": total.tokens_per_second / exact,
-            "tokens/call": total.tau,
-            "MFLOPs/token": flops * total.target_rows / total.tokens / 1e6,
-            "one row/call": flops * total.target_forwards / total.tokens / 1e6,
-            "ROUGE-L": fmean(quality[name]),
-            "minus SD's, 95 %": f"{low:+.1f} .. {high:+.1f}",
-            "with SD's answers": fmean(rouge("rougeL", texts[name], others)),
-            "wins vs SD, %": win_rate(scores[name], scores["speculative"]),
-        }
-        own = (
-            sum((found[name][place] for place in chosen), Approximation())
-            if name in found
-            else None
+        distance = found[name].mean_distance if name in found else 0.0
+        rows.append(
+            {
+                "task": task,
+                "method": name,
+                "exact": "yes" if run.exact else "no",
+                "ms/token": 1000 / total.tokens_per_second,
+                "vs plain": total.tokens_per_second / plain,
+                "vs SD": total.tokens_per_second / exact,
+                "tokens/call": total.tau,
+                "MFLOPs/token": flops * total.target_rows / total.tokens / 1e6,
+                "one row a call": flops * total.target_forwards / total.tokens / 1e6,
+                "ROUGE-L": fmean(quality[name]),
+                "minus SD's, 95 %": f"{low:+.1f} .. {high:+.1f}",
+                "with SD's": fmean(rouge("rougeL", texts[name], others)),
+                "wins vs SD, %": win_rate(scores[name], scores["speculative"]),
+                "distance": distance,
+            }
         )
-        rows.append(row | _theory(own, total))
     return rows
 
 
-def _theory(found: Approximation | None, total: Statistics) -> dict:
-    """SPRINTER's measured distance, run length and time, beside what its theorems say."""
-    names = "distance", "Theorem 1", "run", "Theorem 2", "Theorem 3, ms/token", "eta_TP", "eta_FP"
-    if found is None:
-        return dict.fromkeys(names) | {"distance": 0.0}
+def _predictions(task: str, name: str, found: Approximation, total: Statistics) -> dict:
+    """What SPRINTER did on a task, beside what its theorems say."""
     # Every call of the target ends a run and adds one token to those that the verifier kept.
-    run, calls = total.tau - 1, max(1, total.target_forwards)
+    calls, run = max(1, total.target_forwards), found.predicted_run
     draft_seconds = total.shares["draft"] / (total.tokens - total.answers)
     call_seconds = total.shares["verify"] / calls
-    predicted = (draft_seconds * (found.predicted_run + 1) + call_seconds) / (
-        found.predicted_run + 1
-    )
-    values = (
-        found.mean_distance,
-        found.predicted_distance,
-        run,
-        found.predicted_run,
-        1000 * predicted,
-        found.rates.true_positive,
-        found.rates.false_positive,
-    )
-    return dict(zip(names, values, strict=True))
+    step_seconds = total.shares["draft"] + total.shares["verify"]
+    return {
+        "task": task,
+        "method": name,
+        "eta_TP": found.rates.true_positive,
+        "eta_FP": found.rates.false_positive,
+        "d_TV(p, q)": found.pair_distance / max(1, found.positions),
+        "distance": found.mean_distance,
+        "Theorem 1": found.predicted_distance,
+        "kept before a call": total.tau - 1,
+        "Theorem 2": run,
+        "ms/token, no prefill": 1000 * step_seconds / (total.tokens - total.answers),
+        "Theorem 3": 1000 * (draft_seconds + call_seconds / (run + 1)),
+    }
 
 
-def _draw(figure, rows: list[dict]) -> None:
-    """Quality against latency; distance against its prediction; tokens per call."""
-    axes = figure.subplots(1, 3)
+def _last_task(rows: list[dict]) -> list[dict]:
+    return [row for row in rows if row["task"] == rows[-1]["task"]]
+
+
+def _draw(figure, rows: list[dict], predictions: list[dict]) -> None:
+    """Quality against latency; distance and tokens per call, measured and predicted."""
+    axes = figure.subplots(1, 3, width_ratios=[1.6, 1, 1])
     curve = [row for row in rows if row["exact"] == "no"]
-    times = [row["ms/token"] for row in curve]
-    axes[0].plot(times, [row["ROUGE-L"] for row in curve], "o-", label="SPRINTER, by threshold")
-    for row in curve:
-        place = row["ms/token"], row["ROUGE-L"]
-        axes[0].annotate(f" {row['method'].split()[-1]}", place, fontsize=8)
+    axes[0].plot(
+        [row["ms/token"] for row in curve], [row["ROUGE-L"] for row in curve], "-", color="C0"
+    )
     for row in rows:
-        if row["exact"] == "yes":
-            axes[0].plot(row["ms/token"], row["ROUGE-L"], "s", label=row["method"])
+        approximate = row["exact"] == "no"
+        place = row["ms/token"], row["ROUGE-L"]
+        axes[0].plot(*place, "o" if approximate else "s", color="C0" if approximate else "C3")
+        axes[0].annotate(
+            row["method"], place, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8
+        )
     axes[0].set(xlabel="ms per token", ylabel="ROUGE-L", title="quality and latency")
-    thresholds = [row["method"].split()[-1] for row in curve]
+    axes[0].margins(0.15)
+    thresholds = [row["method"].split()[-1] for row in predictions]
     for part, names, title in (
         (axes[1], ("distance", "Theorem 1"), "distance to the target, $d_{TV}$"),
-        (axes[2], ("run", "Theorem 2"), "tokens kept before a call"),
+        (axes[2], ("kept before a call", "Theorem 2"), "tokens kept before a call"),
     ):
         for name, label, style in zip(names, ("measured", "predicted"), ("o-", "s--"), strict=True):
-            part.plot(thresholds, [row[name] for row in curve], style, label=label)
+            part.plot(thresholds, [row[name] for row in predictions], style, label=label)
         part.set(xlabel="decision threshold", title=title)
         part.set_ylim(bottom=0)
+        part.legend(fontsize=8)
     for part in axes:
         part.spines[["top", "right"]].set_visible(False)
-        part.legend(fontsize=8)
