@@ -17,7 +17,7 @@ from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.draft_length import AnyRejected, EntropyBound
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.evaluation.approximation import Approximation, approximation
-from slipstream.evaluation.comparison import Run, compare
+from slipstream.evaluation.comparison import Run, compare, total_of
 from slipstream.evaluation.exactness import PlainReference
 from slipstream.evaluation.judging import Judge, fastchat_files, win_rate
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter
