@@ -329,7 +329,7 @@ def as_if_sampled(remaining, token, drawn_from):
     ],
 )
 def test_a_wrong_residual_is_noticed(monkeypatch, residual, propose):
-    monkeypatch.setattr(verification, "_residual", residual)
+    monkeypatch.setattr(verification, "residual", residual)
     assert largest_error(propose) > 1e-3
 
 

@@ -112,7 +112,7 @@ def test_every_sampling_option_is_followed(mode):
 
 @pytest.mark.parametrize("mode", OPTIONS)
 def test_a_wrong_residual_is_noticed(monkeypatch, mode):
-    monkeypatch.setattr(verification, "_residual", lambda remaining, *_: remaining)
+    monkeypatch.setattr(verification, "residual", lambda remaining, *_: remaining)
     assert largest_error(mode, "paper", "fused", "pruned") > 1e-3
 
 

@@ -74,5 +74,5 @@ def test_pairs_of_tokens_have_the_targets_distribution(target, expected, name):
 
 def test_a_wrong_residual_is_noticed(target, expected, monkeypatch):
     """A rejected token that stays possible is drawn too often."""
-    monkeypatch.setattr(verification, "_residual", lambda remaining, *_: remaining)
+    monkeypatch.setattr(verification, "residual", lambda remaining, *_: remaining)
     assert p_value(target, expected, "streaming") < 1e-6
