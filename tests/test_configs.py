@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 from tests.commands import ROOT, config_of
 
 from slipstream.app import INFER_KEYS, TRAIN_KEYS
-from slipstream.configuration import build, check_keys
+from slipstream.configuration import build, check_keys, own_part
 from slipstream.targets.loading import load_target
 
 DECODING = {"demo", "streaming_budgets"}
@@ -29,13 +29,16 @@ def parameters_of(node) -> set[str]:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_composes(name):
-    if name in DECODING:
-        check_keys(config_of("infer", f"experiment={name}"), INFER_KEYS)
-        return
-    config = config_of("train", f"experiment={name}")
+    both = name not in DECODING and "both_commands" in config_of("train", f"experiment={name}")
+    if name in DECODING or both:
+        config = own_part(config_of("infer", f"experiment={name}"), INFER_KEYS, TRAIN_KEYS)
+        check_keys(config, INFER_KEYS)
+        if not both:
+            return
+    config = own_part(config_of("train", f"experiment={name}"), TRAIN_KEYS, INFER_KEYS)
     check_keys(config, TRAIN_KEYS)
     for part in (config.training, config.data):
-        assert set(part) - {"_target_"} == parameters_of(part) - {"target", "speculator"}
+        assert set(part) - {"_target_"} == parameters_of(part) - {"target", "speculator"}, part
     build(config.speculator)
 
 

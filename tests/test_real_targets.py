@@ -24,6 +24,8 @@ PARAMETERS = {
     "phi3_mini": 3_821_079_552,
     "opt_1b3": 1_315_758_080,
     "opt_6b7": 6_658_473_984,
+    "gpt2_xl": 1_557_611_200,
+    "gpt_neo_1b3": 1_315_575_808,
     "llama3_8b_instruct": 8_030_261_248,
     "qwen3_8b": 8_190_735_360,
 }
@@ -44,6 +46,8 @@ CONVERSATIONS = {
     "phi3_mini": ("<|user|>\nHi<|end|>\n<|assistant|>\n", "Hello<|end|>\n"),
     "opt_1b3": ("Hi", "Hello</s>"),
     "opt_6b7": ("Hi", "Hello</s>"),
+    "gpt2_xl": ("Hi", "Hello</s>"),
+    "gpt_neo_1b3": ("Hi", "Hello</s>"),
     "llama3_8b_instruct": (
         "<s><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
@@ -64,6 +68,13 @@ TINY = dict(
     num_attention_heads=4,
     head_dim=8,
     max_position_embeddings=512,
+    n_embd=32,
+    n_layer=5,
+    n_head=4,
+    n_positions=512,
+    num_layers=5,
+    num_heads=4,
+    attention_types=[[["global", "local"], 2], [["local"], 1]],
 )
 each_target = pytest.mark.parametrize("name", sorted(PARAMETERS))
 
@@ -87,9 +98,9 @@ def sizes_of(name: str) -> dict:
     """The target's architecture, shrunk."""
     own = dict(config_of("train", f"experiment={name}").target.architecture)
     own |= {key: size for key, size in TINY.items() if key in own}
-    heads, full = own.get("num_key_value_heads"), own["num_attention_heads"]
+    heads = own.get("num_key_value_heads")
     if heads is not None:
-        own["num_key_value_heads"] = full if heads > 8 else 2
+        own["num_key_value_heads"] = own["num_attention_heads"] if heads > 8 else 2
     if own.get("sliding_window"):
         own["sliding_window"] = 24
     return own | {"vocab_size": len(toy_tokenizer())}
