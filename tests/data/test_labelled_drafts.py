@@ -284,7 +284,7 @@ def certain(seed: int, **changes) -> Target:
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_texts_of_a_batch_are_not_mixed_up(share):
     """Every token is the choice of a model that may draw, although texts end at other times."""
-    models, most = (certain(1, num_hidden_layers=2), certain(0)), 40
+    models, most = (certain(6, num_hidden_layers=2), certain(0)), 40
     prompts = some_texts([5, 9, 2, 5, 7, 1, 12, 3, 4, 6])
     texts = complete(*models, prompts, share, most, seeded())
     drawn = set()

@@ -157,7 +157,7 @@ def test_every_continuation_has_the_probability_of_the_algorithm(
     written = Written(decoder)
     written.go_on([*PROMPT, FIRST], 0, 1.0)
     assert min(written.kinds["kept"], written.kinds["doubted"]) > 0.1
-    assert (written.kinds["capped"] > 0.02) == (cap < COUNT)
+    assert (written.kinds["capped"] > 0.02) == (cap == 1 or (cap == 2 and features == FEATURES))
     prompts = [COMPANIONS[0], PROMPT, COMPANIONS[1]] if batched else [PROMPT]
 
     def outcome(randomness: EnumeratedRandomness) -> tuple:

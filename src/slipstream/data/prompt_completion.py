@@ -68,11 +68,11 @@ class PromptCompletionData(L.LightningDataModule):
         self.samples: dict[str, list[Sample]] = {}
         self.loaders: dict[str, TokenBatches] = {}
 
-    def limit_rows(self, most: dict[str, int]) -> None:
+    def limit_rows(self, most: dict[str, int | None]) -> None:
         """Take no more rows of each source (or generated prompts) than `most` says, by split."""
         for split, count in most.items():
-            own = self.max_rows[split]
-            self.max_rows[split] = count if own is None else min(own, count)
+            known = [number for number in (self.max_rows[split], count) if number is not None]
+            self.max_rows[split] = min(known, default=None)
 
     def rows(self, split: str) -> list[Row]:
         """The rows of `split` ('train' or 'validation'); prompts to be answered come once each."""

@@ -5,7 +5,7 @@ output for each of several lambdas: separate verifiers on the same features, tra
 """
 
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 
 import torch
 from torch import nn
@@ -25,7 +25,8 @@ class SprinterConfig:
     judged: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
-        if not self.ratios or any(not 0 < ratio < float("inf") for ratio in self.ratios):
+        numbers = all(isinstance(ratio, int | float) for ratio in self.ratios)
+        if not self.ratios or not numbers or any(not 0 < ratio < inf for ratio in self.ratios):
             raise InputError("speculator.ratios: each lambda must be a finite number above 0")
 
     @classmethod

@@ -41,8 +41,8 @@ class VerifierTraining(L.LightningModule):
         draft: Target,
         learning_rate: float,
         batch_size: int,
-        max_train_rows: int,
-        max_validation_rows: int,
+        max_train_rows: int | None,
+        max_validation_rows: int | None,
         cache_dir: str,
         seed: int,
     ):
@@ -84,7 +84,8 @@ class VerifierTraining(L.LightningModule):
             )
         drafts = {split: self._labelled(data, split) for split in ("train", "validation")}
         features = {split: self._features(own) for split, own in drafts.items()}
-        mean, scale = features["train"].mean(0), features["train"].std(0).clamp(min=1e-6)
+        mean, spread = features["train"].mean(0), features["train"].std(0)
+        scale = spread.where(spread > 1e-6, 1.0)
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
         self.sets = {
@@ -120,7 +121,7 @@ class VerifierTraining(L.LightningModule):
             share = (column >= 0.5).float().mean().item()
             if share in (0.0, 1.0):
                 raise InputError(
-                    f"data: all {len(column)} drafted tokens are {'in' if not share else ''}"
+                    f"data: all {len(column)} drafted tokens are {'un' if not share else ''}"
                     f"acceptable ({name}), so there is nothing to tell apart; give more rows, "
                     "another draft model or other speculator.ratios"
                 )

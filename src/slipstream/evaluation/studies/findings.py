@@ -55,10 +55,9 @@ def write_findings(folder: Path, findings: Findings, config: dict, target: Targe
         "config": config,
         "environment": environment(target),
         "rows": findings.rows,
+        "more": findings.more,
     }
     (folder / "findings.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    if findings.more:
-        content["more"] = findings.more
     (folder / "table.md").write_text(tables(findings), encoding="utf-8")
     for name, text in findings.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
