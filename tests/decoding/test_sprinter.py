@@ -4,6 +4,7 @@ By enumeration of all that chance may do: every continuation must come with the 
 Algorithm 2, with a cap on runs that is not a rejection, gives it.
 """
 
+import time
 from itertools import product
 
 import pytest
@@ -273,10 +274,28 @@ def test_a_draft_model_of_a_shorter_context_lets_the_target_go_on_alone():
     assert answer.statistics.target_forwards == 30 - 1 - drafted
 
 
-def test_seconds_of_drafting_and_verifying_do_not_overlap():
-    statistics = decoder_of(limits=Limits(30), vocabulary=WORDS).generate(PROMPT).statistics
-    assert statistics.shares.keys() == {"prefill", "draft", "verify"}
-    assert 0 < sum(statistics.shares.values()) <= statistics.seconds
+def slowed(forward, seconds: float, calls: list[float]):
+    def slow(*args, **rest):
+        calls.append(seconds)
+        time.sleep(seconds)
+        return forward(*args, **rest)
+
+    return slow
+
+
+def test_no_second_is_counted_twice():
+    """Models that take a known time: each share is its own model's, and the sum is the whole."""
+    decoder, drafted, verified = decoder_of(limits=Limits(12), vocabulary=WORDS), [], []
+    decoder.generate(PROMPT)  # what is done once is done
+    decoder.draft.forward = slowed(decoder.draft.forward, 0.02, drafted)
+    decoder.target.forward = slowed(decoder.target.forward, 0.05, verified)
+    statistics = decoder.generate(PROMPT, seed=3).statistics
+    shares = statistics.shares
+    assert len(drafted) > 3 and len(verified) > 2
+    assert shares["prefill"] == pytest.approx(verified[0], abs=0.03)
+    for name, calls in (("draft", drafted), ("verify", verified[1:])):
+        assert sum(calls) <= shares[name] < 1.5 * sum(calls)
+    assert statistics.seconds == pytest.approx(sum(shares.values()), rel=0.1)
 
 
 def test_what_is_emitted_is_as_far_from_the_target_as_is_said():
