@@ -10,7 +10,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.draft_length import EntropyBound
+from slipstream.drafters.draft_length import AnyRejected, EntropyBound
 from slipstream.evaluation.judging import TargetLikelihood, fastchat_files, win_rate
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.studies.findings import write_findings
@@ -40,9 +40,10 @@ def study(tmp_path):
     return dict(
         draft=draft,
         verifier=str(tmp_path / "verifier"),
-        head=str(tmp_path / "head"),
-        head_threshold=0.7,
-        entropy=EntropyBound(0.2, 0.4, 0.9, 0.01, 0.5, 0.9),
+        lengths={
+            "specdec++": AnyRejected(str(tmp_path / "head"), 0.7),
+            "adaedl": EntropyBound(0.2, 0.4, 0.9, 0.01, 0.5, 0.9),
+        },
         num_tokens=3,
         longest=5,
         ratio=1.2,
@@ -113,7 +114,6 @@ def test_a_greedy_answer_is_the_reference_where_there_is_none(study, target, cap
         (dict(thresholds=[]), "study.thresholds: give at least one"),
         (dict(thresholds=[0.5, 1.0]), "threshold: must be between 0 and 1"),
         (dict(ratio=0.0), "ratio: lambda must be above 0"),
-        (dict(head_threshold=1.0), "length.threshold: must be between 0 and 1"),
         (dict(sampling=Sampling(0.0)), "study.sampling.temperature: SPRINTER samples"),
     ],
 )

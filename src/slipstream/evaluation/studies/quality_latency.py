@@ -1,10 +1,10 @@
 """SPRINTER against exact speculative decoding: what it saves, and what that costs (section 4).
 
-Plain decoding, two-model speculative decoding with drafts of fixed length, stopped by SpecDec++'s
-head or by AdaEDL's entropy bound, and SPRINTER at several decision thresholds: sampled, on the same
-engine, interleaved in one process. Speed, calls and FLOPs of the target, quality against references
-and against speculative decoding's answers, and SPRINTER's distance to the target, measured and as
-its theorems predict it.
+Plain decoding, two-model speculative decoding with drafts of fixed length and with drafts that a
+rule ends (SpecDec++, AdaEDL, DISCO), and SPRINTER at several decision thresholds: sampled, on the
+same engine, interleaved in one process. Speed, calls and FLOPs of the target, quality against
+references and against speculative decoding's answers, and SPRINTER's distance to the target,
+measured and as its theorems predict it.
 """
 
 from statistics import fmean
@@ -14,7 +14,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.draft_length import AnyRejected, EntropyBound
+from slipstream.drafters.draft_length import DraftLength
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.evaluation.approximation import Approximation, approximation
 from slipstream.evaluation.comparison import Run, compare, total_of
@@ -31,20 +31,17 @@ ALL = "all"
 
 
 class QualityLatency:
-    """draft: writes all drafts; verifier: folder of SPRINTER's; head, head_threshold:
-    folder of SpecDec++'s acceptance head, and the probability of a rejection that it stops at;
-    entropy: AdaEDL's rule; num_tokens: of a draft of fixed length; longest: most tokens of a draft
-    that a rule may end, and of SPRINTER's runs; ratio, thresholds: SPRINTER's lambda and its
-    decision thresholds; judge: says which of two answers is better.
+    """draft: writes all drafts; verifier: folder of SPRINTER's; lengths: rules that end drafts, by
+    name; num_tokens: of a draft of fixed length; longest: most tokens of a draft that a rule may
+    end, and of SPRINTER's runs; ratio, thresholds: SPRINTER's lambda and its decision thresholds;
+    judge: says which of two answers is better.
     """
 
     def __init__(
         self,
         draft: Target,
         verifier: str,
-        head: str,
-        head_threshold: float,
-        entropy: EntropyBound,
+        lengths: dict[str, DraftLength],
         num_tokens: int,
         longest: int,
         ratio: float,
@@ -56,13 +53,9 @@ class QualityLatency:
     ):
         if not thresholds:
             raise InputError("study.thresholds: give at least one decision threshold")
-        stopped = {
-            "specdec++": AnyRejected(head, head_threshold),
-            "adaedl": entropy,
-        }
         self.methods: dict[str, Method] = {"plain": Plain()}
         self.methods["speculative"] = Speculative(DraftModel(draft, num_tokens), 1 + num_tokens)
-        for name, length in stopped.items():
+        for name, length in lengths.items():
             drafter = DraftModel(draft, longest, length)
             self.methods[name] = Speculative(drafter, 1 + longest)
         for threshold in thresholds:
