@@ -6,7 +6,8 @@ import pytest
 from tests.commands import ROOT, config_of
 
 from slipstream import app
-from slipstream.assets import locate
+from slipstream.assets import SHIPPED, locate
+from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
@@ -146,12 +147,36 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     ).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["slipstream/small-target", "slipstream/small-draft",
-                                  "slipstream/small-streaming"])  # fmt: skip
+def test_sprinter_is_compared_with_exact_ways_in_one_command(tmp_path):
+    rows = app.infer(
+        config_of("infer", "experiment=sprinter_small", "num_prompts=4", f"output_dir={tmp_path}")
+    )
+    overall = {row["method"]: row for row in rows if row["task"] == "all"}
+    exact = {name for name, row in overall.items() if row["exact"] == "yes"}
+    assert exact == {"plain", "speculative", "specdec_plus_plus", "adaedl", "disco"}
+    assert len(overall) - len(exact) == 3
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "findings.json", "table.md", "plot.png", "fastchat",
+    }  # fmt: skip
+
+
+def test_sprinter_answers_as_it_goes_and_says_that_it_is_approximate(capsys):
+    prompt = "prompt='name[The Mill], eatType[pub], food[English]'"
+    app.infer(config_of("infer", "methods=sprinter", "sampling.temperature=1", prompt))
+    printed = capsys.readouterr().out
+    assert "tau" in printed and "approximate: not the target's exact output" in printed
+
+
+def test_a_method_that_shows_nothing_while_it_decides_is_refused():
+    with pytest.raises(InputError, match="methods: Transformers cannot show an answer"):
+        app.infer(config_of("infer", "methods=baselines", "methods.plain=null", "prompt=Hi"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_model_has_a_card(name):
     card = (locate(name) / "README.md").read_text()
-    for word in ("licence", "python train.py", "seconds", "loss"):
-        assert word in card.lower(), word
+    for word in ("licence", "python train.py", "E2E-NLG", "WikiSQL"):
+        assert word in card, word
 
 
 def test_the_assets_are_small():

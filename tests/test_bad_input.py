@@ -16,6 +16,9 @@ from slipstream.core.errors import InputError
 GOOD_ROW = json.dumps({"prompt": "name[The Mill]", "completion": "The Mill is a pub."})
 
 
+SPRINTER = ("methods=sprinter", "sampling.temperature=1")
+
+
 def train(tmp_path, *overrides):
     app.train(config_of("train", "debug=quick", "logger=csv", f"output_dir={tmp_path}", *overrides))
 
@@ -56,6 +59,19 @@ def sentence(call, tmp_path, *overrides) -> str:
         (infer, ["budget=0"], "engine.budget"),
         (infer, ["drafter._target_=a.B"], "drafter._target_: 'a.B' cannot be imported"),
         (infer, ["drafter.schedule=later"], "drafter.schedule: must be one of"),
+        (infer, ["methods=sprinter"], "sampling.temperature: SPRINTER samples"),
+        (infer, [*SPRINTER, "methods.sprinter.ratio=0"], "ratio: lambda must be above 0"),
+        (infer, [*SPRINTER, "methods.sprinter.ratio=3"], "ratio: the verifier knows lambda"),
+        (infer, [*SPRINTER, "methods.sprinter.threshold=1"], "threshold: must be between"),
+        (infer, [*SPRINTER, "methods.sprinter.cap=0"], "cap: must be at least 1"),
+        (
+            infer,
+            [*SPRINTER, "methods.sprinter.verifier=slipstream/small-acceptance"],
+            "verifier: a speculator of kind 'acceptance' is no SPRINTER verifier",
+        ),
+        (train, ["experiment=sprinter_small", "speculator.ratios=[0]"], "speculator.ratios: each"),
+        (train, ["experiment=sprinter_small", "speculator.features=[all]"], "speculator.features:"),
+        (train, ["training=verifier"], "speculator: this training needs"),
         (infer, ["num_prompts=0"], "num_prompts: must be at least 1"),
         (infer, ["speculator_path=missing"], "speculator: missing"),
         (infer, ["target.dtype=int3"], "target.dtype: 'int3' is not one of"),

@@ -459,10 +459,21 @@ def test_a_threshold_that_never_or_always_stops_is_refused(kind, threshold):
     [
         *product(["scale"], [0, -1.0]),
         *product(["goal", "memory", "inertia"], [-0.1, 1.1, float("nan")]),
+        *product(["scale", "threshold", "step"], [float("inf"), float("nan")]),
+        ("step", -0.1),
     ],
 )
 def test_settings_of_the_entropy_bound_out_of_range_are_refused(field, value):
-    assert refused(lambda: entropy_bound(**{field: value})).startswith(f"length.{field}: ")
+    message = refused(lambda: entropy_bound(**{field: value}))
+    assert message.startswith("length") and field in message
+
+
+@pytest.mark.parametrize("kind", CLASSIFIED.values())
+def test_a_head_for_another_draft_model_is_refused(kind, tmp_path):
+    draft = tiny_target()
+    rule = kind(head_of(draft), 0.5)
+    rule.bind(draft)
+    assert "another draft model" in refused(lambda: rule.bind(tiny_target(seed=1)))
 
 
 @pytest.mark.parametrize("kind", CLASSIFIED.values())

@@ -161,6 +161,11 @@ def test_broken_arguments_of_a_folder_are_refused(draft, folder, arguments):
     assert "arguments" in refused(lambda: load_speculator(folder, draft))
 
 
+def test_missing_arguments_of_a_folder_are_refused(draft, folder):
+    change_arguments(folder, lambda known: known.pop("features"))
+    assert "arguments" in refused(lambda: load_speculator(folder, draft))
+
+
 @pytest.mark.parametrize("features", [["hidden"], ["hidden", "token", "distribution"]])
 def test_other_features_than_the_weights_have_are_refused(draft, folder, features):
     change_arguments(folder, lambda known: known.update(features=features))

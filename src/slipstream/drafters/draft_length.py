@@ -5,11 +5,13 @@ are part of the draft already, and verification goes level by level.
 """
 
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import nn
 
 from slipstream.core.errors import InputError
+from slipstream.speculators.acceptance import AcceptanceHead
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.draft_features import shape_of
 from slipstream.targets.target import Target
@@ -20,7 +22,7 @@ class Drawn:
     """P sequences of a batch that have just drawn a token each.
 
     places: of them in the batch; hidden: (P, D) the draft model's states before the final norm;
-    logits: (P, V) that the tokens were drawn from; tokens: P of them.
+    logits: (P, V) of the draft model, before temperature, top-k and top-p; tokens: P of them.
     """
 
     places: list[int]
@@ -72,8 +74,10 @@ class EntropyBound(DraftLength):
         memory: float,
         inertia: float,
     ):
-        if scale <= 0:
-            raise InputError("length.scale: must be above 0")
+        if not 0 < scale < inf:
+            raise InputError("length.scale: must be a finite number above 0")
+        if not -inf < threshold < inf or not 0 <= step < inf:
+            raise InputError("length: threshold must be finite, and step finite and not below 0")
         for name, value in (("goal", goal), ("memory", memory), ("inertia", inertia)):
             if not 0 <= value <= 1:
                 raise InputError(f"length.{name}: must be between 0 and 1")
@@ -112,17 +116,22 @@ class _Classified(DraftLength):
     def __init__(self, head: str | nn.Module, threshold: float):
         if not 0 < threshold < 1:
             raise InputError("length.threshold: must be between 0 and 1, both excluded")
-        self.head, self.threshold = head, threshold
+        self.given, self.threshold = head, threshold
 
     def bind(self, model: Target) -> None:
-        if isinstance(self.head, str):
-            self.head = load_speculator(self.head, model)
-        if self.head.kind != "acceptance":
+        head = load_speculator(self.given, model) if isinstance(self.given, str) else self.given
+        kind = getattr(head, "kind", type(head).__name__)
+        if kind != AcceptanceHead.kind:
             raise InputError(
-                f"length.head: a speculator of kind {self.head.kind!r} is no acceptance head; "
-                "train one with experiment=acceptance_small"
+                f"length.head: a speculator of kind {kind!r} is no acceptance head; train one with "
+                "experiment=acceptance_small"
             )
-        self.model = model
+        if head.features.draft is not model:
+            raise InputError(
+                "length.head: it was made for another draft model; open it for this one, by its "
+                "folder"
+            )
+        self.head, self.model = head, model
 
     def accepted(self, drawn: Drawn) -> list[float]:
         """The head's probability that each token drawn is accepted."""

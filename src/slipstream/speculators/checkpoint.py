@@ -123,7 +123,7 @@ def load_speculator(folder: str | Path, target: Target) -> nn.Module:
     speculator_class, config_class = KINDS[config["kind"]]
     try:
         speculator = speculator_class(target, config_class.from_arguments(config["arguments"]))
-    except TypeError as error:
+    except (TypeError, KeyError) as error:
         raise InputError(
             f"speculator: the arguments in {Path(folder) / CONFIG} are not those of this version "
             f"({error}); copy or train it again"

@@ -34,7 +34,7 @@ class Reader:
         self.cache.roll_back(*map(min, self.cache.lengths, lengths))
 
     def read(self, tokens: list[list[int]]) -> torch.Tensor:
-        """Read on, perhaps nothing; (B, D) states of the last tokens, before the final norm.
+        """Read on, at least one text; (B, D) states of the last tokens, before the final norm.
 
         Texts without new tokens have something meaningless there.
         """
