@@ -134,7 +134,9 @@ def infer(config: DictConfig) -> list:
     prompts = fitting(build(config.data).take(config.num_prompts), target)
     if config.study is not None:
         if not sampling.greedy:
-            raise InputError("study: studies decode greedily; set sampling.temperature=0")
+            raise InputError(
+                "study: a study chooses its own sampling; leave sampling.temperature at 0"
+            )
         study, content = build(config.study), OmegaConf.to_container(config, resolve=True)
         content = {name: content[name] for name in STUDY_KEYS}
         return run_study(study, target, prompts, Path(config.output_dir), content)

@@ -14,7 +14,7 @@ from slipstream.core.errors import InputError
 
 def own_part(config: DictConfig, own: frozenset[str], others: frozenset[str]) -> DictConfig:
     """Without the keys of the other command, where an experiment says that it is for both."""
-    if not config.get("both_commands"):
+    if not OmegaConf.select(config, "both_commands"):
         return config
     left_out = {"both_commands"} | (others - own)
     return OmegaConf.masked_copy(config, [key for key in config if key not in left_out])

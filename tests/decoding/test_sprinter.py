@@ -5,6 +5,7 @@ Algorithm 2, with a cap on runs that is not a rejection, gives it.
 """
 
 import time
+from collections import Counter
 from itertools import product
 
 import pytest
@@ -16,9 +17,16 @@ from tests.tiny import tiny_target
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling, SeededRandomness
 from slipstream.decoding import decoder as decoding
-from slipstream.decoding.answer import Limits
+from slipstream.decoding.answer import Generation, Limits, Run
 from slipstream.decoding.sprinter import SprinterDecoder
-from slipstream.evaluation.approximation import approximation, emitted_distribution
+from slipstream.decoding.statistics import Statistics
+from slipstream.evaluation.approximation import (
+    approximation,
+    drafted_positions,
+    emitted_distribution,
+    mean_run_length,
+)
+from slipstream.evaluation.theory import Rates, expected_run_length
 from slipstream.speculators.draft_features import FEATURES, shape_of
 from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
 
@@ -301,7 +309,10 @@ def test_no_second_is_counted_twice():
 def test_what_is_emitted_is_as_far_from_the_target_as_is_said():
     """The distance by formula against that of the algorithm's own next-token distribution."""
     decoder = decoder_of()
-    found = approximation(decoder, [PROMPT], [[FIRST, 1, 2, 0]])
+    runs = (Run(1, "doubt"), Run(0, "doubt"))
+    found = approximation(
+        decoder, PROMPT, Generation([FIRST, 1, 2, 0], "", "length", Statistics(), runs)
+    )
     written, distance, pair = Written(decoder), 0.0, 0.0
     for end in range(3):
         text = [*PROMPT, FIRST, 1, 2][: len(PROMPT) + 1 + end]
@@ -314,9 +325,49 @@ def test_what_is_emitted_is_as_far_from_the_target_as_is_said():
             emitted += q[token] * (1 - stays) * residual
         distance += float((emitted - p).abs().sum()) / 2
         pair += float((p - q).abs().sum()) / 2
-    assert found.positions == 3
+    assert found.positions == 3 and found.tokens == 4 and (found.kept, found.doubts) == (1, 2)
     assert found.distance == pytest.approx(distance, abs=1e-9) and distance > 0.01
     assert found.pair_distance == pytest.approx(pair, abs=1e-9)
+
+
+def test_runs_say_how_each_token_came_about():
+    decoder = decoder_of(limits=Limits(60), cap=3, vocabulary=WORDS)
+    decoder.target.model.generation_config.eos_token_id = [7]
+    kinds = Counter()
+    for seed in range(8):
+        shown = []
+        answer = decoder.generate(PROMPT, seed, lambda _, drafted, own=shown: own.append(drafted))
+        runs, places = answer.runs, drafted_positions(answer)
+        kinds.update(run.ended for run in runs)
+        assert all(run.ended == "end" for run in runs[-1:] if answer.ids[-1] == 7 and run.kept)
+        assert all((run.kept == 3) == (run.ended == "cap") for run in runs if run.ended != "end")
+        assert len(runs) - (runs[-1].ended == "end") == answer.statistics.target_forwards
+        own = [place for place in range(1, len(answer.ids)) if place not in places]
+        assert len(own) == sum(run.ended == "cap" for run in runs)
+        assert not any(shown[place] for place in own)
+        assert sum(shown) >= sum(run.kept for run in runs)
+    assert kinds.keys() == {"doubt", "cap", "end"}
+
+
+def test_tokens_of_the_target_s_own_are_not_counted_as_drafted():
+    """A verifier that never doubts, cut at 2: every third token is the target's."""
+    decoder = decoder_of(limits=Limits(10), threshold=ALWAYS, cap=2, vocabulary=WORDS)
+    answer = decoder.generate(PROMPT)
+    found = approximation(decoder, PROMPT, answer)
+    assert answer.runs == (Run(2, "cap"),) * 3
+    assert drafted_positions(answer) == [1, 2, 4, 5, 7, 8]
+    assert found.positions == 6 and found.tokens == 10 and found.run_length is None
+    assert found.distance_of_answers == pytest.approx(found.mean_distance * 6 / 10)
+    assert found.mean_distance == pytest.approx(found.mean_pair_distance, rel=1e-9)
+
+
+@pytest.mark.parametrize("rates", [Rates(0.9, 0.5), Rates(0.6, 0.1)])
+def test_the_mean_of_theorem_2_is_its_mean_over_all_lengths(rates):
+    share = 0.7
+    expected = sum(
+        share**count * (1 - share) * expected_run_length(rates, count) for count in range(300)
+    )
+    assert mean_run_length(rates, share) == pytest.approx(expected, rel=1e-9)
 
 
 def test_errors_that_know_nothing_of_the_prefix_are_as_far_off_as_theorem_1_says():

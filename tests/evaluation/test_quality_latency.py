@@ -52,6 +52,7 @@ def study(tmp_path):
         sampling=Sampling(1.0),
         limits=Limits(12),
         repeats=1,
+        seed=0,
     )
 
 
@@ -68,10 +69,10 @@ def test_a_row_for_every_method_and_task(study, target):
     assert overall["speculative"]["wins vs SD, %"] == 50.0
     flops = 2 * multiplied_weights(target) / 1e6
     steps = 11 / 12  # the first token is the prefill's
-    assert overall["plain"]["MFLOPs/token"] == pytest.approx(flops * steps)
-    assert overall["speculative"]["MFLOPs/token"] > flops * steps
+    assert overall["plain"]["target MFLOPs/token"] == pytest.approx(flops * steps)
+    assert overall["speculative"]["target MFLOPs/token"] > flops * steps
     for row in overall.values():
-        assert row["one row a call"] <= row["MFLOPs/token"] * (1 + 1e-9)
+        assert row["one row a call"] <= row["target MFLOPs/token"] * (1 + 1e-9)
     never, always = overall["sprinter 0.001"], overall["sprinter 0.999"]
     assert never["tokens/call"] > 4 and always["tokens/call"] == 1.0
     assert never["distance"] > 0.1 and always["distance"] == pytest.approx(0.0, abs=1e-6)
@@ -83,10 +84,23 @@ def test_theory_stands_beside_what_was_measured(study, target):
     by_method = {row["method"]: row for row in rows if row["task"] == "all"}
     always, never = by_method["sprinter 0.999"], by_method["sprinter 0.001"]
     assert always["eta_TP"] == always["eta_FP"] == 0.0
-    assert always["Theorem 1"] == always["Theorem 2"] == always["kept before a call"] == 0.0
+    assert always["Theorem 1"] == always["kept a doubt"] == always["memoryless"] == 0.0
+    assert always["Theorem 2"] == pytest.approx(0.0, abs=1e-9)
     assert never["eta_TP"] == never["eta_FP"] == pytest.approx(1.0)
-    assert never["distance"] == pytest.approx(never["Theorem 1"], rel=1e-6)
-    assert never["distance"] == pytest.approx(never["d_TV(p, q)"], rel=1e-6)
+    assert never["kept a doubt"] is None
+    for name in ("Theorem 1", "d_TV(p, q)", "eta_FP by prefix"):
+        assert never["distance"] == pytest.approx(never[name], rel=1e-6)
+    (overall,) = [r for r in findings.rows if (r["task"], r["method"]) == ("all", "sprinter 0.001")]
+    # The first token and every sixth after the others (cap 5) are the target's own.
+    assert overall["distance"] == pytest.approx(never["distance"] * 10 / 12, rel=1e-6)
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 4])
+def test_answers_that_never_need_a_call_are_reported(study, target, max_new_tokens):
+    changes = dict(thresholds=[0.001], limits=Limits(max_new_tokens))
+    findings = QualityLatency(**(study | changes)).run(target, PROMPTS)
+    rows = [row for row in findings.rows if row["method"] == "sprinter 0.001"]
+    assert all(row["one row a call"] == 0 for row in rows)
 
 
 def test_what_is_written(study, target, tmp_path):
@@ -112,6 +126,8 @@ def test_a_greedy_answer_is_the_reference_where_there_is_none(study, target, cap
     ("changes", "expected"),
     [
         (dict(thresholds=[]), "study.thresholds: give at least one"),
+        (dict(thresholds=[0.4, 0.4]), "study.thresholds: give at least one"),
+        (dict(repeats=0), "repeats: must be at least 1"),
         (dict(thresholds=[0.5, 1.0]), "threshold: must be between 0 and 1"),
         (dict(ratio=0.0), "ratio: lambda must be above 0"),
         (dict(sampling=Sampling(0.0)), "study.sampling.temperature: SPRINTER samples"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -131,7 +132,7 @@ def test_the_folder_holds_the_head_alone(draft, folder):
 
 
 def test_it_is_made_of_its_config(draft):
-    head = new_speculator(draft, CONFIG, judged=dict(weights="abc"))
+    head = new_speculator(draft, replace(CONFIG, judged=dict(weights="abc")))
     assert isinstance(head, AcceptanceHead) and head.config.judged == dict(weights="abc")
     assert len(head.blocks) == 2 and head.linear.out_features == 6
 

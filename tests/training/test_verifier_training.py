@@ -100,7 +100,9 @@ class Trained:
 
     def drafts(self, split):
         samples = self.module.data.samples[split]
-        return labelled_drafts(self.draft, self.target, samples, NUM_NEW, self.cache, 0)
+        return labelled_drafts(
+            self.draft, self.target, samples, NUM_NEW, self.cache, int(split == "train")
+        )
 
     def raw_features(self, split, verifier):
         own = self.drafts(split)

@@ -9,10 +9,12 @@ hash of both models, the texts and the settings, so an interrupted run goes on w
 
 import hashlib
 import json
+import logging
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import safetensors
 import safetensors.torch
 import torch
 from tqdm import tqdm
@@ -20,10 +22,13 @@ from tqdm import tqdm
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import Sample
-from slipstream.speculators.draft_features import shape_of
+from slipstream.speculators.checkpoint import check_writable
+from slipstream.speculators.draft_features import DraftFeatures, shape_of
 from slipstream.targets.loading import check_vocabularies
 from slipstream.targets.reading import Reader
 from slipstream.targets.target import Target
+
+log = logging.getLogger(__name__)
 
 KINDS = {"text": None, "draft": 0.0, "target": 1.0, "both": 0.5}
 """Kinds of prefixes, and the share of their tokens that the target draws."""
@@ -48,6 +53,12 @@ class LabelledDrafts:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def features(self, features: DraftFeatures) -> torch.Tensor:
+        """(n, F), on the draft model's device."""
+        device = features.draft.device
+        parts = self.hidden, self.tokens, self.shapes, self.log_probabilities
+        return features(*(part.to(device) for part in parts))
+
 
 def labelled_drafts(
     draft: Target,
@@ -59,32 +70,50 @@ def labelled_drafts(
     batch_size: int = 64,
 ) -> LabelledDrafts:
     """Label drafts on the texts of `samples`, and on completions of their prompts of up to
-    `max_new_tokens` tokens. Raises `InputError` for models of different vocabularies, and where no
-    text has a second token to draft."""
+    `max_new_tokens` tokens. Samples that do not fit both models' contexts are left out. Raises
+    `InputError` for models of different vocabularies, where no text has a second token to draft,
+    and for a folder that cannot be written."""
     check_vocabularies(target, draft, "training.draft")
+    longest = min(draft.max_positions, target.max_positions)
+    fitting = [sample for sample in samples if len(sample.ids) <= longest]
+    if len(fitting) < len(samples):
+        left_out = len(samples) - len(fitting)
+        log.warning("left out %d of %d texts of over %d tokens", left_out, len(samples), longest)
+    samples = fitting
     folder = Path(cache_dir) / _key(draft, target, samples, max_new_tokens, seed, batch_size)
-    folder.mkdir(parents=True, exist_ok=True)
+    check_writable(folder, "training.cache_dir")
     parts = []
     starts = range(0, len(samples), batch_size)
     paths = [folder / f"part_{number:05d}.safetensors" for number in range(len(starts))]
-    done = all(path.exists() for path in paths)
-    for start, path in zip(tqdm(starts, desc="labelling", disable=done), paths, strict=True):
-        if not path.exists():
+    known = [_opened(path) for path in paths]
+    done = all(part is not None for part in known)
+    for start, path, part in zip(
+        tqdm(starts, desc="labelling", disable=done), paths, known, strict=True
+    ):
+        if part is None:
             generator = torch.Generator().manual_seed(seed + start)
             batch = samples[start : start + batch_size]
             part = _labelled(draft, target, batch, start, max_new_tokens, generator)
             unfinished = path.with_suffix(".unfinished")
             safetensors.torch.save_file(part, unfinished)
             os.replace(unfinished, path)
-        parts.append(safetensors.torch.load_file(path))
+        parts.append(part)
     names = [field.name for field in fields(LabelledDrafts)]
-    drafts = LabelledDrafts(*(torch.cat([part[name] for part in parts]) for name in names))
-    if not len(drafts):
+    if not any(len(part["tokens"]) for part in parts):
         raise InputError(
             "data: no text has a second token that could be drafted; give longer completions, or a "
             "larger data.max_new_tokens"
         )
-    return drafts
+    return LabelledDrafts(*(torch.cat([part[name] for part in parts]) for name in names))
+
+
+def _opened(path: Path) -> dict[str, torch.Tensor] | None:
+    """A part that was written before; None where there is none, or a damaged one."""
+    try:
+        part = safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError):
+        return None
+    return part if part.keys() == {field.name for field in fields(LabelledDrafts)} else None
 
 
 @torch.inference_mode()

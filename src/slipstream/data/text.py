@@ -51,7 +51,8 @@ class TextSource:
                 revision=self.revision,
                 streaming=True,
             )
-            texts = [columns[self.text].split() for columns in islice(table, first, first + count)]
+            chosen = islice(table, first, first + count)
+            texts = [(columns[self.text] or "").split() for columns in chosen]
         except (OSError, ValueError, KeyError) as error:
             raise InputError(
                 f"data.hub: {self.name!r} could not be loaded ({type(error).__name__}); check the "

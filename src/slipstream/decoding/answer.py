@@ -41,14 +41,27 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Run:
+    """Tokens that SPRINTER drafted and kept between two calls of the target.
+
+    ended: by 'doubt' (one more token was judged by the target), by 'cap' (the target drew the next
+    token; also where the draft model's context is full) or by the 'end' of the answer.
+    """
+
+    kept: int
+    ended: str
+
+
+@dataclass(frozen=True)
 class Generation:
     """ids: emitted tokens, the end token included; text: without special tokens, cut before a
-    stop string; finished: 'end', 'stop' or 'length'."""
+    stop string; finished: 'end', 'stop' or 'length'; runs: of SPRINTER alone."""
 
     ids: list[int]
     text: str
     finished: str
     statistics: Statistics
+    runs: tuple[Run, ...] = ()
 
 
 class Answer:

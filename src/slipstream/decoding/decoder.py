@@ -6,7 +6,7 @@ batch. Prompts run in parts, right-padded, so that no mask is quadratic in a pro
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,7 +14,7 @@ from slipstream.core.cache import StepCache
 from slipstream.core.clock import Clock
 from slipstream.core.masks import causal_mask, tree_mask
 from slipstream.core.sampling import Sampling, SeededRandomness
-from slipstream.decoding.answer import Answer, Generation, Limits, TokenCallback
+from slipstream.decoding.answer import Answer, Generation, Limits, Run, TokenCallback
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Context
 from slipstream.targets.target import LayerVisitor, Rows, Target
@@ -25,13 +25,14 @@ PREFILL_ROWS = 1024
 
 @dataclass
 class Line:
-    """One prompt of a batch: what a drafter may know of it, its answer so far, and the target's
-    forwards and their rows."""
+    """One prompt of a batch: what a drafter may know of it, its answer so far, the target's
+    forwards and their rows, and SPRINTER's runs."""
 
     context: Context
     answer: Answer
     forwards: int = 0
     rows: int = 0
+    runs: list[Run] = field(default_factory=list)
 
     def count(self, rows: int) -> None:
         """The target worked on so many rows of this prompt in one forward."""
@@ -108,6 +109,7 @@ class Decoder:
                 Statistics(
                     1, len(line.answer.ids), line.forwards, seconds, dict(shares), line.rows
                 ),
+                tuple(line.runs),
             )
             for line in lines
         ]

@@ -17,11 +17,10 @@ from slipstream.core.masks import causal_mask, tree_mask
 from slipstream.core.sampling import Sampling
 from slipstream.core.transfer import on_device
 from slipstream.core.verification import residual
-from slipstream.decoding.answer import Limits
+from slipstream.decoding.answer import Limits, Run
 from slipstream.decoding.decoder import Decoder, Line
 from slipstream.drafters.base import Context
 from slipstream.speculators.checkpoint import load_speculator
-from slipstream.speculators.draft_features import shape_of
 from slipstream.speculators.sprinter import SprinterVerifier
 from slipstream.targets.compiled import compile_like
 from slipstream.targets.loading import check_vocabularies
@@ -83,9 +82,13 @@ class SprinterDecoder(Decoder):
 
     def _step(self, lines: list[Line], cache: StepCache, clock: Clock) -> None:
         """One run of each sequence, and the forward of the target that ends it."""
+        before = [len(line.answer.ids) for line in lines]
         with clock.share("draft"):
             doubted = self._run_ahead(lines)
         asking = [place for place, line in enumerate(lines) if line.answer.finished is None]
+        for place, (line, doubt) in enumerate(zip(lines, doubted, strict=True)):
+            ended = "end" if place not in asking else "cap" if doubt is None else "doubt"
+            line.runs.append(Run(len(line.answer.ids) - before[place], ended))
         if not asking:
             return
         unseen = [
@@ -137,8 +140,7 @@ class SprinterDecoder(Decoder):
     ) -> list[bool]:
         """What the verifier says of a token drawn from each row of (P, V) logits."""
         drawn = on_device(tokens, hidden.device)
-        logs = logits.float().log_softmax(-1).gather(1, drawn[:, None])[:, 0]
-        features = self.verifier.features(self.draft.norm(hidden), drawn, shape_of(logits), logs)
+        features = self.verifier.features.of_drawn(hidden, drawn, logits)
         scores = self.verifier(features)[:, self.output]
         return (scores.sigmoid() >= self.threshold).tolist()
 
@@ -154,12 +156,14 @@ class SprinterDecoder(Decoder):
     def _ask(self, unseen: list[list[int]], cache: StepCache) -> torch.Tensor:
         """(B, V): the target's distribution after all that it had not seen; commits that."""
         device, width = self.target.device, max(map(len, unseen))
+        if self.target.compiled is not None:
+            width = self.cap + 1
         ids = on_device([own + [0] * (width - len(own)) for own in unseen], device)
         positions = on_device(cache.lengths, device)[:, None] + torch.arange(width, device=device)
         positions = positions.clamp(max=self.target.max_positions - 1)
         causal = causal_mask(width, device).repeat(len(unseen), 1, 1)
         mask = tree_mask(cache.lengths, causal, cache.slots)
-        rows = self.target.forward(ids, positions, mask, cache)
+        rows = self.target.forward(ids, positions, mask, cache, repeats=True)
         cache.commit_each([list(range(len(own))) for own in unseen])
         last = rows.hidden[range(len(unseen)), [max(0, len(own) - 1) for own in unseen]]
         return self.sampling.probabilities(self.target.logits(last)).cpu()

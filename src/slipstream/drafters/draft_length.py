@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from slipstream.core.errors import InputError
+from slipstream.core.transfer import on_device
 from slipstream.speculators.acceptance import AcceptanceHead
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.draft_features import shape_of
@@ -131,14 +132,12 @@ class _Classified(DraftLength):
                 "length.head: it was made for another draft model; open it for this one, by its "
                 "folder"
             )
-        self.head, self.model = head, model
+        self.head = head
 
     def accepted(self, drawn: Drawn) -> list[float]:
-        """The head's probability that each token drawn is accepted."""
-        hidden = self.model.norm(drawn.hidden)
-        tokens = torch.tensor(drawn.tokens, device=hidden.device)
-        logs = drawn.logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-        features = self.head.features(hidden, tokens, shape_of(drawn.logits), logs)
+        """What the head says of each token drawn: how surely it is accepted."""
+        tokens = on_device(drawn.tokens, drawn.hidden.device)
+        features = self.head.features.of_drawn(drawn.hidden, tokens, drawn.logits)
         return self.head(features)[:, 0].sigmoid().tolist()
 
 
@@ -162,8 +161,9 @@ class AnyRejected(_Classified):
 
 
 class LastRejected(_Classified):
-    """A classifier of single tokens, as DISCO has it (Mamou et al. 2024): stop as soon as a token
-    is accepted with less than the threshold's probability."""
+    """A classifier of single tokens, as DISCO has it (Mamou et al. 2024): stop as soon as the head
+    says less than the threshold of a token. It was trained with rejections weighted up, so what it
+    says is below the true probability of acceptance."""
 
     def stops(self, drawn: Drawn) -> list[bool]:
         return [accepted < self.threshold for accepted in self.accepted(drawn)]

@@ -9,28 +9,32 @@ from dataclasses import dataclass
 
 import torch
 
+from slipstream.decoding.answer import Generation
 from slipstream.decoding.sprinter import SprinterDecoder
-from slipstream.evaluation.theory import Rates, expected_run_length, total_variation
-from slipstream.speculators.draft_features import shape_of
+from slipstream.evaluation.theory import Rates, total_variation
 from slipstream.targets.reading import Reader
 from slipstream.targets.target import Target
-
-LONGEST_RUN = 200
-"""Runs of acceptable tokens are summed up to here."""
 
 
 @dataclass(frozen=True)
 class Approximation:
-    """Sums over drafted positions; the rates are made of them.
+    """Sums over answers; the rates are made of them.
 
-    distance: d_TV(p, p_S) of what was emitted; pair_distance: d_TV(p, q); acceptable: probability
-    that a drafted token has q <= p; kept_acceptable, kept_others: probability that it is kept by
-    the verifier, and is or is not acceptable.
+    tokens: emitted; positions: of them drafted, kept by the verifier or judged by the target (the
+    others are the target's own); kept, doubts: tokens that the verifier kept, and those it
+    doubted. Sums over drafted positions: distance: d_TV(p, p_S) of what was emitted;
+    pair_distance: d_TV(p, q); by_prefix: d_TV(p, q) times the eta_FP of the same position;
+    acceptable: probability that a drafted token has q <= p; kept_acceptable, kept_others:
+    probability that it is kept, and is or is not acceptable.
     """
 
+    tokens: int = 0
     positions: int = 0
+    kept: int = 0
+    doubts: int = 0
     distance: float = 0.0
     pair_distance: float = 0.0
+    by_prefix: float = 0.0
     acceptable: float = 0.0
     kept_acceptable: float = 0.0
     kept_others: float = 0.0
@@ -50,22 +54,67 @@ class Approximation:
 
     @property
     def mean_distance(self) -> float:
+        """d_TV(p, p_S), the mean over drafted positions."""
         return self.distance / max(1, self.positions)
+
+    @property
+    def mean_pair_distance(self) -> float:
+        """d_TV(p, q), the mean over drafted positions."""
+        return self.pair_distance / max(1, self.positions)
+
+    @property
+    def distance_of_answers(self) -> float:
+        """The mean over all emitted tokens, those of the target's own included."""
+        return self.distance / max(1, self.tokens)
 
     @property
     def predicted_distance(self) -> float:
         """Theorem 1: eta_FP d_TV(p, q)."""
-        return self.rates.false_positive * self.pair_distance / max(1, self.positions)
+        return self.rates.false_positive * self.mean_pair_distance
 
     @property
-    def predicted_run(self) -> float:
-        """Theorem 2: tokens kept before a call of the target, the mean over how many acceptable
-        ones come first, of which each is acceptable with the same probability."""
+    def predicted_by_prefix(self) -> float:
+        """Theorem 1 at each position with its own eta_FP: without the assumption that the
+        verifier's errors do not depend on the prefix."""
+        return self.by_prefix / max(1, self.positions)
+
+    @property
+    def run_length(self) -> float | None:
+        """Tokens kept for each one that the verifier doubted; None where it doubted none.
+
+        Runs that the cap or the end of an answer cut off count with what they kept, so that
+        cutting runs off does not make them seem shorter.
+        """
+        return self.kept / self.doubts if self.doubts else None
+
+    @property
+    def predicted_run_length(self) -> float:
+        """Theorem 2, the mean over r, where each of the first r tokens was acceptable with the
+        same probability."""
         share = self.acceptable / max(1, self.positions)
-        return sum(
-            share**count * (1 - share) * expected_run_length(self.rates, count)
-            for count in range(LONGEST_RUN)
-        )
+        return mean_run_length(self.rates, min(share, 1 - 1e-9))
+
+    @property
+    def memoryless_run_length(self) -> float:
+        """As theorem 2, but a token after an unacceptable one may be acceptable again."""
+        share = self.acceptable / max(1, self.positions)
+        yes = share * self.rates.true_positive + (1 - share) * self.rates.false_positive
+        return yes / (1 - yes)
+
+
+def mean_run_length(rates: Rates, share: float) -> float:
+    """E[N] of theorem 2 where r has P(r = k) = share^k (1 - share).
+
+    In closed form, by E[eta_TP^r] = (1 - share) / (1 - share eta_TP). With eta_TP 0.5, eta_FP 0 and
+    share 0.5, E[0.5^r] = 2/3:
+
+    >>> mean_run_length(Rates(0.5, 0.0), 0.5)  # (0.5 - 2/3) / 0.5 + 2/3
+    0.3333333333333333
+    """
+    power = (1 - share) / (1 - share * rates.true_positive)
+    return (rates.true_positive - power) / (1 - rates.true_positive) + power / (
+        1 - rates.false_positive
+    )
 
 
 def emitted_distribution(p: torch.Tensor, q: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -86,46 +135,57 @@ def emitted_distribution(p: torch.Tensor, q: torch.Tensor, kept: torch.Tensor) -
     return stays + (1 - stays.sum(-1, keepdim=True)) * missing / total
 
 
+def drafted_positions(answer: Generation) -> list[int]:
+    """Which tokens of an answer were drafted: all but the first and those that followed a cap.
+
+    >>> runs = (Run(2, "doubt"), Run(1, "cap"), Run(1, "end"))
+    >>> drafted_positions(Generation([9, 8, 7, 6, 5, 4, 3], "", "end", Statistics(), runs))
+    [1, 2, 3, 4, 6]
+    """
+    places, place = [], 1
+    for run in answer.runs:
+        judged = run.kept + (run.ended == "doubt")
+        places += range(place, place + judged)
+        place += judged + (run.ended == "cap")
+    return places
+
+
 @torch.inference_mode()
-def approximation(
-    decoder: SprinterDecoder, prompts: list[list[int]], answers: list[list[int]]
-) -> Approximation:
-    """Of answers that `decoder` gave to `prompts`; the first token of each is the target's own."""
-    found = Approximation()
-    for prompt, answer in zip(prompts, answers, strict=True):
-        if len(answer) < 2:
-            continue
-        text, positions = prompt + answer[:-1], slice(len(prompt), None)
-        hidden = _states(decoder.draft, text)[positions]
-        logits = decoder.draft.logits(hidden)
-        q = decoder.sampling.probabilities(logits).double()
-        judging = decoder.target.logits(_states(decoder.target, text)[positions])
-        p = decoder.sampling.probabilities(judging).double().to(q.device)
-        kept = torch.stack([_kept(decoder, *each) for each in zip(hidden, logits, strict=True)])
-        good = q <= p
-        emitted = emitted_distribution(p, q, kept)
-        found += Approximation(
-            len(q),
-            total_variation(p, emitted).sum().item(),
-            total_variation(p, q).sum().item(),
-            (q * good).sum().item(),
-            (q * (kept & good)).sum().item(),
-            (q * (kept & ~good)).sum().item(),
-        )
-    return found
-
-
-def _kept(decoder: SprinterDecoder, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """(V,) whether the verifier would keep each token, drawn from (V,) logits at a (D,) state."""
-    count = len(logits)
-    tokens = torch.arange(count, device=logits.device)
-    each = decoder.verifier.features(
-        decoder.draft.norm(hidden).expand(count, -1),
-        tokens,
-        shape_of(logits).expand(count, -1),
-        logits.float().log_softmax(-1),
+def approximation(decoder: SprinterDecoder, prompt: list[int], answer: Generation) -> Approximation:
+    """Of an answer that `decoder` gave to `prompt`."""
+    kept = sum(run.kept for run in answer.runs)
+    doubts = sum(run.ended == "doubt" for run in answer.runs)
+    places = drafted_positions(answer)
+    if not places:
+        return Approximation(len(answer.ids))
+    text, before = prompt + answer.ids[:-1], [len(prompt) + place - 1 for place in places]
+    hidden = _states(decoder.draft, text)[before]
+    logits = decoder.draft.logits(hidden)
+    q = decoder.sampling.probabilities(logits).double()
+    judging = decoder.target.logits(_states(decoder.target, text)[before])
+    p = decoder.sampling.probabilities(judging).double().to(q.device)
+    verdicts = torch.stack([_verdicts(decoder, *each) for each in zip(hidden, logits, strict=True)])
+    good, emitted, apart = q <= p, emitted_distribution(p, q, verdicts), total_variation(p, q)
+    others = (q * ~good).sum(-1)
+    false_positive = (q * (verdicts & ~good)).sum(-1) / others.clamp(min=1e-12)
+    return Approximation(
+        len(answer.ids),
+        len(places),
+        kept,
+        doubts,
+        total_variation(p, emitted).sum().item(),
+        apart.sum().item(),
+        (false_positive * apart).sum().item(),
+        (q * good).sum().item(),
+        (q * (verdicts & good)).sum().item(),
+        (q * (verdicts & ~good)).sum().item(),
     )
-    return decoder.verifier(each)[:, decoder.output].sigmoid() >= decoder.threshold
+
+
+def _verdicts(decoder: SprinterDecoder, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """(V,) whether the verifier would keep each token, drawn from (V,) logits at a (D,) state."""
+    scores = decoder.verifier(decoder.verifier.features.of_all(hidden, logits))[:, decoder.output]
+    return scores.sigmoid() >= decoder.threshold
 
 
 def _states(model: Target, text: list[int]) -> torch.Tensor:

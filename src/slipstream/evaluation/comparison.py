@@ -86,6 +86,8 @@ def compare(
     """
     if batch_size < 1:
         raise InputError("batch_size: must be at least 1")
+    if repeats < 1:
+        raise InputError("repeats: must be at least 1")
     ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
     for method in methods.values():
         method.prepare(target, sampling, limits)

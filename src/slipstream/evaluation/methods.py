@@ -88,6 +88,11 @@ class Sprinter:
             target, self.draft, self.verifier, sampling, limits, self.ratio, self.threshold,
             self.cap,
         )  # fmt: skip
+        if sampling != Sampling(1.0):
+            print(
+                "note: SPRINTER's verifier was trained on drafts at temperature 1 without top-k "
+                "and top-p; with other sampling it judges what it has not seen"
+            )
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
         return self.decoder.generate_batch(prompts, seeds)

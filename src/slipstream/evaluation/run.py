@@ -29,12 +29,12 @@ def answer_one(
     """Answer one prompt on the terminal as it is decided: drafted tokens green, others yellow."""
     if not prompt.strip():
         raise InputError("prompt: it is empty; give some text")
-    method.prepare(target, sampling, limits)
     if not isinstance(method, Plain | Speculative | Sprinter):
         raise InputError(
             f"methods: {type(method).__name__} cannot show an answer while it is decided; let "
             "another method be the last one"
         )
+    method.prepare(target, sampling, limits)
     console = Console()
     shown: list[int] = []
 
@@ -89,7 +89,7 @@ def compare_methods(
                 f"warning: {record.method} on {record.prompt_set} has tau "
                 f"{record.tau:.2f}: it hardly drafts anything that is accepted"
             )
-        ours = isinstance(methods[record.method], Speculative)
+        ours = isinstance(methods[record.method], Speculative | Sprinter)
         if ours and record.speedup_vs_plain is not None and record.speedup_vs_plain < 1:
             console.print(
                 f"note: {record.method} on {record.prompt_set} is slower than our plain "
@@ -125,6 +125,12 @@ def verify_methods(
     if not sampling.greedy:
         raise InputError("verify: compares greedy outputs; set sampling.temperature=0")
     _check_methods(methods)
+    for name, method in methods.items():
+        if not method.exact:
+            raise InputError(
+                f"methods.{name}: it is approximate, so there is nothing to verify; leave it out "
+                f"with methods.{name}=null"
+            )
     found = []
     for name, method in methods.items():
         method.prepare(target, sampling, limits)

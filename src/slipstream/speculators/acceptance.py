@@ -40,7 +40,8 @@ class AcceptanceConfig:
 
 
 class AcceptanceHead(nn.Module):
-    """One score; its sigmoid is the probability that the drafted token is accepted."""
+    """One score; its sigmoid says how surely the drafted token is accepted: a / (a + w (1 - a)) for
+    a probability a of acceptance, with rejections weighted by w."""
 
     kind = "acceptance"
     outputs = ("accepted",)

@@ -7,7 +7,7 @@ one sentence. It is written to a temporary folder first, so a half-written one n
 import json
 import os
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,11 +34,10 @@ FIELDS = ("format_version", "kind", "arguments", "target", "target_fingerprint")
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
-def new_speculator(target: Target, config, **arguments) -> nn.Module:
-    """An untrained speculator for `target`, of the kind that `config` belongs to; arguments: what
-    the config is to say beyond what it says."""
+def new_speculator(target: Target, config) -> nn.Module:
+    """An untrained speculator for `target`, of the kind that `config` belongs to."""
     (made,) = [speculator for speculator, kind in KINDS.values() if isinstance(config, kind)]
-    return made(target, replace(config, **arguments))
+    return made(target, config)
 
 
 def save_speculator(

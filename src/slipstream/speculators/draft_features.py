@@ -49,20 +49,43 @@ class DraftFeatures:
         self,
         hidden: torch.Tensor,
         tokens: torch.Tensor,
-        shapes: torch.Tensor,
-        log_probabilities: torch.Tensor,
+        shapes: torch.Tensor | None,
+        log_probabilities: torch.Tensor | None,
     ) -> torch.Tensor:
         """(..., size) float32 features of drafted tokens.
 
         hidden: (..., D) normed states; tokens: (...); shapes: (..., 3) of `shape_of`;
-        log_probabilities: (...) of the tokens in the draft model's distribution.
+        log_probabilities: (...) of the tokens in the draft model's distribution; these two None
+        where 'distribution' is not among the kinds.
         """
-        parts = {
-            "hidden": hidden,
-            "token": self.draft.token_embeddings(tokens) if "token" in self.kinds else None,
-            "distribution": torch.cat([shapes, log_probabilities[..., None]], -1),
-        }
-        return torch.cat([parts[kind].float() for kind in FEATURES if kind in self.kinds], -1)
+        parts = [hidden] if "hidden" in self.kinds else []
+        if "token" in self.kinds:
+            parts.append(self.draft.token_embeddings(tokens))
+        if "distribution" in self.kinds:
+            parts += [shapes, log_probabilities[..., None]]
+        return torch.cat([part.float() for part in parts], -1)
+
+    def of_drawn(
+        self, hidden: torch.Tensor, tokens: torch.Tensor, logits: torch.Tensor
+    ) -> torch.Tensor:
+        """(P, size) of tokens (P,), drawn where the draft model has the states (P, D), before its
+        final norm, and the logits (P, V)."""
+        shapes = logs = None
+        if "distribution" in self.kinds:
+            shapes = shape_of(logits)
+            logs = logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+        return self(self.draft.norm(hidden), tokens, shapes, logs)
+
+    def of_all(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """(V, size) of every token of the vocabulary, were it drawn at one place: hidden (D),
+        before the final norm, logits (V,)."""
+        count = len(logits)
+        return self(
+            self.draft.norm(hidden).expand(count, -1),
+            torch.arange(count, device=logits.device),
+            shape_of(logits).expand(count, -1),
+            logits.float().log_softmax(-1),
+        )
 
 
 def fold_in(linear: nn.Linear, mean: torch.Tensor, scale: torch.Tensor) -> None:

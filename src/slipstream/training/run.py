@@ -57,5 +57,5 @@ def _sources(data: dict) -> list[str]:
         paths = [data["path"]] if isinstance(data["path"], str) else data["path"]
         return [Path(path).name for path in paths]
     if data["hub"]:
-        return [source["name"] for source in data["hub"]]
+        return [source["name"] for source in data["hub"].values()]
     return data["synthetic_kinds"]

@@ -6,6 +6,7 @@ decides which state is kept.
 """
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import lightning as L
@@ -52,10 +53,15 @@ class VerifierTraining(L.LightningModule):
                 "speculator: this training needs a target, and speculator=sprinter or "
                 "speculator=acceptance"
             )
-        if batch_size < 1:
-            raise InputError("training.batch_size: must be at least 1")
+        for name, number in (
+            ("batch_size", batch_size),
+            ("max_train_rows", max_train_rows),
+            ("max_validation_rows", max_validation_rows),
+        ):
+            if number is not None and number < 1:
+                raise InputError(f"training.{name}: must be at least 1")
         self.target, self.draft = target, draft
-        self.verifier = new_speculator(draft, speculator, judged=target.fingerprint)
+        self.verifier = new_speculator(draft, replace(speculator, judged=target.fingerprint))
         self.description = (
             f"Trained by Slipstream; kind {self.verifier.kind}, on what {draft.name} drafts for "
             f"{target.name}."
@@ -83,7 +89,10 @@ class VerifierTraining(L.LightningModule):
                 "data: every validation prompt is also trained on; give other validation rows"
             )
         drafts = {split: self._labelled(data, split) for split in ("train", "validation")}
-        features = {split: self._features(own) for split, own in drafts.items()}
+        with torch.no_grad():
+            features = {
+                split: own.features(self.verifier.features).cpu() for split, own in drafts.items()
+            }
         mean, spread = features["train"].mean(0), features["train"].std(0)
         scale = spread.where(spread > 1e-6, 1.0)
         self.register_buffer("mean", mean, persistent=False)
@@ -99,20 +108,10 @@ class VerifierTraining(L.LightningModule):
         self._tell(drafts, time.perf_counter() - started)
 
     def _labelled(self, data: PromptCompletionData, split: str) -> LabelledDrafts:
-        settings = data.max_new_tokens, self.cache_dir, self.seed
+        # Each split has random numbers of its own.
+        seed = 2 * self.seed + (split == "train")
+        settings = data.max_new_tokens, self.cache_dir, seed
         return labelled_drafts(self.draft, self.target, data.samples[split], *settings)
-
-    @torch.inference_mode()
-    def _features(self, drafts: LabelledDrafts) -> torch.Tensor:
-        """(n, F), those of the draft model's device brought here."""
-        device = self.draft.device
-        found = self.verifier.features(
-            drafts.hidden.to(device),
-            drafts.tokens.to(device),
-            drafts.shapes.to(device),
-            drafts.log_probabilities.to(device),
-        )
-        return found.cpu().clone()
 
     def _labels(self, drafts: LabelledDrafts) -> torch.Tensor:
         """(n, outputs); `InputError` unless each output has both kinds of labels."""
@@ -156,7 +155,7 @@ class VerifierTraining(L.LightningModule):
         loss, scores = self._loss(batch)
         self.log("validation/loss", loss, batch_size=len(scores))
         for place, auroc in enumerate(self.aurocs):
-            auroc.update(scores[:, place], (batch[1][:, place] >= 0.5).int())
+            auroc.update(scores[:, place].sigmoid(), (batch[1][:, place] >= 0.5).int())
 
     def on_validation_epoch_end(self) -> None:
         found = [auroc.compute() for auroc in self.aurocs]
@@ -170,12 +169,21 @@ class VerifierTraining(L.LightningModule):
         return torch.optim.Adam(self.verifier.parameters(), lr=self.learning_rate)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        """Checkpoints hold what is trained and nothing else."""
+        """Checkpoints hold what is trained, and how its features were standardised."""
         checkpoint["state_dict"] = {
             name: tensor
             for name, tensor in checkpoint["state_dict"].items()
             if name.startswith("verifier.")
         }
+        checkpoint["features"] = {"mean": self.mean, "scale": self.scale}
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        known = checkpoint["features"]
+        if not all(known[name].equal(getattr(self, name).cpu()) for name in known):
+            raise InputError(
+                "resume: that run was trained on other drafts; resume with the same models, data "
+                "and seed"
+            )
 
     @torch.no_grad()
     def save(self, folder: Path, card: str) -> None:

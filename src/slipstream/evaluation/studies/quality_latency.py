@@ -50,9 +50,10 @@ class QualityLatency:
         sampling: Sampling,
         limits: Limits,
         repeats: int,
+        seed: int,
     ):
-        if not thresholds:
-            raise InputError("study.thresholds: give at least one decision threshold")
+        if not thresholds or len(set(thresholds)) < len(thresholds):
+            raise InputError("study.thresholds: give at least one decision threshold, each once")
         self.methods: dict[str, Method] = {"plain": Plain()}
         self.methods["speculative"] = Speculative(DraftModel(draft, num_tokens), 1 + num_tokens)
         for name, length in lengths.items():
@@ -62,19 +63,21 @@ class QualityLatency:
             method = Sprinter(draft, verifier, ratio, threshold, longest)
             self.methods[f"sprinter {threshold:g}"] = method
         self.judge, self.sampling, self.limits = judge, sampling, limits
-        self.repeats = repeats
+        self.repeats, self.seed = repeats, seed
 
     def run(self, target: Target, prompts: list[Prompt]) -> Findings:
         if self.sampling.greedy:
             raise InputError("study.sampling.temperature: SPRINTER samples; set it above 0")
-        prompts = _with_references(target, prompts, self.limits)
         methods, sampling = self.methods, self.sampling
-        runs = compare(methods, prompts, target, sampling, self.limits, self.repeats, 0)
+        for method in methods.values():  # what does not fit ends here, not after half an hour
+            method.prepare(target, sampling, self.limits)
+        prompts = _with_references(target, prompts, self.limits)
+        runs = compare(methods, prompts, target, sampling, self.limits, self.repeats, self.seed)
         judged = {run.method: self.judge.scores(target, prompts, run.generations) for run in runs}
         ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
         found = {
             run.method: [
-                approximation(methods[run.method].decoder, [prompt], [answer.ids])
+                approximation(methods[run.method].decoder, prompt, answer)
                 for prompt, answer in zip(ids, run.generations, strict=True)
             ]
             for run in runs
@@ -92,7 +95,8 @@ class QualityLatency:
             totals = {run.method: total_of(run, chosen) for run in runs}
             rows += _rows(task, chosen, prompts, runs, totals, judged, own, flops)
             predictions += [
-                _predictions(task, name, each, totals[name]) for name, each in own.items()
+                _predictions(task, name, each, totals[name], totals["speculative"])
+                for name, each in own.items()
             ]
         answers = {run.method.replace(" ", "_"): run.generations for run in runs}
         return Findings(
@@ -156,7 +160,7 @@ def _rows(
     for run in runs:
         name, total = run.method, totals[run.method]
         low, high = paired_bootstrap(quality[name], quality["speculative"])
-        distance = found[name].mean_distance if name in found else 0.0
+        distance = found[name].distance_of_answers if name in found else 0.0
         rows.append(
             {
                 "task": task,
@@ -166,7 +170,7 @@ def _rows(
                 "vs plain": total.tokens_per_second / plain,
                 "vs SD": total.tokens_per_second / exact,
                 "tokens/call": total.tau,
-                "MFLOPs/token": flops * total.target_rows / total.tokens / 1e6,
+                "target MFLOPs/token": flops * total.target_rows / total.tokens / 1e6,
                 "one row a call": flops * total.target_forwards / total.tokens / 1e6,
                 "ROUGE-L": fmean(quality[name]),
                 "minus SD's, 95 %": f"{low:+.1f} .. {high:+.1f}",
@@ -178,25 +182,34 @@ def _rows(
     return rows
 
 
-def _predictions(task: str, name: str, found: Approximation, total: Statistics) -> dict:
-    """What SPRINTER did on a task, beside what its theorems say."""
-    # Every call of the target ends a run and adds one token to those that the verifier kept.
-    calls, run = max(1, total.target_forwards), found.predicted_run
-    draft_seconds = total.shares["draft"] / (total.tokens - total.answers)
-    call_seconds = total.shares["verify"] / calls
-    step_seconds = total.shares["draft"] + total.shares["verify"]
+def _predictions(
+    task: str, name: str, found: Approximation, total: Statistics, exact: Statistics
+) -> dict:
+    """What SPRINTER did on a task, beside what its theorems say.
+
+    exact: of speculative decoding in the same run, whose times of a drafted token and of a call
+    the prediction of the time takes.
+    """
+    run = found.predicted_run_length
+    drafted = exact.target_rows - exact.target_forwards
+    draft_seconds = exact.shares.get("draft", 0.0) / max(1, drafted)
+    call_seconds = exact.shares.get("verify", 0.0) / max(1, exact.target_forwards)
+    seconds = total.shares.get("draft", 0.0) + total.shares.get("verify", 0.0)
+    stop_seconds = draft_seconds * (run + 1)
     return {
         "task": task,
         "method": name,
         "eta_TP": found.rates.true_positive,
         "eta_FP": found.rates.false_positive,
-        "d_TV(p, q)": found.pair_distance / max(1, found.positions),
+        "d_TV(p, q)": found.mean_pair_distance,
         "distance": found.mean_distance,
         "Theorem 1": found.predicted_distance,
-        "kept before a call": total.tau - 1,
+        "eta_FP by prefix": found.predicted_by_prefix,
+        "kept a doubt": found.run_length,
         "Theorem 2": run,
-        "ms/token, no prefill": 1000 * step_seconds / (total.tokens - total.answers),
-        "Theorem 3": 1000 * (draft_seconds + call_seconds / (run + 1)),
+        "memoryless": found.memoryless_run_length,
+        "ms/token": 1000 * seconds / max(1, total.tokens - total.answers),
+        "Theorem 3": 1000 * (stop_seconds + call_seconds) / (run + 1),
     }
 
 
@@ -222,11 +235,20 @@ def _draw(figure, rows: list[dict], predictions: list[dict]) -> None:
     axes[0].margins(0.15)
     thresholds = [row["method"].split()[-1] for row in predictions]
     for part, names, title in (
-        (axes[1], ("distance", "Theorem 1"), "distance to the target, $d_{TV}$"),
-        (axes[2], ("kept before a call", "Theorem 2"), "tokens kept before a call"),
+        (
+            axes[1],
+            {"distance": "measured", "Theorem 1": "theorem 1", "eta_FP by prefix": "η by prefix"},
+            "distance to the target, $d_{TV}$",
+        ),
+        (
+            axes[2],
+            {"kept a doubt": "measured", "Theorem 2": "theorem 2", "memoryless": "memoryless"},
+            "tokens kept for each in doubt",
+        ),
     ):
-        for name, label, style in zip(names, ("measured", "predicted"), ("o-", "s--"), strict=True):
-            part.plot(thresholds, [row[name] for row in predictions], style, label=label)
+        for (name, label), style in zip(names.items(), ("o-", "s--", "^:"), strict=True):
+            known = [float("nan") if row[name] is None else row[name] for row in predictions]
+            part.plot(thresholds, known, style, label=label)
         part.set(xlabel="decision threshold", title=title)
         part.set_ylim(bottom=0)
         part.legend(fontsize=8)

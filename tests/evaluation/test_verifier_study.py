@@ -1,0 +1,66 @@
+"""The study of a verifier on unseen prompts: areas under curves that are known."""
+
+import pytest
+import torch
+from tests.tiny import tiny_target, tiny_tokenizer
+
+from slipstream.core.errors import InputError
+from slipstream.data import labelled_drafts
+from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.studies.findings import write_findings
+from slipstream.evaluation.studies.verifier import VerifierStudy
+from slipstream.speculators.checkpoint import save_speculator
+from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
+
+PROMPTS = [
+    Prompt(f"w{n} w{n + 1}", source, (f"w{n + 2} w3 w4 w5 w6 w7",))
+    for n in range(12)
+    for source in ("first", "second")
+]
+
+
+def models():
+    pair = tiny_target(), tiny_target(seed=8, hidden_size=16)
+    for model in pair:
+        model.tokenizer = tiny_tokenizer()
+        model.tokenizer.eos_token = "w0"
+    return pair
+
+
+def study_of(tmp_path, draft, weight: float) -> VerifierStudy:
+    """A verifier that looks at the token's log-probability alone."""
+    verifier = SprinterVerifier(draft, SprinterConfig(("distribution",), (1.0, 1.5)))
+    with torch.no_grad():
+        verifier.linear.weight.zero_()
+        verifier.linear.weight[:, -1] = weight
+    save_speculator(tmp_path / str(weight), verifier, draft, 8, "card")
+    return VerifierStudy(draft, str(tmp_path / str(weight)), 8, str(tmp_path / "labels"), 0)
+
+
+def test_a_row_for_every_task_and_lambda_with_its_area(tmp_path):
+    target, draft = models()
+    rows = study_of(tmp_path, draft, -1.0).run(target, PROMPTS).rows
+    names = [(task, name) for task in ("first", "second") for name in ("lambda_1", "lambda_1.5")]
+    assert [(row["task"], row["label"]) for row in rows] == names
+    assert all(row["prompts"] == 12 and row["drafted tokens"] > 100 for row in rows)
+    # Tokens that the draft model finds likely are those it overrates.
+    assert all(0.55 < row["AUROC"] < 1 for row in rows)
+    other = study_of(tmp_path, draft, 1.0).run(target, PROMPTS)
+    for row, turned in zip(rows, other.rows, strict=True):
+        assert turned["AUROC"] == pytest.approx(1 - row["AUROC"], abs=1e-6)
+    write_findings(tmp_path, other, {}, target)
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_labels_are_made_once(tmp_path, monkeypatch):
+    target, draft = models()
+    study = study_of(tmp_path, draft, -1.0)
+    rows = study.run(target, PROMPTS).rows
+    monkeypatch.setattr(labelled_drafts, "_labelled", None)
+    assert study.run(target, PROMPTS).rows == rows
+
+
+def test_prompts_without_references_are_refused(tmp_path):
+    target, draft = models()
+    with pytest.raises(InputError, match="reads the prompts' references"):
+        study_of(tmp_path, draft, -1.0).run(target, [Prompt("w1", "first")])
