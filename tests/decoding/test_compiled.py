@@ -10,9 +10,11 @@ from slipstream.decoding import engine as engine_module
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
+from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
+from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
 from slipstream.targets import compiled
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import load_target
@@ -60,6 +62,13 @@ def streams(target, schedule: str, **options) -> Streaming:
     return Streaming(tiny_speculator(target, seed=2, **settings), schedule, top_k=2)
 
 
+def sprinter(target) -> SprinterDecoder:
+    draft = tiny_target(seed=8, hidden_size=16)
+    torch.manual_seed(0)
+    verifier = SprinterVerifier(draft, SprinterConfig(("hidden",), (1.0,)))
+    return SprinterDecoder(target, draft, verifier, Sampling(1.0), LIMITS, 1.0, 0.5, 4)
+
+
 DECODERS = {
     "plain": lambda target: PlainDecoder(target, Sampling(), LIMITS),
     "sampled": lambda target: PlainDecoder(target, Sampling(1.0), LIMITS),
@@ -80,6 +89,7 @@ DECODERS = {
     "draft model": lambda target: Engine(
         target, DraftModel(tiny_target(seed=0), 3), Sampling(), LIMITS, 6
     ),
+    "sprinter": sprinter,
     "prompt lookup": lambda target: Engine(target, PromptLookup(2, 3), Sampling(), LIMITS, 6),
     "pruned": lambda target: Engine(
         target,

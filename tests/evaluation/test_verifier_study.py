@@ -11,6 +11,7 @@ from slipstream.evaluation.studies.findings import write_findings
 from slipstream.evaluation.studies.verifier import VerifierStudy
 from slipstream.speculators.checkpoint import save_speculator
 from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
+from slipstream.targets.packed import pack_linears
 
 PROMPTS = [
     Prompt(f"w{n} w{n + 1}", source, (f"w{n + 2} w3 w4 w5 w6 w7",))
@@ -50,6 +51,14 @@ def test_a_row_for_every_task_and_lambda_with_its_area(tmp_path):
         assert turned["AUROC"] == pytest.approx(1 - row["AUROC"], abs=1e-6)
     write_findings(tmp_path, other, {}, target)
     assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_weights_reordered_for_small_batches_are_no_hindrance(tmp_path):
+    target, draft = models()
+    target.model.float()
+    draft.model.float()
+    assert pack_linears(target.model) and pack_linears(draft.model)
+    assert len(study_of(tmp_path, draft, -1.0).run(target, PROMPTS).rows) == 4
 
 
 def test_labels_are_made_once(tmp_path, monkeypatch):

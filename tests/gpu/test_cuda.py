@@ -67,6 +67,16 @@ def test_replayed_steps_give_the_tokens_of_eager_ones_and_wait_once(schedule, mo
     assert found[0] == found[1]
 
 
+def test_sprinter_is_compared_with_exact_ways(tmp_path):
+    rows = app.infer(
+        config_of("infer", "experiment=sprinter_small", "num_prompts=8", f"output_dir={tmp_path}")
+    )
+    overall = {row["method"]: row for row in rows if row["task"] == "all"}
+    assert overall["plain"]["tokens/call"] == 1.0
+    assert overall["sprinter 0.4"]["tokens/call"] > 2.0
+    assert 0 < overall["sprinter 0.4"]["distance"] < overall["sprinter 0.3"]["distance"] < 0.5
+
+
 def test_eight_rows_cost_little_more_than_one():
     costs = row_costs(load_target("slipstream/small-target", device="cuda"))
     assert costs[8] < 1.5 * costs[1]

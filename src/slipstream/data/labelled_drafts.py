@@ -25,6 +25,7 @@ from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.speculators.draft_features import DraftFeatures, shape_of
 from slipstream.targets.loading import check_vocabularies
+from slipstream.targets.packed import is_packed
 from slipstream.targets.reading import Reader
 from slipstream.targets.target import Target
 
@@ -192,7 +193,8 @@ def complete(
     """Prompts with sampled completions, each token from the target with probability `share`, else
     from the draft model; up to an end token or `max_new_tokens` tokens.
 
-    In bfloat16 arithmetic, which is faster and good enough for texts to be judged at.
+    Float32 models draw in bfloat16 arithmetic, which is faster and good enough for texts to be
+    judged at; weights reordered for small batches know float32 alone.
     """
     models = (draft, target)
     readers, texts = [Reader(model) for model in models], [list(prompt) for prompt in prompts]
@@ -208,7 +210,8 @@ def complete(
             drawing = own.nonzero()[:, 0].tolist()
             if not drawing:
                 continue
-            with torch.autocast(model.device.type, torch.bfloat16):
+            lower = model.dtype == torch.float32 and not is_packed(model.model)
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=lower):
                 hidden = reader.read(reader.unread([texts[place] for place in going]))
                 logits = model.logits(hidden[drawing])
             probabilities = TEMPERATURE.probabilities(logits).cpu()

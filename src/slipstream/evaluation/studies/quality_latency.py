@@ -219,7 +219,7 @@ def _last_task(rows: list[dict]) -> list[dict]:
 
 def _draw(figure, rows: list[dict], predictions: list[dict]) -> None:
     """Quality against latency; distance and tokens per call, measured and predicted."""
-    axes = figure.subplots(1, 3, width_ratios=[1.6, 1, 1])
+    axes = figure.subplots(1, 3, width_ratios=[1.8, 1, 1])
     curve = [row for row in rows if row["exact"] == "no"]
     axes[0].plot(
         [row["ms/token"] for row in curve], [row["ROUGE-L"] for row in curve], "-", color="C0"
@@ -238,12 +238,12 @@ def _draw(figure, rows: list[dict], predictions: list[dict]) -> None:
         (
             axes[1],
             {"distance": "measured", "Theorem 1": "theorem 1", "eta_FP by prefix": "η by prefix"},
-            "distance to the target, $d_{TV}$",
+            "$d_{TV}$ to the target",
         ),
         (
             axes[2],
             {"kept a doubt": "measured", "Theorem 2": "theorem 2", "memoryless": "memoryless"},
-            "tokens kept for each in doubt",
+            "kept for each doubt",
         ),
     ):
         for (name, label), style in zip(names.items(), ("o-", "s--", "^:"), strict=True):
