@@ -59,7 +59,7 @@ def study(tmp_path):
 def test_a_row_for_every_method_and_task(study, target):
     findings = QualityLatency(**study).run(target, PROMPTS)
     names = ["plain", "speculative", "specdec++", "adaedl"]
-    names += [f"sprinter {threshold}" for threshold in ("0.001", "0.5", "0.999")]
+    names += [f"sprinter_{threshold}" for threshold in ("0.001", "0.5", "0.999")]
     expected = [(task, name) for task in ("first", "second", "all") for name in names]
     assert [(row["task"], row["method"]) for row in findings.rows] == expected
     overall = {row["method"]: row for row in findings.rows if row["task"] == "all"}
@@ -73,7 +73,7 @@ def test_a_row_for_every_method_and_task(study, target):
     assert overall["speculative"]["target MFLOPs/token"] > flops * steps
     for row in overall.values():
         assert row["one row a call"] <= row["target MFLOPs/token"] * (1 + 1e-9)
-    never, always = overall["sprinter 0.001"], overall["sprinter 0.999"]
+    never, always = overall["sprinter_0.001"], overall["sprinter_0.999"]
     assert never["tokens/call"] > 4 and always["tokens/call"] == 1.0
     assert never["distance"] > 0.1 and always["distance"] == pytest.approx(0.0, abs=1e-6)
 
@@ -82,7 +82,7 @@ def test_theory_stands_beside_what_was_measured(study, target):
     findings = QualityLatency(**study).run(target, PROMPTS)
     (rows,) = findings.more.values()
     by_method = {row["method"]: row for row in rows if row["task"] == "all"}
-    always, never = by_method["sprinter 0.999"], by_method["sprinter 0.001"]
+    always, never = by_method["sprinter_0.999"], by_method["sprinter_0.001"]
     assert always["eta_TP"] == always["eta_FP"] == 0.0
     assert always["Theorem 1"] == always["kept a doubt"] == always["memoryless"] == 0.0
     assert always["Theorem 2"] == pytest.approx(0.0, abs=1e-9)
@@ -90,7 +90,7 @@ def test_theory_stands_beside_what_was_measured(study, target):
     assert never["kept a doubt"] is None
     for name in ("Theorem 1", "d_TV(p, q)", "eta_FP by prefix"):
         assert never["distance"] == pytest.approx(never[name], rel=1e-6)
-    (overall,) = [r for r in findings.rows if (r["task"], r["method"]) == ("all", "sprinter 0.001")]
+    (overall,) = [r for r in findings.rows if (r["task"], r["method"]) == ("all", "sprinter_0.001")]
     # The first token and every sixth after the others (cap 5) are the target's own.
     assert overall["distance"] == pytest.approx(never["distance"] * 10 / 12, rel=1e-6)
 
@@ -99,7 +99,7 @@ def test_theory_stands_beside_what_was_measured(study, target):
 def test_answers_that_never_need_a_call_are_reported(study, target, max_new_tokens):
     changes = dict(thresholds=[0.001], limits=Limits(max_new_tokens))
     findings = QualityLatency(**(study | changes)).run(target, PROMPTS)
-    rows = [row for row in findings.rows if row["method"] == "sprinter 0.001"]
+    rows = [row for row in findings.rows if row["method"] == "sprinter_0.001"]
     assert all(row["one row a call"] == 0 for row in rows)
 
 

@@ -108,8 +108,9 @@ def run_study(
     check_writable(output, "output_dir")
     findings = study.run(target, prompts)
     write_findings(output, findings, config, target)
-    Console(width=150).print(Markdown(tables(findings)))
-    print(", ".join([f"results: {output}/findings.json", "table.md", "plot.png", *findings.files]))
+    Console(width=None if Console().is_terminal else 180).print(Markdown(tables(findings)))
+    more = dict.fromkeys(name.partition("/")[0] for name in findings.files)
+    print(", ".join([f"results: {output}/findings.json", "table.md", "plot.png", *more]))
     return findings.rows
 
 

@@ -61,7 +61,7 @@ class QualityLatency:
             self.methods[name] = Speculative(drafter, 1 + longest)
         for threshold in thresholds:
             method = Sprinter(draft, verifier, ratio, threshold, longest)
-            self.methods[f"sprinter {threshold:g}"] = method
+            self.methods[f"sprinter_{threshold:g}"] = method
         self.judge, self.sampling, self.limits = judge, sampling, limits
         self.repeats, self.seed = repeats, seed
 
@@ -98,7 +98,7 @@ class QualityLatency:
                 _predictions(task, name, each, totals[name], totals["speculative"])
                 for name, each in own.items()
             ]
-        answers = {run.method.replace(" ", "_"): run.generations for run in runs}
+        answers = {run.method: run.generations for run in runs}
         return Findings(
             "SPRINTER: quality and latency",
             rows,
@@ -173,7 +173,7 @@ def _rows(
                 "target MFLOPs/token": flops * total.target_rows / total.tokens / 1e6,
                 "one row a call": flops * total.target_forwards / total.tokens / 1e6,
                 "ROUGE-L": fmean(quality[name]),
-                "minus SD's, 95 %": f"{low:+.1f} .. {high:+.1f}",
+                "minus SD's, 95 %": f"{low:+.1f}..{high:+.1f}",
                 "with SD's": fmean(rouge("rougeL", texts[name], others)),
                 "wins vs SD, %": win_rate(scores[name], scores["speculative"]),
                 "distance": distance,
@@ -233,7 +233,7 @@ def _draw(figure, rows: list[dict], predictions: list[dict]) -> None:
         )
     axes[0].set(xlabel="ms per token", ylabel="ROUGE-L", title="quality and latency")
     axes[0].margins(0.15)
-    thresholds = [row["method"].split()[-1] for row in predictions]
+    thresholds = [row["method"].rpartition("_")[2] for row in predictions]
     for part, names, title in (
         (
             axes[1],
