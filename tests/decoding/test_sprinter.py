@@ -11,6 +11,7 @@ from itertools import product
 import pytest
 import torch
 from tests.core.test_exact_sampling import EnumeratedRandomness, enumerated
+from tests.decoding.test_every_option_samples import FIRST, PROMPT, VOCABULARY, AfterFirst
 from tests.tiny import VOCABULARY as WORDS
 from tests.tiny import tiny_target
 
@@ -30,7 +31,7 @@ from slipstream.evaluation.theory import Rates, expected_run_length
 from slipstream.speculators.draft_features import FEATURES, shape_of
 from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
 
-VOCABULARY, PROMPT, FIRST, COUNT = 3, [1, 2, 0, 1, 2], 0, 3
+COUNT = 3
 COMPANIONS = ([2, 2, 0, 1, 2, 2, 1], [0])
 TOLERANCE = 1e-12
 ALWAYS, NEVER = 1e-9, 1 - 1e-9
@@ -44,18 +45,6 @@ def chance(monkeypatch):
         return SeededRandomness(seed) if isinstance(seed, int) else seed
 
     monkeypatch.setattr(decoding, "SeededRandomness", randomness)
-
-
-class AfterFirst:
-    """The first token is `FIRST`; everything after it is enumerated."""
-
-    def __init__(self, randomness: EnumeratedRandomness):
-        self.accept, self.draw = randomness.accept, self._first
-        self._then = randomness.draw
-
-    def _first(self, probabilities: torch.Tensor) -> int:
-        self.draw = self._then
-        return FIRST
 
 
 def verifier_of(draft, features=FEATURES, seed: int = 5) -> SprinterVerifier:
