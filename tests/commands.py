@@ -1,9 +1,13 @@
-"""The two commands as tests call them: compose the config and call what the script calls."""
+"""The two commands as tests call them: compose the config and call what the script calls; and what
+both say of bad input."""
 
 from pathlib import Path
 
+import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+
+from slipstream.core.errors import InputError
 
 ROOT = Path(__file__).parent.parent
 
@@ -12,3 +16,12 @@ def config_of(name: str, *overrides: str) -> DictConfig:
     """The config of `train.py` or `infer.py` with overrides, as Hydra would give it."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return compose(name, overrides=list(overrides))
+
+
+def refused(call) -> str:
+    """The one sentence of an `InputError`."""
+    with pytest.raises(InputError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message and ". " not in message
+    return message

@@ -10,13 +10,13 @@ from math import log
 
 import pytest
 import torch
+from tests.commands import refused
 from tests.core.test_exact_sampling import EnumeratedRandomness, enumerated
 from tests.decoding.test_every_option_samples import FIRST, PROMPT, AfterFirst
 from tests.decoding.test_greedy_identity import batch_of, prompts
 from tests.decoding.test_sampling_table import COMPANIONS, SAMPLINGS
 from tests.tiny import tiny_speculator, tiny_target
 
-from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling, SeededRandomness
 from slipstream.core.tree import DraftTree
 from slipstream.decoding import decoder
@@ -437,15 +437,6 @@ def test_the_head_is_asked_about_the_token_and_what_it_was_drawn_from(kind):
     assert abs(accepted[0] - accepted[1]) > 0.01
     others = rule.accepted(Drawn([0, 1], states, logits, [8, 2]))
     assert others[0] != pytest.approx(accepted[0]) and others[1] == pytest.approx(accepted[1])
-
-
-def refused(call) -> str:
-    """The one sentence of an `InputError`."""
-    with pytest.raises(InputError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message and ". " not in message
-    return message
 
 
 @pytest.mark.parametrize("kind", CLASSIFIED.values())

@@ -7,9 +7,9 @@ from itertools import combinations
 
 import pytest
 import torch
+from tests.commands import refused
 from tests.tiny import VOCABULARY, save_tiny_target, tiny_speculator, tiny_target, tiny_tokenizer
 
-from slipstream.core.errors import InputError
 from slipstream.speculators.acceptance import AcceptanceConfig, AcceptanceHead
 from slipstream.speculators.checkpoint import load_speculator, new_speculator, save_speculator
 from slipstream.speculators.draft_features import FEATURES, DraftFeatures, shape_of
@@ -40,15 +40,6 @@ def draft(tmp_path_factory):
 @pytest.fixture
 def folder(tmp_path, draft):
     return save_speculator(tmp_path / "head", random_head(draft), draft, 77, "# A")
-
-
-def refused(call) -> str:
-    """The one sentence of an `InputError`."""
-    with pytest.raises(InputError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message and ". " not in message
-    return message
 
 
 def change_arguments(folder, change) -> None:
