@@ -10,14 +10,8 @@ import pytest
 import torch
 
 from slipstream.core import verification
-from slipstream.core.tree import (
-    DraftTree,
-    Proposal,
-    grow_best_first,
-    independent_children,
-    most_confident,
-    prune,
-)
+from slipstream.core.growth import grow_best_first, independent_children
+from slipstream.core.tree import DraftTree, Proposal, most_confident, prune
 from slipstream.core.verification import verify_sampling
 
 VOCABULARY = 4

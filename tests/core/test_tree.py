@@ -7,14 +7,8 @@ import pytest
 import torch
 from tests.tiny import random_tree
 
-from slipstream.core.tree import (
-    DraftTree,
-    Proposal,
-    grow_best_first,
-    independent_children,
-    most_confident,
-    prune,
-)
+from slipstream.core.growth import grow_best_first, independent_children
+from slipstream.core.tree import DraftTree, Proposal, most_confident, prune
 
 
 def seeded(seed: int) -> torch.Generator:

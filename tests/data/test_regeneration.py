@@ -32,13 +32,13 @@ def test_the_answers_are_the_plain_ones(tmp_path):
         if answer.finished == "end"
     ]
     assert 1 < len(expected) < len(prompts)
-    found = regenerate(target, prompts, 40, tmp_path, batch_size=3)
+    found = regenerate(target, prompts, 40, tmp_path, Sampling(), batch_size=3)
     assert [sample.ids for sample in found] == expected
 
 
 def test_answers_are_cached_and_an_interrupted_run_goes_on(tmp_path, monkeypatch):
     target, prompts = ending_target(), some_prompts([4, 6, 4, 5, 6, 4, 4, 5])
-    whole = regenerate(target, prompts, 40, tmp_path / "whole", batch_size=2)
+    whole = regenerate(target, prompts, 40, tmp_path / "whole", Sampling(), batch_size=2)
     assert all(sample.ids[: sample.prompt_length] in prompts for sample in whole)
     assert all(sample.ids[-1] == 3 for sample in whole)
 
@@ -52,7 +52,7 @@ def test_answers_are_cached_and_an_interrupted_run_goes_on(tmp_path, monkeypatch
 
     monkeypatch.setattr(PlainDecoder, "generate_batch", breaking)
     with pytest.raises(KeyboardInterrupt):
-        regenerate(target, prompts, 40, tmp_path / "parts", batch_size=2)
+        regenerate(target, prompts, 40, tmp_path / "parts", Sampling(), batch_size=2)
     file = next((tmp_path / "parts").iterdir())
     file.write_text(file.read_text() + "[3, [1, 2")
     calls = []
@@ -61,8 +61,8 @@ def test_answers_are_cached_and_an_interrupted_run_goes_on(tmp_path, monkeypatch
         "generate_batch",
         lambda decoder, batch: calls.append(len(batch)) or answer(decoder, batch),
     )
-    assert regenerate(target, prompts, 40, tmp_path / "parts", batch_size=2) == whole
+    assert regenerate(target, prompts, 40, tmp_path / "parts", Sampling(), batch_size=2) == whole
     assert sum(calls) == len(prompts) - sum(done)
     calls.clear()
-    assert regenerate(target, prompts, 40, tmp_path / "parts", batch_size=2) == whole
+    assert regenerate(target, prompts, 40, tmp_path / "parts", Sampling(), batch_size=2) == whole
     assert not calls

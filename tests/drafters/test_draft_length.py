@@ -23,13 +23,8 @@ from slipstream.decoding import decoder
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.drafters.draft_length import (
-    AnyRejected,
-    DraftLength,
-    Drawn,
-    EntropyBound,
-    LastRejected,
-)
+from slipstream.drafters.acceptance_length import AnyRejected, LastRejected
+from slipstream.drafters.draft_length import DraftLength, Drawn, EntropyBound
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.speculators.acceptance import AcceptanceConfig, AcceptanceHead
 from slipstream.speculators.checkpoint import save_speculator

@@ -10,7 +10,8 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.draft_length import AnyRejected, EntropyBound
+from slipstream.drafters.acceptance_length import AnyRejected
+from slipstream.drafters.draft_length import EntropyBound
 from slipstream.evaluation.judging import TargetLikelihood, fastchat_files, win_rate
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.studies.findings import write_findings

@@ -158,60 +158,6 @@ def most_confident(tree: DraftTree, budget: int) -> list[int]:
     return sorted(kept)
 
 
-Children = tuple[list[int], list[float]]
-"""Candidates of one level as children of one parent, most probable first: places among the
-candidates, and probabilities."""
-
-
-def grow_best_first(
-    root: int, level_tokens: list[list[int]], level_children: list[list[Children]], budget: int
-) -> DraftTree:
-    """The `budget` most probable nodes (root included) of a tree whose levels have candidates.
-
-    level_tokens: the candidates of each depth; level_children: for each depth the children of each
-    candidate of the depth above (of the root alone at first). A node's probability is the product
-    along its path. Nodes come out in order of probability, so the result is exactly the best tree.
-
-    >>> children = independent_children([[0.6, 0.4], [0.9, 0.1]])
-    >>> tree = grow_best_first(7, [[1, 2], [3, 4]], children, 4)
-    >>> tree.tokens, tree.parents
-    ([7, 1, 3, 2], [-1, 0, 1, 0])
-    """
-    tokens, parents, confidences = [root], [-1], [1.0]
-    frontier: list[tuple[float, int, int, int, int, int]] = []
-    tie = 0
-
-    def offer(parent: int, depth: int, above: int, rank: int) -> None:
-        nonlocal tie
-        if depth == len(level_children):
-            return
-        probabilities = level_children[depth][above][1]
-        if rank < len(probabilities):
-            tie += 1
-            probability = confidences[parent] * probabilities[rank]
-            heapq.heappush(frontier, (-probability, tie, parent, depth, above, rank))
-
-    offer(0, 0, 0, 0)
-    while frontier and len(tokens) < budget:
-        worth, _, parent, depth, above, rank = heapq.heappop(frontier)
-        place = level_children[depth][above][0][rank]
-        tokens.append(level_tokens[depth][place])
-        parents.append(parent)
-        confidences.append(-worth)
-        offer(parent, depth, above, rank + 1)
-        offer(len(tokens) - 1, depth + 1, place, 0)
-    return DraftTree(tokens, parents, confidences)
-
-
-def independent_children(level_probabilities: list[list[float]]) -> list[list[Children]]:
-    """Children of levels that are independent: the same for all parents. Most probable first."""
-    above = [1, *map(len, level_probabilities)]
-    return [
-        [(list(range(len(probabilities))), probabilities)] * count
-        for probabilities, count in zip(level_probabilities, above, strict=False)
-    ]
-
-
 def prune(tree: DraftTree, transitions: list[float], threshold: float, cap: int) -> list[int]:
     """Nodes that survive early-exit pruning (Speculative Streaming, section 2.3), ascending.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import lightning as L
 
 from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
 from slipstream.data.batches import TokenBatches
 from slipstream.data.copying import copying_rows
 from slipstream.data.regeneration import regenerate
@@ -33,7 +34,9 @@ class PromptCompletionData(L.LightningDataModule):
     by name. synthetic_kinds: kinds of generated prompts, used when neither path nor hub is given.
     max_train_rows, max_validation_rows: most rows of each source (spread evenly over it), or the
     count of generated prompts. copying_rows: how many rows that ask for a text to be repeated are
-    added to the training split.
+    added to the training split. generated_rows: how many generated prompts (of synthetic_kinds) are
+    added to it, with answers that the target samples at temperature 1; a twentieth as many to the
+    validation split.
     max_length: longer samples are dropped, counted and reported. batch_tokens: padded tokens of a
     batch. regenerate: take the target's own answers, of up to max_new_tokens tokens, kept in
     cache_dir.
@@ -47,6 +50,7 @@ class PromptCompletionData(L.LightningDataModule):
         max_train_rows: int | None,
         max_validation_rows: int | None,
         copying_rows: int,
+        generated_rows: int,
         max_length: int,
         batch_tokens: int,
         regenerate: bool,
@@ -61,6 +65,7 @@ class PromptCompletionData(L.LightningDataModule):
             raise InputError("data.path: no data given; name a JSONL file or folder")
         self.max_rows = {"train": max_train_rows, "validation": max_validation_rows}
         self.copying_rows = copying_rows
+        self.generated_rows = {"train": generated_rows, "validation": generated_rows // 20}
         self.max_length, self.batch_tokens, self.seed = max_length, batch_tokens, seed
         self.regenerate, self.max_new_tokens = regenerate, max_new_tokens
         self.cache_dir = cache_dir
@@ -100,10 +105,13 @@ class PromptCompletionData(L.LightningDataModule):
         for split in ("train", "validation"):
             rows = self.rows(split)
             if self.regenerate:
-                samples = self._answered(rows, target)
+                samples = self._answered(rows, target, Sampling())
             else:
                 check_generation_markers(tokenizer, rows[0].prompt, rows[0].completion)
                 samples = [render_sample(tokenizer, row.prompt, row.completion) for row in rows]
+            if count := self.generated_rows[split]:
+                more = SyntheticPrompts(self.synthetic_kinds, count, self.seed, split).rows()
+                samples += self._answered(more, target, Sampling(temperature=1.0))
             self.samples[split] = self._usable(samples, split)
             self.loaders[split] = TokenBatches(
                 self.samples[split], self.batch_tokens, self.seed, shuffle=split == "train"
@@ -132,9 +140,12 @@ class PromptCompletionData(L.LightningDataModule):
     def val_dataloader(self) -> TokenBatches:
         return self.loaders["validation"]
 
-    def _answered(self, rows: list[Row], target: Target | None) -> list[Sample]:
+    def _answered(self, rows: list[Row], target: Target | None, sampling: Sampling) -> list[Sample]:
         if target is None:
-            raise InputError("data.regenerate: needs a target that answers; set it to false")
+            raise InputError(
+                "data.regenerate, data.generated_rows: need a target that answers; set them to "
+                "false and 0"
+            )
         prompts = [render_prompt(self.tokenizer, row.prompt) for row in rows]
         fitting = [prompt for prompt in prompts if len(prompt) < self.max_length]
         if len(fitting) < len(prompts):
@@ -144,7 +155,7 @@ class PromptCompletionData(L.LightningDataModule):
                 len(prompts),
                 self.max_length,
             )
-        return regenerate(target, fitting, self.max_new_tokens, self.cache_dir)
+        return regenerate(target, fitting, self.max_new_tokens, self.cache_dir, sampling)
 
     def _usable(self, samples: list[Sample], split: str) -> list[Sample]:
         kept = [

@@ -90,7 +90,7 @@ class Engine(Decoder):
             self._commit(cache, [verdict.path for verdict in verdicts], rows)
             starts = [len(context.tokens) - 1 for context in contexts]
             paths, tokens = zip(*((each.path, each.next_token) for each in verdicts), strict=True)
-            outlook = _committed_outlook(cache, rows, nodes.ids, starts, paths, tokens)
+            outlook = _committed_outlook(cache, rows, nodes.ids, starts, paths, tokens, logits)
             foreseen = on_host(*self.drafter.foresee(contexts, outlook))
         for place, (line, tree, verdict) in enumerate(zip(lines, trees, verdicts, strict=True)):
             line.count(proposed[place])
@@ -139,6 +139,7 @@ class Engine(Decoder):
             choices[each, last],
             rows.mask[each, 0, last, : slots + count],
             torch.cat([before, rows.positions[:, :count]], dim=1),
+            logits,
         )
         choices, *foreseen = on_host(choices, *self.drafter.foresee(contexts, outlook))
         return [
@@ -202,6 +203,7 @@ def _committed_outlook(
     starts: list[int],
     paths: Sequence[list[int]],
     tokens: Sequence[int],
+    logits: torch.Tensor | None = None,
 ) -> Outlook:
     """What is to be foreseen once the accepted paths are known and committed."""
     device = ids.device
@@ -215,4 +217,5 @@ def _committed_outlook(
         on_device([path[-1] for path in paths], device),
         on_device(list(tokens), device),
         torch.arange(cache.slots, device=device) < ends,
+        logits=logits,
     )

@@ -46,7 +46,8 @@ class Outlook:
     context come before them; paths: (B, N), whether a node is accepted; last: (B,) the last
     accepted nodes; tokens: (B,) what follows them; sees: (B, K), which cached slots these nodes
     see, their own included; seen: (B, K) positions of these slots, None for 0, 1, 2 and so on.
-    Sequences whose prompt is not through yet hold something meaningless.
+    logits: (B, N, V) after the nodes, None in a prefill. Sequences whose prompt is not through yet
+    hold something meaningless.
     """
 
     rows: Rows
@@ -57,6 +58,7 @@ class Outlook:
     tokens: torch.Tensor
     sees: torch.Tensor
     seen: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
 
     def texts(self, contexts: list["Context"]) -> torch.Tensor:
         """(B, T): all tokens of each sequence up to `tokens`, with -1 on both sides."""
@@ -100,11 +102,13 @@ class Drafter:
     """Base of all drafters; a plain one needs `propose` alone.
 
     exact: whether outputs keep the target's distribution (all verified drafters do). visitors: its
-    part in the verifying forward, if any.
+    part in the verifying forward, if any. mergeable: whether its trees may be verified as a part
+    of larger ones. store_bytes: memory of what it looks drafts up in.
     """
 
-    exact = True
+    exact, mergeable = True, True
     visitors: Sequence[LayerVisitor] = ()
+    store_bytes = 0
 
     def bind(self, target: Target) -> Target:
         """Called when an engine is made: check that the drafter fits, prepare what it needs.
@@ -125,6 +129,10 @@ class Drafter:
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
         """A tree of at most `budget` nodes for each context, with its last token as the root."""
         raise NotImplementedError
+
+    def replaced(self, trees: list[DraftTree]) -> None:
+        """Called after `propose` when other trees are verified in place of those that it proposed:
+        parts of them, and of others' trees."""
 
     def foresee(self, contexts: list[Context], outlook: Outlook) -> tuple[torch.Tensor, ...]:
         """Called after every forward, prefill included: work for the next trees that the device can

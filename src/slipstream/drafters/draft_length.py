@@ -1,19 +1,17 @@
-"""When a draft is long enough: rules that look at every token drawn, and keep it.
+"""When a draft is long enough: rules that say how far to draft, or look at every token drawn.
 
 Any such rule leaves decoding exact: whether one more token is drafted depends only on tokens that
 are part of the draft already, and verification goes level by level.
 """
 
+import sys
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 
 import torch
-from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.core.transfer import on_device
-from slipstream.speculators.acceptance import AcceptanceHead
-from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.draft_features import shape_of
 from slipstream.targets.target import Target
 
@@ -22,27 +20,39 @@ from slipstream.targets.target import Target
 class Drawn:
     """P sequences of a batch that have just drawn a token each.
 
-    places: of them in the batch; hidden: (P, D) the draft model's states before the final norm;
-    logits: (P, V) of the draft model, before temperature, top-k and top-p; tokens: P of them.
+    places: of them in the batch; logits: (P, V) that the tokens were drawn from, before
+    temperature, top-k and top-p; tokens: P of them, or the likeliest ones where a level of a tree
+    has several; hidden: (P, D) the draft model's states before the final norm, None for other
+    drafters.
     """
 
     places: list[int]
-    hidden: torch.Tensor
     logits: torch.Tensor
     tokens: list[int]
+    hidden: torch.Tensor | None = None
 
 
 class DraftLength:
-    """Base of all rules, and the simplest: as long as there is room."""
+    """Base of all rules, and the simplest: as long as there is room.
+
+    looks_at: what `stops` needs to know of a draft: "nothing", "logits" that tokens are drawn from,
+    or the "states" of a draft model as well.
+    """
+
+    looks_at = "nothing"
 
     def bind(self, model: Target) -> None:
-        """Called when an engine is made, with the draft model."""
+        """Called when an engine is made, with the draft model, by the drafter that has one."""
 
     def begin(self, count: int) -> None:
         """A batch of `count` sequences begins."""
 
     def start(self) -> None:
         """All sequences of the batch begin another draft."""
+
+    def limit(self, place: int) -> int:
+        """Most tokens of the draft that the sequence begins."""
+        return sys.maxsize
 
     def stops(self, drawn: Drawn) -> list[bool]:
         """Whether the draft of each of these sequences ends with the token drawn."""
@@ -55,6 +65,129 @@ class DraftLength:
         """Only these sequences of the batch go on (ascending)."""
 
 
+def check_length(length: DraftLength, known: tuple[str, ...], drafter: str) -> DraftLength:
+    """`length`, unless it looks at more than the drafter knows (InputError)."""
+    if length.looks_at not in known:
+        raise InputError(
+            f"drafter.length: {type(length).__name__} looks at the {length.looks_at} of a draft "
+            f"model, which {drafter} has none of; choose length=gammatune or length=heuristic"
+        )
+    return length
+
+
+class _Counting(DraftLength):
+    """Rules that follow how many tokens were accepted, with a length for each sequence.
+
+    initial: the length that the first prompt begins with; carry: whether later prompts begin with
+    the length that the one before ended with (of a batch: the one that was observed last).
+    """
+
+    def __init__(self, initial: float, carry: bool):
+        if not 1 <= initial < inf:
+            raise InputError("length.initial: must be a finite number of at least 1")
+        self.initial, self.carry = initial, carry
+        self.carried = initial
+        self.lengths: list[float] = []
+
+    def begin(self, count: int) -> None:
+        self.lengths = [self.carried if self.carry else self.initial] * count
+
+    def limit(self, place: int) -> int:
+        return ceil(self.lengths[place])
+
+    def observe(self, place: int, drafted: int, accepted: int) -> None:
+        self.carried = self.lengths[place] = self.following(place, drafted, accepted)
+
+    def following(self, place: int, drafted: int, accepted: int) -> float:
+        """The length of the next draft."""
+        raise NotImplementedError
+
+    def leave(self, kept: list[int]) -> None:
+        self.lengths = [self.lengths[place] for place in kept]
+
+
+class Heuristic(_Counting):
+    """transformers' schedule "heuristic": two tokens more after a draft that was accepted whole,
+    else one less. It carries its length over from prompt to prompt ("heuristic_transient" does
+    not). Source: `GenerationConfig.num_assistant_tokens_schedule`, where the first length is 20."""
+
+    def following(self, place: int, drafted: int, accepted: int) -> float:
+        if drafted < self.limit(place) and accepted == drafted:
+            return self.lengths[place]
+        return max(1.0, self.lengths[place] + (2 if accepted == drafted else -1))
+
+
+class GammaTune(_Counting):
+    """A draft length that follows a moving mean of the accepted tokens (GammaTune, Algorithm 1, as
+    `notes.md` reads it): A accepted tokens, `bonus` more if the whole draft was accepted; then
+    length <- clip((1 - rate) length + rate A, least, most), and its ceiling is drafted.
+
+    rate: eta; bonus: delta; threshold: GammaTune+, which ends a draft with a token drawn where the
+    draft model's largest probability is below it; None for GammaTune. A draft that something else
+    cut short (the end of an answer, the budget) and that was accepted whole says nothing about the
+    length, and changes nothing.
+    """
+
+    def __init__(
+        self,
+        initial: float,
+        rate: float,
+        bonus: float,
+        least: float,
+        most: float,
+        threshold: float | None,
+        carry: bool,
+    ):
+        super().__init__(initial, carry)
+        if not 0 < rate <= 1:
+            raise InputError("length.rate: must be above 0 and at most 1")
+        if not 0 <= bonus < inf:
+            raise InputError("length.bonus: must be a finite number of at least 0")
+        if not 1 <= least <= most < inf:
+            raise InputError("length: needs 1 <= least <= most, both finite")
+        if threshold is not None and not 0 < threshold < 1:
+            raise InputError("length.threshold: must be between 0 and 1, both excluded, or null")
+        self.rate, self.bonus, self.least, self.most = rate, bonus, least, most
+        self.threshold = threshold
+        self.looks_at = "nothing" if threshold is None else "logits"
+        self.stopped: set[int] = set()
+
+    def start(self) -> None:
+        self.stopped = set()
+
+    def stops(self, drawn: Drawn) -> list[bool]:
+        if self.threshold is None:
+            return super().stops(drawn)
+        surest = drawn.logits.float().softmax(-1).amax(-1).tolist()
+        stops = [probability < self.threshold for probability in surest]
+        self.stopped |= {place for place, stop in zip(drawn.places, stops, strict=True) if stop}
+        return stops
+
+    def following(self, place: int, drafted: int, accepted: int) -> float:
+        length, limit = self.lengths[place], self.limit(place)
+        if accepted == drafted < limit and place not in self.stopped:
+            return length
+        reached = accepted + (self.bonus if accepted == limit else 0)
+        return min(self.most, max(self.least, (1 - self.rate) * length + self.rate * reached))
+
+
+class AssistantThreshold(DraftLength):
+    """transformers' `assistant_confidence_threshold`: a draft ends with a token of which the draft
+    model itself is less sure than the threshold."""
+
+    looks_at = "logits"
+
+    def __init__(self, threshold: float):
+        if not 0 < threshold < 1:
+            raise InputError("length.threshold: must be between 0 and 1, both excluded")
+        self.threshold = threshold
+
+    def stops(self, drawn: Drawn) -> list[bool]:
+        tokens = on_device(drawn.tokens, drawn.logits.device)[:, None]
+        sure = drawn.logits.float().softmax(-1).gather(1, tokens)[:, 0]
+        return [probability < self.threshold for probability in sure.tolist()]
+
+
 class EntropyBound(DraftLength):
     """AdaEDL: stop when a lower bound on the probability of acceptance, 1 - sqrt(gamma H(q)), falls
     below a threshold that follows the share of accepted tokens.
@@ -65,6 +198,8 @@ class EntropyBound(DraftLength):
     Speculative Decoding of Large Language Models via an Entropy-based Lower Bound on Token
     Acceptance Probability"; the threshold moves as in Draft & Verify (Zhang et al. 2023).
     """
+
+    looks_at = "logits"
 
     def __init__(
         self,
@@ -109,61 +244,3 @@ class EntropyBound(DraftLength):
     def leave(self, kept: list[int]) -> None:
         self.thresholds = [self.thresholds[place] for place in kept]
         self.shares = [self.shares[place] for place in kept]
-
-
-class _Classified(DraftLength):
-    """Rules that ask an acceptance head; head: it, or its folder."""
-
-    def __init__(self, head: str | nn.Module, threshold: float):
-        if not 0 < threshold < 1:
-            raise InputError("length.threshold: must be between 0 and 1, both excluded")
-        self.given, self.threshold = head, threshold
-
-    def bind(self, model: Target) -> None:
-        head = load_speculator(self.given, model) if isinstance(self.given, str) else self.given
-        kind = getattr(head, "kind", type(head).__name__)
-        if kind != AcceptanceHead.kind:
-            raise InputError(
-                f"length.head: a speculator of kind {kind!r} is no acceptance head; train one with "
-                "experiment=acceptance_small"
-            )
-        if head.features.draft is not model:
-            raise InputError(
-                "length.head: it was made for another draft model; open it for this one, by its "
-                "folder"
-            )
-        self.head = head
-
-    def accepted(self, drawn: Drawn) -> list[float]:
-        """What the head says of each token drawn: how surely it is accepted."""
-        tokens = on_device(drawn.tokens, drawn.hidden.device)
-        features = self.head.features.of_drawn(drawn.hidden, tokens, drawn.logits)
-        return self.head(features)[:, 0].sigmoid().tolist()
-
-
-class AnyRejected(_Classified):
-    """SpecDec++: stop once the probability that some token of the draft is rejected exceeds the
-    threshold: 1 - a_1 a_2 ... a_n > threshold."""
-
-    def begin(self, count: int) -> None:
-        self.all_accepted = [1.0] * count
-
-    def start(self) -> None:
-        self.all_accepted = [1.0] * len(self.all_accepted)
-
-    def stops(self, drawn: Drawn) -> list[bool]:
-        for place, accepted in zip(drawn.places, self.accepted(drawn), strict=True):
-            self.all_accepted[place] *= accepted
-        return [1 - self.all_accepted[place] > self.threshold for place in drawn.places]
-
-    def leave(self, kept: list[int]) -> None:
-        self.all_accepted = [self.all_accepted[place] for place in kept]
-
-
-class LastRejected(_Classified):
-    """A classifier of single tokens, as DISCO has it (Mamou et al. 2024): stop as soon as the head
-    says less than the threshold of a token. It was trained with rejections weighted up, so what it
-    says is below the true probability of acceptance."""
-
-    def stops(self, drawn: Drawn) -> list[bool]:
-        return [accepted < self.threshold for accepted in self.accepted(drawn)]

@@ -54,7 +54,10 @@ class DraftModel(Drafter):
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
         drafted = [context.tokens[-1:] for context in contexts]
         proposals: list[dict[int, Proposal]] = [{} for _ in contexts]
-        depths = [self._depth(context, budget) for context in contexts]
+        depths = [
+            min(self._depth(context, budget), self.length.limit(place))
+            for place, context in enumerate(contexts)
+        ]
         self.length.start()
         with contexts[0].clock.share("draft"):
             fed = self.reader.unread([context.tokens for context in contexts])
@@ -70,7 +73,7 @@ class DraftModel(Drafter):
                     if proposal is not None:
                         proposals[place][node] = proposal
                 tokens = [token for token, _ in drawn]
-                stops = self.length.stops(Drawn(drafting, hidden, logits, tokens))
+                stops = self.length.stops(Drawn(drafting, logits, tokens, hidden))
                 node += 1
                 for place, stop in zip(drafting, stops, strict=True):
                     depths[place] = node if stop else depths[place]
@@ -83,7 +86,7 @@ class DraftModel(Drafter):
         return trees
 
     def _depth(self, context: Context, budget: int) -> int:
-        """How many tokens to draft."""
+        """How many tokens there is room for."""
         room = self.model.max_positions - len(context.tokens)
         return max(0, min(self.num_tokens, budget - 1, context.max_depth, room))
 

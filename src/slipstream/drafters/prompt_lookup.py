@@ -1,40 +1,72 @@
-"""Prompt lookup: continue as the text continued the last time its current ending occurred.
+"""Training-free drafts from the text so far: prompt lookup, and adaptive n-grams (ANPD).
 
-Deterministic and without training. Source: Saxena 2023, "Prompt lookup decoding". It knows only
-the tokens so far.
+Both draft a chain and know only the tokens so far. Sources: Saxena 2023, "Prompt lookup decoding";
+Ou et al. 2024, "Lossless Acceleration of Large Language Model via Adaptive N-gram Parallel
+Decoding".
 """
+
+from itertools import accumulate
+from operator import mul
 
 from slipstream.core.errors import InputError
 from slipstream.core.tree import DraftTree
-from slipstream.drafters.base import Context, Drafter
+from slipstream.drafters.base import Context, Drafter, Step
+from slipstream.drafters.draft_length import DraftLength, check_length
+from slipstream.drafters.ngrams import Followers, LastPlaces
+from slipstream.targets.target import Target
 
 
 class PromptLookup(Drafter):
-    """Looks for the longest suffix of up to `max_ngram` tokens that occurred earlier."""
+    """Continues as the text continued the last time its longest ending occurred.
 
-    def __init__(self, max_ngram: int, num_tokens: int):
+    max_ngram: longest ending looked for; num_tokens: most tokens of a draft; length: a rule that
+    may want fewer, None for none.
+    """
+
+    index = LastPlaces
+
+    def __init__(self, max_ngram: int, num_tokens: int, length: DraftLength | None = None):
         if max_ngram < 1 or num_tokens < 1:
             raise InputError("drafter.max_ngram, drafter.num_tokens: must be at least 1")
         self.max_ngram, self.num_tokens = max_ngram, num_tokens
+        self.length = length or DraftLength()
+        self.drafted: list[int] | None = None
+
+    def bind(self, target: Target) -> Target:
+        check_length(self.length, ("nothing",), "a drafter of n-grams")
+        return target
+
+    def begin(self, contexts: list[Context], budget: int) -> None:
+        self.length.begin(len(contexts))
+        self.drafted = None
+        for context in contexts:
+            context.state = self.index(self.max_ngram)
+
+    def leave(self, kept: list[int]) -> None:
+        self.length.leave(kept)
+
+    def observe(self, context: Context, step: Step) -> None:
+        if self.drafted is not None and self.drafted[step.sequence]:
+            drafted = self.drafted[step.sequence]
+            self.length.observe(step.sequence, drafted, len(step.path) - 1)
 
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
-        return [self._continued(context, budget) for context in contexts]
+        self.length.start()
+        with contexts[0].clock.share("draft"):
+            trees = []
+            for place, context in enumerate(contexts):
+                most = min(self.num_tokens, budget - 1, context.max_depth)
+                length = max(0, min(most, self.length.limit(place)))
+                context.state.extend(context.tokens)
+                drafted, sure = context.state.continuation(context.tokens, length)
+                tree = DraftTree.chain([context.tokens[-1], *drafted])
+                tree.confidences = list(accumulate([1.0, *sure], mul))
+                trees.append(tree)
+        self.drafted = [len(tree) - 1 for tree in trees]
+        return trees
 
-    def _continued(self, context: Context, budget: int) -> DraftTree:
-        length = min(self.num_tokens, budget - 1, context.max_depth)
-        found = continuation(context.tokens, self.max_ngram, length)
-        return DraftTree.chain([context.tokens[-1], *found])
 
+class AdaptiveNgram(PromptLookup):
+    """ANPD: token by token, what has followed the longest known ending most often."""
 
-def continuation(tokens: list[int], max_ngram: int, length: int) -> list[int]:
-    """Up to `length` tokens that followed the latest earlier occurrence of the longest suffix.
-
-    >>> continuation([1, 2, 3, 9, 1, 2], 3, 2)
-    [3, 9]
-    """
-    for size in range(min(max_ngram, len(tokens) - 1), 0, -1):
-        suffix = tokens[-size:]
-        for start in range(len(tokens) - size - 1, -1, -1):
-            if tokens[start : start + size] == suffix:
-                return tokens[start + size : start + size + length]
-    return []
+    index = Followers

@@ -15,9 +15,11 @@ from pathlib import Path
 import torch
 
 from slipstream.core.errors import InputError
+from slipstream.core.growth import grow_best_first
 from slipstream.core.transfer import on_device
-from slipstream.core.tree import DraftTree, grow_best_first, prune
+from slipstream.core.tree import DraftTree, prune
 from slipstream.drafters.base import Context, Drafter, Outlook, Step
+from slipstream.drafters.draft_length import DraftLength, Drawn, check_length
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
@@ -36,7 +38,7 @@ class Streaming(Drafter):
     schedule: 'fused', 'deferred', or 'auto' for deferred where the mode allows it (lossless).
     top_k: most children per level; prune_threshold: least transition probability of a node that
     stays in the forward after the early exit; prune_cap: most nodes that stay. Threshold 0 with no
-    cap switches pruning off.
+    cap switches pruning off. length: a rule that may want a tree less deep, None for none.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Streaming(Drafter):
         top_k: int,
         prune_threshold: float = 0.0,
         prune_cap: int | None = None,
+        length: DraftLength | None = None,
     ):
         if schedule not in SCHEDULES:
             raise InputError(f"drafter.schedule: must be one of {', '.join(SCHEDULES)}")
@@ -60,10 +63,13 @@ class Streaming(Drafter):
         self._first_streams: dict[int, StreamingSpeculator] = {}
         self.schedule, self.top_k = schedule, top_k
         self.prune_threshold, self.prune_cap = prune_threshold, prune_cap
+        self.length = check_length(length or DraftLength(), ("nothing", "logits"), "streaming")
         self.target: Target | None = None
         self._bound: Target | None = None
         self.merged = self.pairs = None
         self.trees: list[DraftTree] | None = None
+        self.depths: list[int] | None = None
+        self.levels: torch.Tensor | None = None
         self.ends: list[int] = []
         self.prefilled = 0
         self.streams: _Streams | None = None
@@ -107,7 +113,8 @@ class Streaming(Drafter):
 
     def begin(self, contexts: list[Context], budget: int) -> None:
         self.drafting = self._reaching(budget - 1)
-        self.trees, self.prefilled = None, 0
+        self.trees, self.depths, self.prefilled = None, None, 0
+        self.length.begin(len(contexts))
         self.ends = [len(context.tokens) - 1 for context in contexts]
 
     def _reaching(self, depth: int) -> StreamingSpeculator:
@@ -130,13 +137,34 @@ class Streaming(Drafter):
 
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
         with contexts[0].clock.share("draft"):
-            self.trees = [self._grown(context, budget) for context in contexts]
+            self.depths = self._depths(contexts) if budget > 1 else [0] * len(contexts)
+            pairs = zip(contexts, self.depths, strict=True)
+            self.trees = [self._grown(context, depth, budget) for context, depth in pairs]
         return self.trees
 
-    def _grown(self, context: Context, budget: int) -> DraftTree:
+    def replaced(self, trees: list[DraftTree]) -> None:
+        self.trees = trees
+
+    def _depths(self, contexts: list[Context]) -> list[int]:
+        """How deep each tree may be."""
+        self.length.start()
+        depths = [
+            min(self.drafting.num_streams, context.max_depth, self.length.limit(place))
+            for place, context in enumerate(contexts)
+        ]
+        if self.length.looks_at == "nothing":
+            return depths
+        for level in range(max(depths)):
+            places = [place for place, depth in enumerate(depths) if level < depth]
+            logits = self.levels[places, level]
+            stops = self.length.stops(Drawn(places, logits, logits.argmax(-1).tolist()))
+            for place, stop in zip(places, stops, strict=True):
+                depths[place] = level + 1 if stop else depths[place]
+        return depths
+
+    def _grown(self, context: Context, depth: int, budget: int) -> DraftTree:
         """The best tree of what was foreseen."""
-        depth = min(self.drafting.num_streams, context.max_depth)
-        if depth < 1 or budget < 2:
+        if depth < 1:
             return DraftTree.chain(context.tokens[-1:])
         tokens, places, values = (tensor[:depth].tolist() for tensor in context.state)
         children = [list(zip(*level, strict=True)) for level in zip(places, values, strict=True)]
@@ -150,7 +178,7 @@ class Streaming(Drafter):
             streams = (
                 self._fused_streams(outlook) if self.fused else self._deferred(contexts, outlook)
             )
-            logits = self.target.logits(streams).float()
+            logits = self.levels = self.target.logits(streams).float()
             texts = None if self.pairs is None else outlook.texts(contexts)
             return self.candidates(outlook.tokens, logits, texts, temperature)
 
@@ -187,6 +215,13 @@ class Streaming(Drafter):
 
     def observe(self, context: Context, step: Step) -> None:
         context.state = step.foreseen
+        if self.depths is not None:  # not of the prefill, which drafts nothing
+            accepted = min(len(step.path) - 1, self.depths[step.sequence])
+            self.length.observe(step.sequence, self.depths[step.sequence], accepted)
+
+    def leave(self, kept: list[int]) -> None:
+        self.length.leave(kept)
+        self.levels = self.levels[kept]
 
     def _fused_streams(self, outlook: Outlook) -> torch.Tensor:
         """(B, gamma, D): the streams that ran beside the last accepted nodes."""

@@ -109,7 +109,7 @@ def mean_run_length(rates: Rates, share: float) -> float:
     share 0.5, E[0.5^r] = 2/3:
 
     >>> mean_run_length(Rates(0.5, 0.0), 0.5)  # (0.5 - 2/3) / 0.5 + 2/3
-    0.3333333333333333
+    0.3333333333
     """
     power = (1 - share) / (1 - share * rates.true_positive)
     return (rates.true_positive - power) / (1 - rates.true_positive) + power / (
@@ -138,6 +138,7 @@ def emitted_distribution(p: torch.Tensor, q: torch.Tensor, kept: torch.Tensor) -
 def drafted_positions(answer: Generation) -> list[int]:
     """Which tokens of an answer were drafted: all but the first and those that followed a cap.
 
+    >>> from slipstream.decoding.answer import Run
     >>> runs = (Run(2, "doubt"), Run(1, "cap"), Run(1, "end"))
     >>> drafted_positions(Generation([9, 8, 7, 6, 5, 4, 3], "", "end", Statistics(), runs))
     [1, 2, 3, 4, 6]

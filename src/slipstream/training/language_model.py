@@ -1,7 +1,8 @@
-"""Training a small language model from scratch on prompt/completion data.
+"""Training a small language model on prompt/completion data, from scratch or on from another.
 
-This is how the models in `slipstream.assets` were made: next-token loss on completion tokens.
-Nothing here knows of speculation.
+This is how the models in `slipstream.assets` were made: next-token loss on completion tokens, or
+the distribution of a teacher there (a draft model learns what its target says). Nothing here knows
+of speculation.
 """
 
 from pathlib import Path
@@ -9,26 +10,31 @@ from pathlib import Path
 import lightning as L
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from slipstream.assets import locate
+from slipstream.core.errors import InputError
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.tokenizer import train_tokenizer
 from slipstream.targets.loading import load_target
+from slipstream.targets.target import Target
 from slipstream.training.schedule import linear_schedule, total_steps
 
 
 class LanguageModelTraining(L.LightningModule):
-    """Next-token training of a new transformers model.
+    """Next-token training of a transformers model.
 
     architecture: `model_type` and the keyword arguments of its transformers config.
     tokenizer: folder of a tokenizer to share, or None to train one with `vocab_size` entries.
     start_from: folder of a model to go on from, with its own architecture and tokenizer (the other
     arguments for them are not used then), or None to start from scratch.
+    teacher: a model whose next-token distribution is learned in place of the text's next token, by
+    forward KL (distillation: Hinton et al. 2015; for draft models DistillSpec, Zhou et al. 2023);
+    None for none. It also answers generated prompts (`data.generated_rows`).
     """
 
     title = "Small language model"
-    description = "Trained from scratch by Slipstream, next-token loss on completions."
     rows_per_token = 1
 
     def __init__(
@@ -37,6 +43,7 @@ class LanguageModelTraining(L.LightningModule):
         vocab_size: int,
         tokenizer: str | None,
         start_from: str | None,
+        teacher: Target | None,
         learning_rate: float,
         weight_decay: float,
         warmup_steps: int,
@@ -46,12 +53,25 @@ class LanguageModelTraining(L.LightningModule):
         self.tokenizer_path, self.start_from = tokenizer, start_from
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.warmup_steps = warmup_steps
+        self.teacher = teacher
+        self.description = (
+            "Trained by Slipstream, next-token loss on completions."
+            if teacher is None
+            else f"Trained by Slipstream to predict as {teacher.name} does (forward KL)."
+        )
         self.model, self.tokenizer, self.data = None, None, None
 
     def prepare(self, data: PromptCompletionData) -> None:
         """Make (or open) the model and its tokenizer, and render the data."""
         self.model, self.tokenizer = self._new(data) if self.start_from is None else self._opened()
-        data.prepare(self.tokenizer)
+        if self.teacher is not None:
+            if self.teacher.tokenizer.get_vocab() != self.tokenizer.get_vocab():
+                raise InputError(
+                    "training.teacher: it has another vocabulary than the model; give its "
+                    "tokenizer as training.tokenizer"
+                )
+            self.teacher.model.requires_grad_(False)
+        data.prepare(self.tokenizer, self.teacher)
         self.data = data
 
     def _new(self, data: PromptCompletionData) -> tuple:
@@ -85,11 +105,15 @@ class LanguageModelTraining(L.LightningModule):
         return self.model.config.num_hidden_layers
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Mean cross-entropy over the batch's supervised tokens."""
-        hidden = self.model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
-        predicts = batch.supervised[:, 1:]
-        logits = self.model.lm_head(hidden[:, :-1][predicts])
-        return F.cross_entropy(logits.float(), batch.ids[:, 1:][predicts])
+        """Mean over the batch's supervised tokens of the cross-entropy, or of the KL divergence
+        from the teacher."""
+        logits = _predictions(self.model, batch)
+        if self.teacher is None:
+            return F.cross_entropy(logits, batch.ids[:, 1:][batch.supervised[:, 1:]])
+        with torch.no_grad(), torch.autocast(logits.device.type, torch.bfloat16):
+            teaching = _predictions(self.teacher.model, batch)
+        ours, theirs = logits.log_softmax(-1), teaching.log_softmax(-1)
+        return F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
 
     def training_step(self, batch: Batch, _: int) -> torch.Tensor:
         loss = self.loss(batch)
@@ -123,3 +147,9 @@ class LanguageModelTraining(L.LightningModule):
         self.model.to(torch.bfloat16).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _predictions(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """(n, V) float32 logits of the batch's n supervised tokens."""
+    hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
+    return model.lm_head(hidden[:, :-1][batch.supervised[:, 1:]]).float()

@@ -1,0 +1,126 @@
+"""Corpora that drafts are retrieved from: texts in a target's tokens, sorted once, kept on disk.
+
+The texts are the training split of where prompts come from; of generated prompts the target's own
+answers. They may be refined: those that the target finds least surprising stay (SPECTRA, section
+3.2). A store is found again by a hash of tokenizer, texts and settings.
+"""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
+from slipstream.data.batches import collate
+from slipstream.data.regeneration import regenerate
+from slipstream.data.rendering import Sample, render_prompt, render_sample
+from slipstream.data.rows import HubSource, Row, read_rows, spread
+from slipstream.data.synthetic import SyntheticPrompts
+from slipstream.drafters.suffixes import SuffixStore
+from slipstream.speculators.checkpoint import check_writable
+from slipstream.targets.target import Target
+
+log = logging.getLogger(__name__)
+
+MAX_NEW_TOKENS = 96
+"""Of the target's answers to generated prompts."""
+
+
+class TrainingTexts:
+    """Prompts with their completions, as the target would see them.
+
+    path: folders with a training split (others, and single files, are left out: they may be what
+    is decoded); hub: data sets by name, of use without a path; synthetic_kinds: of generated
+    prompts, of use without either. max_rows: most rows of each source, or generated prompts.
+    share: of the texts, those of least perplexity under the target stay. cache_dir: where stores
+    are kept.
+    """
+
+    def __init__(
+        self,
+        path: str | list[str] | None,
+        hub: dict[str, HubSource] | None,
+        synthetic_kinds: list[str] | None,
+        max_rows: int | None,
+        share: float,
+        cache_dir: str,
+        seed: int,
+    ):
+        if not 0 < share <= 1:
+            raise InputError("corpus.share: must be above 0 and at most 1")
+        self.paths = [path] if isinstance(path, str | Path) else list(path or [])
+        self.hub, self.synthetic_kinds = list((hub or {}).values()), list(synthetic_kinds or [])
+        self.max_rows, self.share, self.seed = max_rows, share, seed
+        self.cache_dir = Path(cache_dir)
+
+    def store(self, target: Target) -> SuffixStore:
+        """The store of these texts; made and written if it is not there yet."""
+        samples = self._samples(target)
+        content = [target.fingerprint, self.share, [sample.ids for sample in samples]]
+        key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
+        folder = self.cache_dir / key
+        if not (folder / "store.json").exists():
+            check_writable(folder, "corpus.cache_dir")
+            kept = refined(samples, target, self.share)
+            log.info("sorting the suffixes of %d texts", len(kept))
+            store = SuffixStore.of_texts([sample.ids for sample in kept])
+            store.save(folder, {"texts": len(kept), "of": len(samples), "tokens": len(store)})
+        return SuffixStore.open(folder)
+
+    def _samples(self, target: Target) -> list[Sample]:
+        if not self.paths and not self.hub:
+            kinds, count = self.synthetic_kinds, self.max_rows
+            rows = SyntheticPrompts(kinds, count, self.seed, "train").rows()
+            prompts = [render_prompt(target.tokenizer, row.prompt) for row in rows]
+            answers = self.cache_dir / "answers"
+            return regenerate(target, prompts, MAX_NEW_TOKENS, answers, Sampling())
+        rows = [row for source in self._sources() for row in spread(source, self.max_rows)]
+        return [render_sample(target.tokenizer, row.prompt, row.completion) for row in rows]
+
+    def _sources(self) -> list[list[Row]]:
+        if not self.paths:
+            return [source.rows("train") for source in self.hub]
+        folders = [Path(path) for path in self.paths]
+        training = [folder for folder in folders if any(folder.glob("train.jsonl*"))]
+        if not training:
+            raise InputError(
+                "corpus.path: no folder here has a training split (train.jsonl) to retrieve from; "
+                "give one, or leave out what retrieves"
+            )
+        return [read_rows(folder, "train") for folder in training]
+
+
+def refined(samples: list[Sample], target: Target, share: float) -> list[Sample]:
+    """The share of the texts whose completions have the least perplexity under the target, in the
+    order given."""
+    if share == 1:
+        return samples
+    worth = perplexities(samples, target)
+    kept = sorted(range(len(samples)), key=worth.__getitem__)[: max(1, round(share * len(samples)))]
+    return [samples[place] for place in sorted(kept)]
+
+
+@torch.inference_mode()
+def perplexities(samples: list[Sample], target: Target, batch_size: int = 16) -> list[float]:
+    """Of each completion, given its prompt: exp of the mean negative log-probability."""
+    order = sorted(range(len(samples)), key=lambda place: len(samples[place].ids))
+    found = [0.0] * len(samples)
+    for start in tqdm(range(0, len(order), batch_size), desc="perplexity"):
+        places = order[start : start + batch_size]
+        batch = collate([samples[place] for place in places]).to(target.device)
+        positions = torch.arange(batch.ids.shape[1], device=target.device).expand_as(batch.ids)
+        rows = target.forward(batch.ids, positions, None, None)
+        predicts = batch.supervised[:, 1:]
+        logits = target.logits(rows.hidden[:, :-1][predicts]).float()
+        losses = torch.nn.functional.cross_entropy(
+            logits, batch.ids[:, 1:][predicts], reduction="none"
+        )
+        owners = predicts.nonzero()[:, 0]
+        for row, place in enumerate(places):
+            own = losses[owners == row]
+            found[place] = own.mean().exp().item() if len(own) else float("inf")
+    return found

@@ -1,0 +1,164 @@
+"""A corpus of token ids in which any n-gram is found at once: its suffixes, sorted.
+
+Tokens and the order of their suffixes are two flat files that are mapped into memory, 4 and 4 or 8
+bytes a token, and no more of them is read than a look-up needs: about twice log2 of the corpus
+places. Suffixes are compared by their first `COMPARED` tokens, which is more than any look-up asks.
+"""
+
+import json
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from slipstream.core.errors import InputError
+from slipstream.targets.target import Target
+
+COMPARED = 16
+"""How many tokens of a suffix decide its place among the others."""
+
+
+class SuffixStore:
+    """tokens: n token ids, texts end with `SuffixStore.END`; order: n places, sorted by the
+    `COMPARED` tokens from there on."""
+
+    END = 2**32 - 1
+
+    def __init__(self, tokens: np.ndarray, order: np.ndarray):
+        self.tokens, self.order = tokens, order
+        # Most significant byte first: then bytes are in the order of the tokens that they spell.
+        self._spelled = memoryview(tokens).cast("B")
+
+    @classmethod
+    def of_texts(cls, texts: list[list[int]]) -> "SuffixStore":
+        """Sorted by doubling: the order by 2n tokens comes from the order by n (Manber, Myers).
+
+        >>> store = SuffixStore.of_texts([[1, 2, 3], [1, 2, 4]])
+        >>> store.find([1, 2]), [store.after(place, 2, 9) for place in range(*store.find([1, 2]))]
+        ((0, 2), [[3], [4]])
+        """
+        ended = [np.asarray([*text, cls.END], dtype=np.uint32) for text in texts]
+        tokens = np.concatenate(ended)
+        _, ranks = np.unique(tokens, return_inverse=True)
+        ranks, known = ranks.astype(np.int64), 1
+        while known < COMPARED and ranks.max() < len(ranks) - 1:
+            following = np.zeros_like(ranks)
+            following[:-known] = ranks[known:] + 1
+            pairs = ranks * (len(ranks) + 1) + following
+            _, ranks = np.unique(pairs, return_inverse=True)
+            known *= 2
+        wide = np.int64 if len(tokens) > np.iinfo(np.int32).max else np.int32
+        return cls(tokens.astype(">u4"), np.argsort(ranks, kind="stable").astype(wide))
+
+    def save(self, folder: Path, description: dict) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "tokens.npy", self.tokens)
+        np.save(folder / "order.npy", self.order)
+        (folder / "store.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
+
+    @classmethod
+    def open(cls, folder: Path) -> "SuffixStore":
+        """The store that was saved in `folder`, mapped into memory. `InputError` if it is none."""
+        try:
+            return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in cls._files))
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"drafter.store: {folder} holds no whole store ({error}); remove it, and it is "
+                "made anew"
+            ) from error
+
+    _files = ("tokens", "order")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return self.tokens.nbytes + self.order.nbytes
+
+    def find(self, ngram: list[int]) -> tuple[int, int]:
+        """Which places of `order` begin with an n-gram of up to `COMPARED` tokens: from, to."""
+        wanted = np.asarray(ngram, dtype=">u4").tobytes()
+        spelled, order, width = self._spelled, self.order, len(wanted)
+
+        def first(place: int) -> bytes:
+            start = 4 * int(order[place])
+            return bytes(spelled[start : start + width])
+
+        every = range(len(order))
+        low = bisect_left(every, wanted, key=first)
+        return low, bisect_right(every, wanted, lo=low, key=first)
+
+    def longest(self, tokens: list[int], max_ngram: int) -> tuple[int, int, int]:
+        """The longest suffix of `tokens`, up to `max_ngram`, that occurs: from, to, its length.
+
+        If a suffix occurs, so do all shorter ones, so the length is found by bisection.
+        """
+        low, found = 0, (0, 0, 0)
+        high = min(max_ngram, COMPARED, len(tokens))
+        while low < high:
+            size = (low + high + 1) // 2
+            span = self.find(tokens[-size:])
+            if span[0] < span[1]:
+                low, found = size, (*span, size)
+            else:
+                high = size - 1
+        return found
+
+    def after(self, place: int, skipped: int, length: int) -> list[int]:
+        """Up to `length` tokens of the text at `place` of `order`, from `skipped` tokens on."""
+        start = int(self.order[place]) + skipped
+        tokens = self.tokens[start : start + length].tolist()
+        return tokens[: tokens.index(self.END)] if self.END in tokens else tokens
+
+
+class Corpus(Protocol):
+    """Where a store comes from."""
+
+    def store(self, target: Target) -> SuffixStore:
+        """The store of a corpus in the target's tokens."""
+
+
+class Retrieval:
+    """Continuations of a text that a corpus has.
+
+    corpus: where the store comes from; max_ngram: longest ending looked for; max_matches: how many
+    of its occurrences are looked at, evenly over all; length: tokens of a continuation.
+    """
+
+    def __init__(self, corpus: Corpus, max_ngram: int, max_matches: int, length: int):
+        if not 1 <= max_ngram <= COMPARED or max_matches < 1 or length < 1:
+            raise InputError(
+                f"drafter: needs max_ngram between 1 and {COMPARED}, and max_matches and length of "
+                "at least 1"
+            )
+        self.corpus, self.max_ngram = corpus, max_ngram
+        self.max_matches, self.length = max_matches, length
+        self.store: SuffixStore | None = None
+        self._bound: Target | None = None
+
+    def bind(self, target: Target) -> None:
+        if target is not self._bound:
+            self.store, self._bound = self.corpus.store(target), target
+
+    def counted(self, tokens: list[int]) -> list[tuple[tuple[int, ...], float]]:
+        """What followed the longest known ending of `tokens`, every beginning of it, with the share
+        of the occurrences that it followed; the most frequent first, beginnings before what they
+        begin."""
+        low, high, size = self.store.longest(tokens, self.max_ngram)
+        count = min(self.max_matches, high - low)
+        counts: Counter[tuple[int, ...]] = Counter()
+        for number in range(count):
+            place = low + number * (high - low) // count
+            text = self.store.after(place, size, self.length)
+            counts.update(tuple(text[:end]) for end in range(1, len(text) + 1))
+        ranked = sorted(counts, key=lambda path: (-counts[path], len(path)))
+        return [(path, counts[path] / count) for path in ranked]
+
+    def continuations(self, tokens: list[int]) -> list[tuple[int, ...]]:
+        """The most frequent continuations, each as long as it is, none a beginning of another."""
+        paths = [path for path, _ in self.counted(tokens)]
+        begun = {path[:-1] for path in paths}
+        return [path for path in paths if path not in begun]

@@ -1,0 +1,163 @@
+"""UNISPEC and Token Recycling: trees from what the target last predicted after each token.
+
+The verifying forward predicts a token after every node, also after those that are not accepted.
+The `top_k` likeliest ones are stored for the node's token and become its children in later trees.
+Sources: UNISPEC, Algorithm 1; Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference
+of Large Language Models with Token Recycling".
+"""
+
+import torch
+
+from slipstream.core.errors import InputError
+from slipstream.core.growth import grow_by_confidence
+from slipstream.core.tree import DraftTree
+from slipstream.drafters.base import Context, Drafter, Outlook, Step
+from slipstream.drafters.successors import Successors
+from slipstream.targets.target import Target
+
+
+class UniSpec(Drafter):
+    """A tree of stored successors, whose nodes are as confident as the product of the probabilities
+    on their path; the most confident ones are verified.
+
+    top_k: successors kept of a token, and the nodes of a level that have children; max_depth: of
+    the tree; threshold: least confidence of a node (r). wide_first_level: the first level also has
+    what the target thought would come in the place of the root. prompt: whether the target's
+    predictions within the prompt are stored, too. keep: whether later prompts find what earlier
+    ones stored.
+    """
+
+    def __init__(
+        self,
+        top_k: int,
+        max_depth: int,
+        threshold: float,
+        wide_first_level: bool,
+        prompt: bool,
+        keep: bool,
+    ):
+        if top_k < 1 or max_depth < 1:
+            raise InputError("drafter.top_k, drafter.max_depth: must be at least 1")
+        if not 0 <= threshold < 1:
+            raise InputError("drafter.threshold: must be in [0, 1)")
+        self.top_k, self.max_depth, self.threshold = top_k, max_depth, threshold
+        self.wide_first_level, self.prompt, self.keep = wide_first_level, prompt, keep
+        self.stores: list[Successors] = []
+        self.target: Target | None = None
+
+    def bind(self, target: Target) -> Target:
+        if self.target is None or target.vocab_size != self.target.vocab_size:
+            self.stores = []
+        self.target = target
+        return target
+
+    def begin(self, contexts: list[Context], budget: int) -> None:
+        """A store for each prompt of a batch; kept, all prompts share one."""
+        k = min(self.top_k, self.target.vocab_size)
+        wanted = 1 if self.keep else len(contexts)
+        while len(self.stores) < wanted:
+            self.stores.append(Successors(self.target.vocab_size, k))
+        for place, context in enumerate(contexts):
+            store = self.stores[0 if self.keep else place]
+            if not self.keep:
+                store.clear()
+            context.state = _Known(store)
+
+    @property
+    def store_bytes(self) -> int:
+        return sum(store.nbytes for store in self.stores)
+
+    def foresee(self, contexts: list[Context], outlook: Outlook) -> tuple[torch.Tensor, ...]:
+        """The likeliest tokens after each node, and their probabilities: (B, N, k) each."""
+        sampling = contexts[0].sampling
+        logits = outlook.logits
+        if logits is None:
+            hidden = outlook.rows.hidden[:, : outlook.ids.shape[1]]
+            if not self.prompt:
+                hidden = hidden[torch.arange(len(hidden)), outlook.last][:, None]
+            logits = self.target.logits(hidden)
+        temperature = 1.0 if sampling.greedy else sampling.temperature
+        best = (logits.float() / temperature).softmax(-1).topk(min(self.top_k, logits.shape[-1]))
+        return best.indices, best.values
+
+    def observe(self, context: Context, step: Step) -> None:
+        with context.clock.share("draft"):
+            tokens, probabilities = (tensor.numpy() for tensor in step.foreseen)
+            nodes = step.tree.tokens
+            last = step.path[-1]
+            if len(tokens) < len(nodes):  # of the prompt, its last token alone
+                nodes, last = nodes[-1:], 0
+            tokens, probabilities = tokens[: len(nodes)], probabilities[: len(nodes)]
+            known: _Known = context.state
+            known.store.update(nodes, tokens, probabilities)
+            known.instead = tokens[last].tolist(), probabilities[last].tolist()
+
+    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
+        with contexts[0].clock.share("draft"):
+            return [self._grown(context, budget) for context in contexts]
+
+    def _grown(self, context: Context, budget: int) -> DraftTree:
+        known: _Known = context.state
+
+        def children(token: int, depth: int) -> tuple[list[int], list[float]]:
+            if depth == 1 and self.wide_first_level:
+                return _merged(known.store.of(token), known.instead)
+            return known.store.of(token)
+
+        depth = min(self.max_depth, context.max_depth)
+        return grow_by_confidence(
+            context.tokens[-1], children, budget, depth, self.threshold, self.top_k
+        )
+
+
+class TokenRecycling(UniSpec):
+    """As UNISPEC, but a tree of fixed shape: what was stored is ranked, and how probable it was is
+    forgotten.
+
+    rank_probabilities: how probable the first, second ... stored successor is taken to be; the
+    tree of a budget has the nodes that are most probable by that, up to `max_depth`.
+    """
+
+    def __init__(
+        self,
+        rank_probabilities: list[float],
+        max_depth: int,
+        prompt: bool,
+        keep: bool,
+    ):
+        ranks = list(rank_probabilities)
+        if not ranks or not all(0 < rank <= 1 for rank in ranks) or sorted(ranks)[::-1] != ranks:
+            raise InputError(
+                "drafter.rank_probabilities: give numbers in (0, 1], none above the one before"
+            )
+        super().__init__(len(ranks), max_depth, 0.0, False, prompt, keep)
+        self.ranks = ranks
+
+    def _grown(self, context: Context, budget: int) -> DraftTree:
+        store = context.state.store
+        depth = min(self.max_depth, context.max_depth)
+        return grow_by_confidence(
+            context.tokens[-1],
+            lambda token, _: (store.of(token)[0], self.ranks) if token in store.known else ([], []),
+            budget,
+            depth,
+        )
+
+
+class _Known:
+    """Of one prompt: its store, and what might have come in the place of the last token."""
+
+    def __init__(self, store: Successors):
+        self.store = store
+        self.instead: tuple[list[int], list[float]] = [], []
+
+
+def _merged(
+    first: tuple[list[int], list[float]], second: tuple[list[int], list[float]]
+) -> tuple[list[int], list[float]]:
+    """Both lists of tokens as one, each token with its higher probability, most probable first."""
+    best = dict(zip(*first, strict=True))
+    for token, probability in zip(*second, strict=True):
+        best[token] = max(probability, best.get(token, 0.0))
+    tokens = sorted(best, key=best.__getitem__, reverse=True)
+    return tokens, [best[token] for token in tokens]
