@@ -45,6 +45,8 @@ INFER_KEYS = frozenset(
         "engine",
         "prompt",
         "verify",
+        "calibrate",
+        "calibration",
         "num_prompts",
         "repeats",
         "seed",
@@ -131,7 +133,16 @@ def infer(config: DictConfig) -> list:
         if not chosen:
             raise InputError("methods: nothing to answer with; name at least one method")
         return answer_one(target, build(chosen[-1]), sampling, limits, config.prompt, config.seed)
-    prompts = fitting(build(config.data).take(config.num_prompts), target)
+    calibrating = build(config.calibration) if config.calibrate else None
+    count = config.num_prompts
+    if calibrating is not None:  # on other prompts than are measured later
+        count, config.data.split = calibrating.num_prompts, "validation"
+    data = build(config.data)
+    cut_to = target.max_positions - limits.max_new_tokens if data.cut else None
+    prompts = fitting(data.take(count), target, cut_to)
+    if calibrating is not None:
+        drafter, output = build(config.drafter), Path(config.output_dir)
+        return calibrating.run(target, drafter, prompts, sampling, limits, output)
     if config.study is not None:
         if not sampling.greedy:
             raise InputError(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.drafters import untrained
 from tests.tiny import ARCHITECTURES, VOCABULARY, random_tree, tiny_speculator, tiny_target
 
 from slipstream.core.sampling import Sampling
@@ -12,7 +13,6 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.base import Context, Drafter
 from slipstream.drafters.draft_model import DraftModel
-from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 
 NUM_TOKENS = 24
@@ -62,7 +62,8 @@ def prompts(seed: int, count: int = 3) -> list[list[int]]:
 
 
 def drafters(target, truth):
-    yield "prompt_lookup", PromptLookup(max_ngram=2, num_tokens=5)
+    yield from untrained.untrained([truth, truth[::-1]]).items()
+    yield from untrained.with_rules(tiny_speculator(target), top_k=3).items()
     yield "draft_model", DraftModel(tiny_target("llama", seed=5, num_hidden_layers=1), 4)
     yield "draft_model_itself", DraftModel(target, 4)
     yield "random_trees", RandomTrees(truth, seed=1)
@@ -81,6 +82,8 @@ def drafters(target, truth):
         for number, variant in enumerate(variants):
             speculator = tiny_speculator(target, **variant)
             yield f"{schedule}_{number}", Streaming(speculator, schedule, top_k=3)
+            if number == 4:
+                yield f"{schedule}_combined", untrained.combined(speculator, schedule)
             yield (
                 f"{schedule}_{number}_pruned",
                 Streaming(speculator, schedule, top_k=3, prune_threshold=0.02, prune_cap=5),
@@ -141,8 +144,9 @@ def test_sampled_answers_of_a_batch_are_those_alone_with_the_same_seeds(sampling
     batch, limits, seeds = batch_of(4), Limits(NUM_TOKENS), [11, 12, 13, 11]
     engines = {"plain": PlainDecoder(target, sampling, limits)}
     for name, drafter in drafters(target, [1, 2, 3]):
-        # A batch is not pruned; random trees come from one generator for all.
-        if "pruned" not in name and name != "random_trees":
+        # A batch is not pruned; random trees come from one generator for all; drafters that learn
+        # from earlier answers spend other randomness on later ones.
+        if not any(word in name for word in ("pruned", "random_trees", "combined", "kept")):
             engines[name] = Engine(target, drafter, sampling, limits, budget=9)
     for name, engine in engines.items():
         alone = [engine.generate(*pair).ids for pair in zip(batch, seeds, strict=True)]

@@ -18,6 +18,7 @@ from tests.decoding.test_every_option_samples import (
     AfterFirst,
     expected,
 )
+from tests.drafters import untrained
 from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core.sampling import Sampling, SeededRandomness
@@ -26,7 +27,6 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.draft_model import DraftModel
-from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 
 SAMPLINGS = {
@@ -35,6 +35,10 @@ SAMPLINGS = {
     "top_p": Sampling(1.0, top_p=0.8),
     "all": Sampling(0.7, top_k=2, top_p=0.9),
 }
+RULES = [
+    *(f"deferred streams, {name}" for name in untrained.RULES),
+    *(f"prompt lookup, {name}" for name in ("heuristic", "gammatune")),
+]
 WAYS = {
     "plain": None,
     "fused chain": ("fused", 1, 4),
@@ -44,8 +48,11 @@ WAYS = {
     "shared chain": ("fused", 1, 4),
     "shared tree": ("fused", 2, 7),
     "draft model": 4,
-    "prompt lookup": 4,
-}
+} | dict.fromkeys(
+    [*untrained.untrained([]), *RULES, "combined with streams, fused", "combined with streams"], 7
+)
+LEARNING = ("kept", "combined")
+"""Drafters whose later answers know of earlier ones begin anew for every outcome of chance."""
 COMPANIONS = ([2, 2, 0, 1, 2, 2, 1], [0])
 """Other prompts of a batch, longer and shorter."""
 
@@ -62,9 +69,14 @@ def decoder_of(way: str, target, speculator, sampling: Sampling):
     if way == "draft model":
         draft = tiny_target(seed=8, vocab_size=VOCABULARY)
         return Engine(target, DraftModel(draft, num_tokens=3), sampling, limits, WAYS[way])
-    if way == "prompt lookup":
-        drafter = PromptLookup(max_ngram=2, num_tokens=3)
+    if way.startswith("combined with streams"):
+        schedule = "fused" if way.endswith("fused") else "deferred"
+        drafter = untrained.combined(speculator, schedule)
         return Engine(target, drafter, sampling, limits, WAYS[way])
+    drafters = untrained.untrained([[0, 1, 2, 2, 1, 0, 0, 2, 1], [2, 0, 1, 1, 2, 0]])
+    drafters |= untrained.with_rules(speculator, top_k=2)
+    if way in drafters:
+        return Engine(target, drafters[way], sampling, limits, WAYS[way])
     schedule, top_k, budget = WAYS[way]
     return Engine(target, Streaming(speculator, schedule, top_k), sampling, limits, budget)
 
@@ -77,10 +89,14 @@ def test_every_continuation_has_the_probability_of_one_token_per_forward(way, se
     speculator = tiny_speculator(target, seed=2, num_streams=3, mode=mode)
     sampling = SAMPLINGS[setting]
     decoding = decoder_of(way, target, speculator, sampling)
+    learning = any(word in way for word in LEARNING)
     prompts = [COMPANIONS[0], PROMPT, COMPANIONS[1]] if batched else [PROMPT]
     joint = torch.zeros([VOCABULARY] * COUNT, dtype=torch.float64)
 
     def outcome(randomness: EnumeratedRandomness) -> tuple:
+        nonlocal decoding
+        if learning:
+            decoding = decoder_of(way, target, speculator, sampling)
         chance = AfterFirst(randomness)
         seeds = [SeededRandomness(1), chance, SeededRandomness(2)] if batched else [chance]
         answers = decoding.generate_batch(prompts, seeds)

@@ -15,6 +15,7 @@ from tests.core.test_exact_sampling import EnumeratedRandomness, enumerated
 from tests.decoding.test_every_option_samples import FIRST, PROMPT, AfterFirst
 from tests.decoding.test_greedy_identity import batch_of, prompts
 from tests.decoding.test_sampling_table import COMPANIONS, SAMPLINGS
+from tests.drafters import untrained
 from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core.sampling import Sampling, SeededRandomness
@@ -24,8 +25,16 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.acceptance_length import AnyRejected, LastRejected
-from slipstream.drafters.draft_length import DraftLength, Drawn, EntropyBound
+from slipstream.drafters.draft_length import (
+    AssistantThreshold,
+    DraftLength,
+    Drawn,
+    EntropyBound,
+    Heuristic,
+)
 from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.acceptance import AcceptanceConfig, AcceptanceHead
 from slipstream.speculators.checkpoint import save_speculator
 from slipstream.targets.loading import load_target
@@ -56,7 +65,7 @@ RULES = {
     "entropy_bound": lambda draft: entropy_bound(0.5, 0.35, goal=0.5, step=0.1, inertia=0.2),
     "any_rejected": lambda draft: AnyRejected(head_of(draft), 0.5),
     "last_rejected": lambda draft: LastRejected(head_of(draft), 0.5),
-}
+} | {name: lambda _, rule=rule: rule() for name, rule in untrained.RULES.items()}
 CLASSIFIED = {"any_rejected": AnyRejected, "last_rejected": LastRejected}
 
 
@@ -176,7 +185,8 @@ def test_every_continuation_has_the_probability_of_one_token_per_forward(
     assert largest_error(drafter, target, setting, batched) < TOLERANCE
     assert drafter.varied
     after = drafter.lengths_after([*PROMPT, FIRST])
-    assert len(after) > 1, "the first draft is of one length, whatever is drawn"
+    if drafter.length.looks_at != "nothing":
+        assert len(after) > 1, "the first draft is of one length, whatever is drawn"
     if name in CLASSIFIED:
         assert 1 in after, "the first token drawn makes no difference"
 
@@ -499,3 +509,95 @@ def test_a_head_opens_by_its_folder_and_decides_as_before(tmp_path):
         assert drafter.varied
         lengths.append(drafter.lengths)
     assert lengths[0] == lengths[1]
+
+
+def test_gammatune_follows_the_accepted_tokens_by_numbers():
+    """eta 0.25, delta 2, from 4: all 4 accepted count as 6; (1 - 0.25) 4 + 0.25 * 6 = 4.5, drafted
+    as 5. Then 1 of 5: 0.75 * 4.5 + 0.25 = 3.625, drafted as 4."""
+    rule = untrained.gammatune(initial=4, rate=0.25, most=24)
+    rule.begin(2)
+    assert rule.limit(0) == 4
+    rule.start()
+    rule.observe(0, 4, 4)
+    assert rule.lengths == pytest.approx([4.5, 4]) and rule.limit(0) == 5
+    rule.observe(0, 5, 1)
+    assert rule.lengths[0] == pytest.approx(3.625) and rule.limit(0) == 4
+    rule.observe(0, 2, 2)  # cut short by something else: says nothing
+    assert rule.lengths[0] == pytest.approx(3.625)
+    rule.observe(0, 2, 0)
+    assert rule.lengths[0] == pytest.approx(2.71875)
+    for _ in range(40):
+        rule.observe(1, rule.limit(1), rule.limit(1))
+    assert rule.lengths[1] == 24
+    for _ in range(40):
+        rule.observe(1, rule.limit(1), 0)
+    assert rule.lengths[1] == 1
+    rule.leave([1])
+    assert rule.lengths == [1]
+
+
+def test_gammatune_plus_counts_what_it_stopped_itself():
+    """A largest probability of 0.5 is below 0.6, one of 0.99 is not."""
+    rule = untrained.gammatune(0.6, initial=4, rate=0.5)
+    rule.begin(1)
+    rule.start()
+    assert rule.stops(drawn([5.0, 0.0])) == [False] and rule.stops(drawn([1.0, 1.0])) == [True]
+    rule.observe(0, 2, 2)
+    assert rule.lengths == [3.0]
+
+
+def test_the_heuristic_adds_two_or_takes_one():
+    rule = Heuristic(initial=2, carry=False)
+    rule.begin(1)
+    lengths = []
+    for accepted in (2, 4, 3, 0, 0, 0, 0, 0, 0, 0):
+        rule.observe(0, rule.limit(0), accepted)
+        lengths.append(rule.limit(0))
+    assert lengths == [4, 6, 5, 4, 3, 2, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("carry", [True, False])
+def test_a_length_is_carried_from_prompt_to_prompt_or_reset(carry):
+    for rule in (Heuristic(3, carry), untrained.gammatune(initial=3, carry=carry)):
+        rule.begin(1)
+        rule.observe(0, 3, 3)
+        ended = rule.lengths[0]
+        assert ended != 3
+        rule.begin(2)
+        assert rule.lengths == [ended if carry else 3] * 2
+
+
+def test_the_assistant_threshold_looks_at_the_token_drawn():
+    """Token 0 with probabilities 0.5 and e^2 / (e^2 + 1) = 0.88."""
+    rule = AssistantThreshold(0.6)
+    assert rule.stops(drawn([1.0, 1.0], [2.0, 0.0])) == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        (dict(initial=0), "length.initial"),
+        (dict(rate=0), "length.rate"),
+        (dict(bonus=-1), "length.bonus"),
+        (dict(least=5), "least <= most"),
+        (dict(threshold=1.0), "length.threshold"),
+    ],
+)
+def test_settings_of_gammatune_out_of_range_are_refused(changes, field):
+    assert field in refused(lambda: untrained.gammatune(**changes))
+
+
+def test_rules_that_look_at_what_a_drafter_does_not_know_are_refused():
+    target = tiny_target()
+    speculator = tiny_speculator(target)
+    head = AnyRejected(head_of(target), 0.5)
+    for rule, drafter in (
+        (head, lambda rule: Streaming(speculator, "deferred", 2, length=rule)),
+        (AssistantThreshold(0.4), lambda rule: PromptLookup(2, 3, rule)),
+    ):
+        message = refused(
+            lambda rule=rule, drafter=drafter: Engine(
+                target, drafter(rule), Sampling(), Limits(4), 4
+            )
+        )
+        assert message.startswith("drafter.length: ") and type(rule).__name__ in message

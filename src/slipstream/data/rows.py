@@ -1,8 +1,9 @@
 """Prompt/completion rows from local JSON Lines files or from the Hugging Face hub.
 
 A row is one example: a prompt, and the completion that answers it. Local files are `.jsonl` or
-`.jsonl.gz`, one JSON object a line with the strings `prompt` and `completion`. This file knows
-nothing of tokens.
+`.jsonl.gz`, one JSON object a line with the strings `prompt` and `completion`; question files of
+MT-Bench and Spec-Bench, with a list `turns`, are read as prompts, too: the first turn of each. This
+file knows nothing of tokens.
 """
 
 import gzip
@@ -80,7 +81,7 @@ def read_rows(path: str | Path, split: str, completion_required: bool = True) ->
         path, source = found[0], path.name
     else:
         source = path.name.split(".")[0]
-        if source in ("train", "validation", "test"):
+        if source in ("train", "validation", "test", "questions"):
             source = path.resolve().parent.name
     if not path.exists():
         raise InputError(f"data.path: {path} does not exist; give a .jsonl or .jsonl.gz file")
@@ -133,6 +134,9 @@ def _parse_line(path: Path, number: int, line: str, source: str, completion_requ
             f"data.path: {path} line {number} is not valid JSON ({error.msg}); "
             "the file may be truncated: mend or remove that line"
         ) from error
+    turns = record.get("turns") if isinstance(record, dict) else None
+    if isinstance(turns, list) and turns and "prompt" not in record:
+        record["prompt"] = turns[0]
     needed = ("prompt", "completion") if completion_required else ("prompt",)
     for name in needed:
         if not isinstance(record, dict) or not isinstance(record.get(name), str):

@@ -103,7 +103,7 @@ class Drafter:
 
     exact: whether outputs keep the target's distribution (all verified drafters do). visitors: its
     part in the verifying forward, if any. mergeable: whether its trees may be verified as a part
-    of larger ones. store_bytes: memory of what it looks drafts up in.
+    of larger ones. store_bytes: memory of what it looks drafts up in for the last batch of prompts.
     """
 
     exact, mergeable = True, True
@@ -117,6 +117,10 @@ class Drafter:
         with a fine-tuned copy of it (shared mode).
         """
         return target
+
+    def ways(self) -> dict[str, "Drafter"]:
+        """What a calibration chooses between: itself alone, or variants; called once bound."""
+        return {type(self).__name__: self}
 
     def begin(self, contexts: list[Context], budget: int) -> None:
         """Called before the prefill of a batch of prompts, whose trees will have up to `budget`

@@ -3,6 +3,16 @@
 from collections.abc import Iterable, Sequence
 
 
+def riding(most: int, ngram: int, budget: int) -> int:
+    """How many sequences of `ngram` - 1 rows ride along in a tree of `budget` nodes: at least a
+    third of them, root apart, are left to guesses.
+
+    >>> riding(4, 4, 20), riding(4, 4, 12), riding(4, 4, 4)
+    (4, 2, 0)
+    """
+    return min(most, (budget - 1) * 2 // 3 // (ngram - 1))
+
+
 class GuessPool:
     """At most `most` continuations of each first token, of up to `ngram` - 1 tokens; the one that
     was added longest ago is forgotten first.

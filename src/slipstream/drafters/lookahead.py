@@ -15,16 +15,18 @@ from slipstream.core.errors import InputError
 from slipstream.core.growth import PathTree
 from slipstream.core.tree import DraftTree
 from slipstream.drafters.base import Context, Drafter, Outlook, Step
-from slipstream.drafters.guesses import GuessPool
+from slipstream.drafters.guesses import GuessPool, riding
+from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.suffixes import Retrieval
 from slipstream.targets.target import Target
 
 
 class Lookahead(Drafter):
-    """window: columns (W); ngram: tokens of an n-gram (N); guesses: n-grams verified at once (G),
-    and kept of each first token. text: whether the n-grams of prompt and answer are in the pool,
-    too. retrieval: guesses from a corpus, after the others, None for none. keep: whether later
-    prompts find what earlier ones stored."""
+    """window: most columns (W); ngram: tokens of an n-gram (N); guesses: n-grams verified at once,
+    and kept of each first token (G). text: whether the n-grams of prompt and answer are in the
+    pool, too. retrieval: guesses from a corpus, after the others, None for none. keep: whether
+    later prompts find what earlier ones stored.
+    """
 
     mergeable = False
 
@@ -44,10 +46,7 @@ class Lookahead(Drafter):
         self.window, self.ngram, self.guesses = window, ngram, guesses
         self.text, self.retrieval, self.keep = text, retrieval, keep
         self.kept: GuessPool | None = None
-
-    @property
-    def window_nodes(self) -> int:
-        return self.window * (self.ngram - 1)
+        self.windows: list[_Window] = []
 
     def bind(self, target: Target) -> Target:
         if self.retrieval is not None:
@@ -55,16 +54,17 @@ class Lookahead(Drafter):
         return target
 
     def begin(self, contexts: list[Context], budget: int) -> None:
-        if budget < self.window_nodes + 2:
-            raise InputError(
-                f"budget: a window of {self.window_nodes} rows leaves no room for guesses in "
-                f"{budget} nodes; raise it, or lower drafter.window or drafter.ngram"
-            )
+        width = riding(self.window, self.ngram, budget)
         for context in contexts:
             pool = GuessPool(self.ngram, self.guesses)
             if self.keep:
                 pool = self.kept = self.kept or pool
-            context.state = _Window(context.tokens, self.window, pool)
+            context.state = _Window(context.tokens, width, pool)
+        self.windows = [context.state for context in contexts]
+
+    @property
+    def store_bytes(self) -> int:
+        return bytes_of(window.pool.continuations for window in self.windows)
 
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
         with contexts[0].clock.share("draft"):
@@ -74,7 +74,7 @@ class Lookahead(Drafter):
         window: _Window = context.state
         if self.text:
             window.read(context.tokens)
-        paths = PathTree(context.tokens[-1], budget - self.window_nodes)
+        paths = PathTree(context.tokens[-1], budget - window.width * (self.ngram - 1))
         guesses = list(window.pool.starting_with(context.tokens[-1]))
         if self.retrieval is not None:
             guesses += self.retrieval.continuations(context.tokens)
@@ -102,7 +102,7 @@ class _Window:
     def __init__(self, prompt: list[int], width: int, pool: GuessPool):
         chance = random.Random(0)
         self.generations = [[chance.choice(prompt) for _ in range(width)]]
-        self.pool, self.read_to = pool, 0
+        self.width, self.pool, self.read_to = width, pool, 0
         self.ends: list[int] = []
 
     def paths(self) -> list[list[int]]:

@@ -14,6 +14,7 @@ class _Ngrams:
 
     def __init__(self, longest: int):
         self.longest, self.indexed = longest, 0
+        self.store: dict[tuple[int, ...], int | dict[int, int]] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Index what `tokens`, the text so far, has beyond what was indexed before."""
@@ -41,12 +42,8 @@ class LastPlaces(_Ngrams):
     [3, 9]
     """
 
-    def __init__(self, longest: int):
-        super().__init__(longest)
-        self.places: dict[tuple[int, ...], int] = {}
-
     def _note(self, ngram: tuple[int, ...], place: int, token: int) -> None:
-        self.places[ngram] = place
+        self.store[ngram] = place
 
     def continuation(self, tokens: list[int], length: int) -> Continuation:
         """Up to `length` tokens that followed the last earlier occurrence of the longest suffix.
@@ -54,8 +51,8 @@ class LastPlaces(_Ngrams):
         The longer the match, the surer: n tokens that agree make the next one n / (n + 1) sure.
         """
         for ngram in self._suffixes(tokens):
-            if ngram in self.places:
-                place, size = self.places[ngram], len(ngram)
+            if ngram in self.store:
+                place, size = self.store[ngram], len(ngram)
                 found = tokens[place : place + length]
                 return found, [known / (known + 1) for known in range(size, size + len(found))]
         return [], []
@@ -70,12 +67,8 @@ class Followers(_Ngrams):
     ([2, 1], [0.6666666667, 1.0])
     """
 
-    def __init__(self, longest: int):
-        super().__init__(longest)
-        self.counts: dict[tuple[int, ...], dict[int, int]] = {}
-
     def _note(self, ngram: tuple[int, ...], place: int, token: int) -> None:
-        counts = self.counts.setdefault(ngram, {})
+        counts = self.store.setdefault(ngram, {})
         counts[token] = counts.pop(token, 0) + 1  # the last follower stands last
 
     def continuation(self, tokens: Sequence[int], length: int) -> Continuation:
@@ -84,7 +77,7 @@ class Followers(_Ngrams):
         ending, drafted, shares = list(tokens[-self.longest :]), [], []
         while len(drafted) < length:
             counts = next(
-                (self.counts[each] for each in self._suffixes(ending) if each in self.counts), None
+                (self.store[each] for each in self._suffixes(ending) if each in self.store), None
             )
             if counts is None:
                 break

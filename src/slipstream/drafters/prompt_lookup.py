@@ -12,6 +12,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.tree import DraftTree
 from slipstream.drafters.base import Context, Drafter, Step
 from slipstream.drafters.draft_length import DraftLength, check_length
+from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.targets.target import Target
 
@@ -31,6 +32,7 @@ class PromptLookup(Drafter):
         self.max_ngram, self.num_tokens = max_ngram, num_tokens
         self.length = length or DraftLength()
         self.drafted: list[int] | None = None
+        self.indexes: list[LastPlaces | Followers] = []
 
     def bind(self, target: Target) -> Target:
         check_length(self.length, ("nothing",), "a drafter of n-grams")
@@ -41,6 +43,11 @@ class PromptLookup(Drafter):
         self.drafted = None
         for context in contexts:
             context.state = self.index(self.max_ngram)
+        self.indexes = [context.state for context in contexts]
+
+    @property
+    def store_bytes(self) -> int:
+        return bytes_of(index.store for index in self.indexes)
 
     def leave(self, kept: list[int]) -> None:
         self.length.leave(kept)

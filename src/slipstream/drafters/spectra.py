@@ -14,7 +14,8 @@ from slipstream.core.errors import InputError
 from slipstream.core.growth import PathTree
 from slipstream.core.tree import DraftTree
 from slipstream.drafters.base import Context, Drafter, Outlook, Step
-from slipstream.drafters.guesses import GuessPool
+from slipstream.drafters.guesses import GuessPool, riding
+from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.suffixes import Retrieval
 from slipstream.targets.target import Target
 
@@ -23,12 +24,13 @@ RANKS = 32
 
 
 class Spectra(Drafter):
-    """candidates: W; ngram: N; guesses: most sequences verified at once (G), and kept of each first
-    token. unseen_probability: how often a candidate is extended by the likeliest token that is no
-    key of the forward dictionary (the paper's 1 - tau). forward, backward: which dictionaries
-    guesses come from; sub_ngrams: whether parts of candidates are stored, or whole ones alone.
-    retrieval: guesses from a corpus, after the others. text: whether the n-grams of prompt and
-    answer are stored, too. keep: whether later prompts find what earlier ones stored.
+    """candidates: most of them (W); ngram: N; guesses: most sequences verified at once, and kept of
+    each first token (G). unseen_probability: how often a candidate is extended by the likeliest
+    token that is no key of the forward dictionary (the paper's 1 - tau). forward, backward: which
+    dictionaries guesses come from; sub_ngrams: whether parts of candidates are stored, or whole
+    ones alone. retrieval: guesses from a corpus, after the others, None for none. text: whether the
+    n-grams of prompt and answer are stored, too. keep: whether later prompts find what earlier ones
+    stored.
     """
 
     mergeable = False
@@ -57,10 +59,7 @@ class Spectra(Drafter):
         self.forward, self.backward, self.sub_ngrams = forward, backward, sub_ngrams
         self.retrieval, self.text, self.keep = retrieval, text, keep
         self.kept: _Dictionaries | None = None
-
-    @property
-    def candidate_nodes(self) -> int:
-        return self.candidates * (self.ngram - 1)
+        self.pools: list[_Pool] = []
 
     def bind(self, target: Target) -> Target:
         if self.retrieval is not None:
@@ -68,16 +67,19 @@ class Spectra(Drafter):
         return target
 
     def begin(self, contexts: list[Context], budget: int) -> None:
-        if budget < self.candidate_nodes + 2:
-            raise InputError(
-                f"budget: {self.candidate_nodes} rows of candidates leave no room for guesses in "
-                f"{budget} nodes; raise it, or lower drafter.candidates or drafter.ngram"
-            )
+        count = riding(self.candidates, self.ngram, budget)
         for context in contexts:
             stored = _Dictionaries(self.ngram, self.guesses, self.sub_ngrams)
             if self.keep:
                 stored = self.kept = self.kept or stored
-            context.state = _Pool(context.tokens, self.candidates, stored)
+            context.state = _Pool(context.tokens, count, stored)
+        self.pools = [context.state for context in contexts]
+
+    @property
+    def store_bytes(self) -> int:
+        stored = [pool.stored for pool in self.pools]
+        forward = [each.forward.continuations for each in stored]
+        return bytes_of([*forward, *(each.backward for each in stored)])
 
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
         with contexts[0].clock.share("draft"):
@@ -87,7 +89,8 @@ class Spectra(Drafter):
         pool: _Pool = context.state
         if self.text:
             pool.read(context.tokens)
-        paths = PathTree(context.tokens[-1], budget - self.candidate_nodes)
+        riding_nodes = len(pool.candidates) * (self.ngram - 1)
+        paths = PathTree(context.tokens[-1], budget - riding_nodes)
         for guess in self.guessed(context.tokens, pool.stored)[: self.guesses]:
             paths.add(guess[: context.max_depth])
         paths.budget = budget

@@ -61,7 +61,8 @@ class Streaming(Drafter):
             )
         self.speculator = self.drafting = speculator
         self._first_streams: dict[int, StreamingSpeculator] = {}
-        self.schedule, self.top_k = schedule, top_k
+        self.schedule = self.asked_schedule = schedule
+        self.top_k = top_k
         self.prune_threshold, self.prune_cap = prune_threshold, prune_cap
         self.length = check_length(length or DraftLength(), ("nothing", "logits"), "streaming")
         self.target: Target | None = None
@@ -110,6 +111,15 @@ class Streaming(Drafter):
             self.pairs = PairScores(target, *parts)
         self._bound = given
         return target
+
+    def ways(self) -> dict[str, Drafter]:
+        """Both schedules, where the choice is ours."""
+        if self.asked_schedule != "auto" or self.speculator.config.mode == "shared":
+            return {self.schedule: self}
+        settings = self.top_k, self.prune_threshold, self.prune_cap, self.length
+        fused = Streaming(self.speculator, "fused", *settings)
+        fused.bind(self._bound)
+        return {self.schedule: self, fused.schedule: fused}
 
     def begin(self, contexts: list[Context], budget: int) -> None:
         self.drafting = self._reaching(budget - 1)

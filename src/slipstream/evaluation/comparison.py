@@ -26,7 +26,8 @@ ALL_SETS = "all"
 class Run:
     """What one method did with each prompt: the median run of each, in the prompts' order.
 
-    expected: greedy answers of the method's own reference, where it has one.
+    expected: greedy answers of the method's own reference, where it has one; store_bytes: most
+    memory of what drafts are looked up in.
     """
 
     method: str
@@ -34,6 +35,7 @@ class Run:
     exact: bool
     expected: list[list[int]] | None = None
     generations: list[Generation] = field(default_factory=list)
+    store_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Record:
     seconds_draft: float
     seconds_verify: float
     seconds_overhead: float
+    store_bytes: int
     ended: int
     rouge_1: float | None
     rouge_l: float | None
@@ -107,6 +110,8 @@ def compare(
                 shift = (number + repeat) % len(names)
                 for name in names[shift:] + names[:shift]:
                     tries[name].append(methods[name].generate(batch, seeds))
+                    most = max(runs[name].store_bytes, methods[name].store_bytes)
+                    runs[name].store_bytes = most
                     progress.advance(task, len(batch))
             for name in names:
                 ordered = sorted(tries[name], key=_seconds)
@@ -199,6 +204,7 @@ def _record(
         seconds_draft=total.shares.get("draft", 0.0),
         seconds_verify=total.shares.get("verify", 0.0),
         seconds_overhead=total.overhead,
+        store_bytes=run.store_bytes,
         ended=sum(answer.finished == "end" for answer in answers),
         **_quality(answers, [prompts[place] for place in chosen]),
     )

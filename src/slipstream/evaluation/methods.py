@@ -9,8 +9,11 @@ from typing import Protocol
 
 import torch
 
+from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits
+from slipstream.decoding.calibration import Calibrations, Drift, calibration_key, described
+from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.sprinter import SprinterDecoder
@@ -23,11 +26,13 @@ from slipstream.targets.target import Target
 
 class Method(Protocol):
     """exact: whether the output keeps the target's distribution; drafter: name, or None; reference:
-    what its greedy output must equal, None for plain decoding of the run's target."""
+    what its greedy output must equal, None for plain decoding of the run's target; store_bytes:
+    memory of what drafts are looked up in, for the last batch."""
 
     exact: bool
     drafter: str | None
     reference: Reference | None
+    store_bytes: int
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         """Load what is needed; called once."""
@@ -39,7 +44,7 @@ class Method(Protocol):
 class Plain:
     """Our plain decoding: one forward, one token; target: of its own, None for the run's."""
 
-    exact, drafter = True, None
+    exact, drafter, store_bytes = True, None, 0
 
     def __init__(self, target: Target | None = None):
         self.target = target
@@ -53,31 +58,64 @@ class Plain:
 
 
 class Speculative:
-    """Our engine with one drafter and trees of up to `budget` nodes; target: of its own, None for
-    the run's."""
+    """Our engine with one drafter and trees of up to `budget` nodes, or 'auto' for what was
+    calibrated, to be found in the folder `calibrations`; target: of its own, None for the run's."""
 
-    def __init__(self, drafter: Drafter, budget: int, target: Target | None = None):
+    def __init__(
+        self,
+        drafter: Drafter,
+        budget: int | str,
+        target: Target | None = None,
+        calibrations: str = "runs/calibrations",
+    ):
+        if isinstance(budget, str) and budget != "auto":
+            raise InputError("budget: give a number of nodes, or auto")
         self._drafter, self.budget, self.target = drafter, budget, target
+        self.calibrations, self._described = Calibrations(calibrations), described(drafter)
+        self._drift: Drift | None = None
         self.exact, self.drafter = drafter.exact, type(drafter).__name__
+
+    @property
+    def store_bytes(self) -> int:
+        return self._drafter.store_bytes
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         given = self.target or target
-        self.decoder = Engine(given, self._drafter, sampling, limits, self.budget)
         self.reference = None
+        if self.budget == "auto":
+            self.decoder = self._calibrated(given, sampling, limits)
+        else:
+            self.decoder = Engine(given, self._drafter, sampling, limits, self.budget)
         if self.decoder.target is not given:
             self.reference = DraftlessReference(given, self._drafter, limits)
         elif given is not target:
             self.reference = PlainReference(given, limits)
 
+    def _calibrated(self, target: Target, sampling: Sampling, limits: Limits) -> Decoder:
+        """With the size and the way that were best; plainly, where nothing beat that."""
+        found = self.calibrations.load(calibration_key(target, self._described, sampling))
+        self._drift = Drift(found.seconds)
+        name = type(self._drafter).__name__
+        if found.plain:
+            print(f"note: no draft of {name} beats plain decoding here, so it decodes plainly")
+            return PlainDecoder(target, sampling, limits)
+        verifying = self._drafter.bind(target)
+        self._drafter = self._drafter.ways()[found.way]
+        print(f"note: {found.way} drafts {found.budget} nodes, as calibrated")
+        return Engine(verifying, self._drafter, sampling, limits, found.budget)
+
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
-        return self.decoder.generate_batch(prompts, seeds)
+        answers = self.decoder.generate_batch(prompts, seeds)
+        if self._drift is not None and len(prompts) == 1:
+            self._drift.watch([answer.statistics for answer in answers])
+        return answers
 
 
 class Sprinter:
     """SPRINTER, which is approximate: `draft` writes, and a verifier (or its folder) says when the
     target is asked; ratio, threshold, cap: as in `SprinterDecoder`."""
 
-    exact, drafter, reference = False, "Sprinter", None
+    exact, drafter, reference, store_bytes = False, "Sprinter", None, 0
 
     def __init__(self, draft: Target, verifier: str, ratio: float, threshold: float, cap: int):
         self.draft, self.verifier = draft, verifier
@@ -104,7 +142,7 @@ class Transformers:
     assistant: a draft model for assisted generation; prompt_lookup_num_tokens: for prompt lookup.
     """
 
-    exact, reference = True, None
+    exact, reference, store_bytes = True, None, 0
 
     def __init__(self, assistant: str | None = None, prompt_lookup_num_tokens: int | None = None):
         self.assistant, self.prompt_lookup_num_tokens = assistant, prompt_lookup_num_tokens

@@ -1,6 +1,6 @@
 """The prompts a run decodes: rows of test files, or generated ones, with their references."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipstream.core.errors import InputError
@@ -25,7 +25,8 @@ class PromptSets:
     path: test file, folder with a test split, or a list of them; hub: data sets on the hub by name,
     of use without a path; without either, prompts of `synthetic_kinds` are generated from `seed`
     (held out from those used in training). split: of files, folders and data sets; 'test', or
-    'validation' where something is chosen by it.
+    'validation' where something is chosen by it. cut: whether prompts that leave no room for a
+    whole answer are cut, in place of being left out where they do not fit the context.
     """
 
     def __init__(
@@ -35,10 +36,11 @@ class PromptSets:
         synthetic_kinds: list[str] | None,
         split: str,
         seed: int,
+        cut: bool = False,
     ):
         if split not in ("test", "validation"):
             raise InputError("data.split: must be test or validation")
-        self.split = split
+        self.split, self.cut = split, cut
         self.paths = [path] if isinstance(path, str | Path) else list(path or [])
         self.hub = list((hub or {}).values())
         self.synthetic_kinds, self.seed = list(synthetic_kinds or []), seed
@@ -81,12 +83,18 @@ def divided(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Promp
     return prompts[:count], prompts[count:]
 
 
-def fitting(prompts: list[Prompt], target: Target) -> list[Prompt]:
+def fitting(prompts: list[Prompt], target: Target, cut_to: int | None = None) -> list[Prompt]:
     """The prompts that leave room for an answer in the target's context; says how many do not.
 
-    Raises `InputError` if none does.
+    cut_to: longer prompts lose their last words until they have so many tokens; None to leave out
+    those that do not fit. Raises `InputError` if none fits.
     """
     room = target.max_positions - 1
+    if cut_to is not None:
+        whole, prompts = prompts, [_cut(prompt, target, min(cut_to, room)) for prompt in prompts]
+        count = sum(one != other for one, other in zip(whole, prompts, strict=True))
+        if count:
+            print(f"note: {count} of {len(prompts)} prompts are cut to {cut_to} tokens")
     kept = [p for p in prompts if len(render_prompt(target.tokenizer, p.text)) <= room]
     if not kept:
         raise InputError(
@@ -99,6 +107,15 @@ def fitting(prompts: list[Prompt], target: Target) -> list[Prompt]:
             f"more than {room} tokens"
         )
     return kept
+
+
+def _cut(prompt: Prompt, target: Target, room: int) -> Prompt:
+    """`prompt` without as many of its last tokens as do not fit into `room`."""
+    text = prompt.text
+    while text and (excess := len(render_prompt(target.tokenizer, text)) - room) > 0:
+        tokens = target.tokenizer(text, add_special_tokens=False)["input_ids"]
+        text = target.tokenizer.decode(tokens[:-excess])
+    return replace(prompt, text=text)
 
 
 def _distinct(rows: list[Row]) -> list[Prompt]:

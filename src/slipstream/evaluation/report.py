@@ -16,7 +16,7 @@ from slipstream.evaluation.prompts import Prompt
 
 COLUMNS = (
     "method", "prompts", "tokens/s", "vs transformers", "vs plain", "tau", "accepted", "forwards",
-    "draft/verify/overhead", "identical", "exact",
+    "draft/verify/overhead", "draft ms", "store MB", "identical", "exact",
 )  # fmt: skip
 PACKAGES = ("slipstream", "torch", "transformers", "tokenizers", "lightning", "peft")
 
@@ -97,6 +97,8 @@ def cells(record: Record) -> list[str]:
         f"{record.mean_accepted_draft_tokens:.2f}",
         str(record.target_forwards),
         split if measured else "-",
+        f"{1000 * record.seconds_draft / max(1, record.target_forwards):.2f}" if measured else "-",
+        f"{record.store_bytes / 1e6:.2f}" if record.store_bytes else "-",
         f"{record.identical}/{record.num_prompts}",
         "yes" if record.exact else "no",
     ]

@@ -74,7 +74,7 @@ def compare_methods(
     """Run all methods side by side, print the tables and write the report into `output`."""
     check_writable(output, "output_dir")
     _check_methods(methods)
-    console = Console(width=None if Console().is_terminal else 150)
+    console = Console(width=None if Console().is_terminal else 170)
     runs = compare(methods, prompts, target, sampling, limits, repeats, seed, batch_size)
     records = summarise(runs, prompts, str(target.dtype).removeprefix("torch."))
     costs = row_costs(target)

@@ -1,0 +1,266 @@
+"""How many nodes a draft should have on this device, with this model and this drafter.
+
+A few prompts are decoded with trees of several sizes g. Seconds of a step s(g) and tokens of a step
+tau(g) are fitted, and the size g* with the most tokens a second is kept on disk, to be picked up by
+`budget=auto`. Where no size beats plain decoding, plain decoding is what is picked up. Source:
+UNISPEC, section 3, "Device-aware calibration"; s(g) is the whole step here, drafting included, so
+that it holds for drafters that take time, too.
+"""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from scipy.interpolate import BSpline, make_lsq_spline
+from scipy.optimize import differential_evolution
+
+from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.decoder import Decoder
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.decoding.statistics import Statistics
+from slipstream.drafters.base import Drafter
+from slipstream.targets.target import Target
+
+DEGREE, KNOTS = 2, 8
+"""Of the spline that is fitted to the seconds of a step."""
+POWER = 3
+"""Of the polynomial that is fitted to the tokens of a step."""
+DRIFT = 0.25
+"""A step that takes this much more or less time than when it was calibrated is reported."""
+STEPS_TO_JUDGE = 64
+
+
+@dataclass(frozen=True)
+class Point:
+    """What decoding with trees of `budget` nodes was like: seconds and tokens of a step."""
+
+    budget: int
+    seconds: float
+    tau: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second, the prefill left out."""
+        return self.tau / self.seconds
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One way to draft: its measured points and the curves through them."""
+
+    points: tuple[Point, ...]
+
+    def seconds(self, budgets: np.ndarray) -> np.ndarray:
+        """Fitted seconds of a step: a spline of degree 2 with 8 knots among the sizes measured, of
+        fewer where there are not enough points."""
+        return self._spline(budgets)
+
+    def tau(self, budgets: np.ndarray) -> np.ndarray:
+        """Fitted tokens of a step: a cubic polynomial."""
+        return np.polyval(self._polynomial, budgets)
+
+    def rate(self, budgets: np.ndarray) -> np.ndarray:
+        return self.tau(budgets) / self.seconds(budgets)
+
+    def best(self) -> int:
+        """The size with the highest fitted rate, by differential evolution."""
+        sizes = [point.budget for point in self.points]
+        if min(sizes) == max(sizes):
+            return sizes[0]
+        found = differential_evolution(
+            lambda budget: -float(self.rate(np.rint(budget))[0]),
+            [(min(sizes), max(sizes))],
+            integrality=[True],
+            rng=42,
+            maxiter=1000,
+            tol=1e-6,
+            atol=1e-6,
+        )
+        return round(float(found.x[0]))
+
+    @property
+    def _measured(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        columns = zip(*((p.budget, p.seconds, p.tau) for p in self.points), strict=True)
+        return tuple(np.asarray(column, dtype=float) for column in columns)
+
+    @property
+    def _spline(self) -> BSpline:
+        budgets, seconds, _ = self._measured
+        degree = min(DEGREE, len(budgets) - 1)
+        inner = max(0, min(KNOTS - 2, len(budgets) - degree - 2))
+        # Knots where the points are, so that each piece of the spline has some.
+        places = np.quantile(budgets, np.linspace(0, 1, inner + 2))
+        knots = np.r_[[places[0]] * degree, places, [places[-1]] * degree]
+        return make_lsq_spline(budgets, seconds, knots, degree)
+
+    @property
+    def _polynomial(self) -> np.ndarray:
+        budgets, _, tau = self._measured
+        return np.polyfit(budgets, tau, min(POWER, len(budgets) - 1))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The best of some ways to draft. way: its name; budget: g*, 1 where plain decoding is best;
+    seconds: of its step, as fitted; speedup: over plain decoding, whose step takes
+    `plain_seconds`; points: what was measured, by way."""
+
+    way: str
+    budget: int
+    seconds: float
+    speedup: float
+    plain_seconds: float
+    points: dict[str, list[Point]]
+
+    @property
+    def plain(self) -> bool:
+        return self.budget == 1
+
+
+def calibrate(
+    target: Target,
+    drafters: dict[str, Drafter],
+    prompts: list[list[int]],
+    sampling: Sampling,
+    limits: Limits,
+    budgets: list[int],
+    repeats: int,
+) -> Calibration:
+    """Decode `prompts` with every drafter and budget, and plainly, `repeats` times, interleaved.
+
+    Raises `InputError` for budgets that are not ascending, or below 2.
+    """
+    if not budgets or min(budgets) < 2 or sorted(set(budgets)) != list(budgets):
+        raise InputError("calibration.budgets: give sizes of at least 2, in ascending order")
+    plain = PlainDecoder(target, sampling, limits)
+    decoders: dict[tuple[str, int], Decoder] = {("plain", 1): plain} | {
+        (way, budget): Engine(target, drafter, sampling, limits, budget)
+        for way, drafter in drafters.items()
+        for budget in budgets
+    }
+    totals = measured(decoders, prompts, repeats)
+    (plain_point,) = (_point(1, totals["plain", 1]),)
+    points = {way: [_point(budget, totals[way, budget]) for budget in budgets] for way in drafters}
+    return chosen(points, plain_point)
+
+
+def chosen(points: dict[str, list[Point]], plain: Point) -> Calibration:
+    """The way and size of the highest fitted rate, or plain decoding where that is higher."""
+    curves = {way: Curve(tuple(own)) for way, own in points.items()}
+    best = {way: curve.best() for way, curve in curves.items()}
+    rates = {way: float(curves[way].rate(np.asarray(float(best[way])))) for way in curves}
+    way = max(rates, key=rates.__getitem__)
+    if rates[way] <= plain.rate:
+        return Calibration("plain", 1, plain.seconds, 1.0, plain.seconds, points)
+    seconds = float(curves[way].seconds(np.asarray(float(best[way]))))
+    return Calibration(way, best[way], seconds, rates[way] / plain.rate, plain.seconds, points)
+
+
+def measured(
+    decoders: dict[tuple[str, int], Decoder], prompts: list[list[int]], repeats: int
+) -> dict[tuple[str, int], Statistics]:
+    """The sum over prompts and repeats of each decoder's statistics, after a warm-up."""
+    totals = {key: Statistics() for key in decoders}
+    for decoder in decoders.values():
+        decoder.generate(prompts[0])
+    with Progress() as progress:
+        task = progress.add_task("calibrating", total=repeats * len(prompts) * len(decoders))
+        for seed in range(repeats):
+            for prompt in prompts:
+                for key, decoder in decoders.items():
+                    totals[key] += decoder.generate(prompt, seed).statistics
+                    progress.advance(task)
+    return totals
+
+
+def _point(budget: int, total: Statistics) -> Point:
+    return Point(budget, step_seconds(total), total.tau)
+
+
+def step_seconds(total: Statistics) -> float:
+    """Seconds of a step, drafting included, the prefill left out."""
+    return (total.seconds - total.shares.get("prefill", 0.0)) / max(1, total.target_forwards)
+
+
+class Calibrations:
+    """What was calibrated, a JSON file each in `folder`."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    def save(self, key: str, calibration: Calibration) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{key}.json"
+        path.write_text(json.dumps(asdict(calibration), indent=1), encoding="utf-8")
+        return path
+
+    def load(self, key: str) -> Calibration:
+        """`InputError` where nothing was calibrated under this key."""
+        path = self.folder / f"{key}.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            content["points"] = {
+                way: [Point(**point) for point in points]
+                for way, points in content["points"].items()
+            }
+            return Calibration(**content)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InputError(
+                "budget: nothing was calibrated for this device, model and drafter; run the same "
+                "command with calibrate=true first, or give a number"
+            ) from error
+
+
+def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
+    """Tells apart device, model, dtype, sampling and drafter, `described` before it was used."""
+    device = target.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    threads = torch.get_num_threads() if device.type == "cpu" else None
+    settings = [target.fingerprint or target.name, str(target.dtype), str(sampling)]
+    content = json.dumps([name, threads, settings, drafter])
+    return hashlib.sha256(content.encode()).hexdigest()[:24]
+
+
+def described(part: object) -> object:
+    """What a component was made with, as JSON: its class and the arguments it keeps by name."""
+    if isinstance(part, Target):
+        return part.fingerprint or part.name
+    if isinstance(part, dict):
+        return {str(name): described(each) for name, each in part.items()}
+    if isinstance(part, list | tuple):
+        return [described(each) for each in part]
+    if part is None or isinstance(part, str | int | float | bool):
+        return part
+    names = inspect.signature(type(part).__init__).parameters
+    kept = {name: described(vars(part)[name]) for name in names if name in vars(part)}
+    return {type(part).__name__: kept}
+
+
+class Drift:
+    """Notices, once, that steps no longer take the time that was calibrated."""
+
+    def __init__(self, expected: float, say: Callable[[str], None] = print):
+        self.expected, self.say = expected, say
+        self.total, self.told = Statistics(), False
+
+    def watch(self, statistics: list[Statistics]) -> None:
+        self.total = sum(statistics, self.total)
+        if self.told or self.total.target_forwards < STEPS_TO_JUDGE:
+            return
+        change = step_seconds(self.total) / self.expected - 1
+        if abs(change) > DRIFT:
+            self.told = True
+            self.say(
+                f"note: a step takes {1000 * step_seconds(self.total):.1f} ms, {abs(change):.0%} "
+                f"{'more' if change > 0 else 'less'} than when it was calibrated; run with "
+                "calibrate=true again"
+            )

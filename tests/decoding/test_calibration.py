@@ -1,0 +1,128 @@
+"""Calibration: the best size of known curves is found, kept, picked up; drift is noticed."""
+
+import numpy as np
+import pytest
+from tests.commands import refused
+from tests.drafters import untrained
+from tests.tiny import tiny_target
+
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.calibration import (
+    Calibrations,
+    Curve,
+    Drift,
+    Point,
+    calibrate,
+    calibration_key,
+    chosen,
+    described,
+)
+from slipstream.decoding.statistics import Statistics
+from slipstream.drafters.prompt_lookup import PromptLookup
+
+BUDGETS = [2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64]
+
+
+def tau(budget: float) -> float:
+    return 3.5 - 2.5 * budget**-0.5
+
+
+def seconds(budget: float) -> float:
+    """Flat as far as 16 rows, then steep."""
+    return 0.010 + 0.0006 * max(0.0, budget - 16)
+
+
+def points(noise: float = 0.0) -> list[Point]:
+    chance = np.random.default_rng(0)
+    return [
+        Point(
+            budget,
+            seconds(budget) * (1 + noise * chance.standard_normal()),
+            tau(budget) * (1 + noise * chance.standard_normal()),
+        )
+        for budget in BUDGETS
+    ]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_the_size_found_is_within_five_percent_of_the_best(noise):
+    best = max(tau(budget) / seconds(budget) for budget in range(2, 65))
+    found = Curve(tuple(points(noise))).best()
+    assert tau(found) / seconds(found) > 0.95 * best
+
+
+def test_the_curves_go_through_the_points_where_they_can():
+    curve = Curve(tuple(points()))
+    for point in points():
+        assert curve.seconds(np.array([point.budget]))[0] == pytest.approx(point.seconds, rel=0.05)
+        assert curve.tau(np.array([point.budget]))[0] == pytest.approx(point.tau, rel=0.08)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_few_points_are_enough(count):
+    assert Curve(tuple(points()[:count])).best() in range(2, BUDGETS[count - 1] + 1)
+
+
+def test_plain_decoding_is_chosen_where_no_size_beats_it():
+    plain = Point(1, 0.008, 1.0)
+    slow = [Point(each.budget, 10 * each.seconds, each.tau) for each in points()]
+    found = chosen({"slow": slow}, plain)
+    assert found.plain and found.budget == 1 and found.speedup == 1.0
+    found = chosen({"slow": slow, "fast": points()}, plain)
+    assert found.way == "fast" and not found.plain and found.speedup > 2
+
+
+def test_what_was_calibrated_is_found_again(tmp_path):
+    store, found = Calibrations(tmp_path / "kept"), chosen({"a": points()}, Point(1, 0.01, 1.0))
+    store.save("key", found)
+    assert store.load("key") == found
+    assert "calibrate=true" in refused(lambda: store.load("other"))
+    (tmp_path / "kept" / "damaged.json").write_text("{")
+    assert "calibrate=true" in refused(lambda: store.load("damaged"))
+
+
+def test_keys_tell_apart_models_drafters_and_sampling():
+    one, other = tiny_target(), tiny_target("opt")
+    keys = [
+        calibration_key(target, described(drafter), sampling)
+        for target, drafter, sampling in (
+            (one, PromptLookup(2, 3), Sampling()),
+            (one, PromptLookup(2, 4), Sampling()),
+            (one, PromptLookup(2, 3, untrained.gammatune()), Sampling()),
+            (one, PromptLookup(2, 3), Sampling(1.0)),
+            (other, PromptLookup(2, 3), Sampling()),
+            (one, untrained.unispec(), Sampling()),
+            (one, untrained.unispec(keep=True), Sampling()),
+            (one, PromptLookup(2, 3), Sampling()),
+        )
+    ]
+    assert len(set(keys)) == len(keys) - 1 and keys[0] == keys[-1]
+
+
+def test_calibrating_measures_every_size():
+    target, prompts = tiny_target(), [[1, 2, 3], [4, 5, 6, 4, 5]]
+    drafters = {"unispec": untrained.unispec(), "lookup": PromptLookup(2, 8)}
+    limits = Limits(12)
+    found = calibrate(target, drafters, prompts, Sampling(), limits, [2, 4, 8], 1)
+    assert found.points.keys() == drafters.keys()
+    assert [point.budget for point in found.points["unispec"]] == [2, 4, 8]
+    assert all(p.seconds > 0 and p.tau >= 1 for own in found.points.values() for p in own)
+    for budgets in ([], [1, 2], [4, 2], [2, 2]):
+        message = refused(
+            lambda budgets=budgets: calibrate(
+                target, drafters, prompts, Sampling(), limits, budgets, 1
+            )
+        )
+        assert message.startswith("calibration.budgets: ")
+
+
+@pytest.mark.parametrize(("factor", "noticed"), [(1.0, 0), (1.2, 0), (1.3, 1), (0.7, 1)])
+def test_a_step_that_takes_another_time_than_calibrated_is_noticed_once(factor, noticed):
+    said = []
+    drift = Drift(0.010, said.append)
+    for _ in range(20):
+        drift.watch([Statistics(1, 30, 10, 0.10 * factor + 0.5, {"prefill": 0.5})])
+    assert len(said) == noticed
+    if said:
+        assert f"{abs(factor - 1):.0%}" in said[0] and "calibrate=true" in said[0]

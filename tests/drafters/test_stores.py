@@ -1,0 +1,378 @@
+"""What training-free drafters store, against plain forwards and searches by hand."""
+
+import random
+from itertools import product
+
+import pytest
+import torch
+from tests.commands import refused
+from tests.drafters.untrained import (
+    Texts,
+    combined,
+    lookahead,
+    retrieval,
+    spectra,
+    token_recycling,
+    unispec,
+    untrained,
+)
+from tests.tiny import VOCABULARY, tiny_target
+
+from slipstream.core.growth import grow_by_confidence
+from slipstream.core.sampling import Sampling
+from slipstream.core.tree import DraftTree
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
+from slipstream.drafters.combined import Combined, Record
+from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.memory import bytes_of
+from slipstream.drafters.ngrams import Followers, LastPlaces
+from slipstream.drafters.prompt_lookup import AdaptiveNgram, PromptLookup
+from slipstream.drafters.rest import Rest
+from slipstream.drafters.spectra import _Dictionaries
+from slipstream.drafters.suffixes import COMPARED, Retrieval, SuffixStore
+
+LENGTH = 24
+PROMPT = [3, 14, 15, 9, 26, 5, 3, 14, 15]
+
+
+def texts_of(seed: int, count: int = 6, vocabulary: int = 3) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [
+        [chance.randrange(vocabulary) for _ in range(chance.randrange(1, 30))] for _ in range(count)
+    ]
+
+
+def occurrences(texts: list[list[int]], ngram: list[int]) -> list[list[int]]:
+    """What follows each occurrence."""
+    size = len(ngram)
+    return [
+        text[start + size :]
+        for text in texts
+        for start in range(len(text) - size + 1)
+        if text[start : start + size] == ngram
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_suffix_store_finds_what_a_search_finds(seed, tmp_path):
+    texts = texts_of(seed)
+    SuffixStore.of_texts(texts).save(tmp_path / "store", {})
+    store = SuffixStore.open(tmp_path / "store")
+    asked = [list(ngram) for size in (1, 2, 4) for ngram in product(range(3), repeat=size)]
+    for ngram in [*asked, *(text[-COMPARED:] for text in texts), [7], [0, 7]]:
+        low, high = store.find(ngram)
+        found = [store.after(place, len(ngram), 99) for place in range(low, high)]
+        assert sorted(found) == sorted(occurrences(texts, ngram))
+        longest = store.longest([2, 1, *ngram], COMPARED)
+        sizes = [n for n in range(1, len(ngram) + 3) if occurrences(texts, [2, 1, *ngram][-n:])]
+        assert longest[2] == min(COMPARED, max(sizes, default=0))
+
+
+def test_long_repeats_are_sorted_no_further_than_they_are_compared():
+    store = SuffixStore.of_texts([[1] * 200, [1] * 50 + [2]])
+    low, high = store.find([1] * COMPARED)
+    assert high - low == 200 - COMPARED + 1 + 50 - COMPARED + 1
+
+
+def test_a_folder_without_a_store_is_refused(tmp_path):
+    assert "holds no whole store" in refused(lambda: SuffixStore.open(tmp_path))
+
+
+def test_retrieved_continuations_come_by_their_share():
+    """After [1, 2]: 3 twice, once followed by 4; 5 once."""
+    rest = Rest(retrieval([[1, 2, 3, 4], [1, 2, 3], [1, 2, 5], [9, 9]]))
+    rest.bind(tiny_target())
+    assert rest.retrieval.counted([9, 1, 2]) == [
+        ((3,), pytest.approx(2 / 3)),
+        ((5,), pytest.approx(1 / 3)),
+        ((3, 4), pytest.approx(1 / 3)),
+    ]
+    assert rest.retrieval.continuations([9, 1, 2]) == [(5,), (3, 4)]
+    assert rest.retrieval.counted([8]) == []
+    assert rest.store_bytes == 8 * 14
+
+
+def test_retrieval_looks_at_occurrences_evenly():
+    """Of 100 occurrences, every tenth."""
+    texts = [[1, 2 + number] for number in range(100)]
+    found = Retrieval(Texts(texts), max_ngram=1, max_matches=10, length=1)
+    found.bind(tiny_target())
+    assert sorted(path for path, _ in found.counted([1])) == [(2 + n,) for n in range(0, 100, 10)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_indexes_of_a_growing_text_find_what_a_search_finds(seed):
+    chance = random.Random(seed)
+    text, places, followers = [chance.randrange(4)], LastPlaces(3), Followers(3)
+    for _ in range(60):
+        text += [chance.randrange(4) for _ in range(chance.randrange(1, 4))]
+        places.extend(text)
+        followers.extend(text)
+        for size in (3, 2, 1):
+            ends = [n for n in range(size, len(text)) if text[n - size : n] == text[-size:]]
+            if ends:
+                assert places.continuation(text, 5)[0] == text[ends[-1] : ends[-1] + 5]
+                next_ones = [text[end] for end in ends]
+                likeliest, share = (each[0] for each in followers.continuation(text, 1))
+                assert next_ones.count(likeliest) == max(map(next_ones.count, next_ones))
+                assert share == pytest.approx(next_ones.count(likeliest) / len(ends))
+                break
+        else:
+            assert places.continuation(text, 5) == followers.continuation(text, 5) == ([], [])
+
+
+def test_prompt_lookup_continues_the_last_occurrence_and_adaptive_ngrams_the_most_frequent():
+    """1 2 was followed by 3, 3 and last by 4."""
+    text = [1, 2, 3, 5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2]
+    last, most = LastPlaces(2), Followers(2)
+    last.extend(text)
+    most.extend(text)
+    assert last.continuation(text, 2) == ([4, 7], [pytest.approx(2 / 3), pytest.approx(3 / 4)])
+    assert most.continuation(text, 2)[0] == [3, 6]  # 3 5 and 3 6 occurred once each
+
+
+def algorithm_1(store: dict, root: int, budget: int, depth: int, k: int, least: float) -> set:
+    """The paths of UNISPEC's tree as its Algorithm 1 has them: level by level, the k most
+    confident nodes of a level have children; the most confident nodes of all stay."""
+    leaves, nodes = [((), root, 1.0)], []
+    for _ in range(depth):
+        level = [
+            ((*path, token), token, confidence * probability)
+            for path, above, confidence in leaves
+            for token, probability in zip(*store[above], strict=True)
+        ]
+        level = [node for node in level if node[2] >= least]
+        nodes += level
+        leaves = sorted(level, key=lambda node: -node[2])[:k]
+    best = sorted(nodes, key=lambda node: -node[2])[: budget - 1]
+    return {path for path, _, _ in best}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_best_first_growth_is_the_tree_of_algorithm_1(seed):
+    chance = random.Random(seed)
+    store = {}
+    for token in range(12):
+        tokens = chance.sample(range(12), 6)
+        weights = sorted((chance.random() for _ in tokens), reverse=True)
+        store[token] = tokens, [0.9 * weight / sum(weights) for weight in weights]
+    for budget, depth, k, least in product((2, 9, 40), (1, 3, 6), (2, 6), (0.0, 0.05)):
+        tree = grow_by_confidence(3, lambda token, _: store[token], budget, depth, least, k)
+        paths = {
+            tuple(tree.tokens[each] for each in tree.path(node)[1:]) for node in range(1, len(tree))
+        }
+        assert paths == algorithm_1(store, 3, budget, depth, k, least)
+        assert len(paths) == len(tree) - 1
+        assert tree.confidences == sorted(tree.confidences, reverse=True)
+
+
+def answered(drafter, target, prompt=PROMPT, budget: int = 14, **sampling):
+    engine = Engine(target, drafter, Sampling(**sampling), Limits(LENGTH), budget)
+    return engine.generate(prompt)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_stored_successors_are_the_targets_own_predictions(temperature):
+    """After every step the store has, for the tokens of its tree, the target's likeliest successors
+    in that place; of equal tokens those of the likeliest node."""
+    target, seen = tiny_target(), []
+
+    class Watched(type(unispec())):
+        def propose(self, contexts, budget):
+            self.before = list(contexts[0].tokens)
+            return super().propose(contexts, budget)
+
+        def observe(self, context, step):
+            super().observe(context, step)
+            tree, text = step.tree, getattr(self, "before", context.tokens[: len(PROMPT)])
+            if step.path == list(range(len(PROMPT))) and len(tree) == len(PROMPT):
+                return  # the prompt, looked at below
+            for node in range(len(tree)):
+                if tree.tokens[node] in tree.tokens[:node]:
+                    continue
+                path = [tree.tokens[each] for each in tree.path(node)]
+                logits = target.model(torch.tensor([[*text[:-1], *path]])).logits[0, -1]
+                best = (logits / (temperature or 1.0)).softmax(-1).topk(2)
+                tokens, probabilities = context.state.store.of(tree.tokens[node])
+                assert tokens == best.indices.tolist()
+                assert probabilities == pytest.approx(best.values.tolist(), abs=1e-6)
+                seen.append(node)
+            best = logits_after(target, [*text[:-1], *(tree.tokens[n] for n in step.path)]).topk(2)
+            assert context.state.instead[0] == best.indices.tolist()
+
+    settings = dict(top_k=2, max_depth=3, threshold=0.0, wide_first_level=True)
+    answered(Watched(**settings, prompt=True, keep=False), target, temperature=temperature)
+    assert max(seen) > 3
+
+
+def logits_after(target, text: list[int]) -> torch.Tensor:
+    return target.model(torch.tensor([text])).logits[0, -1]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_prompt_is_stored_whole_or_its_last_token_alone(whole, monkeypatch):
+    monkeypatch.setattr("slipstream.decoding.decoder.PREFILL_ROWS", 4)
+    target, drafter = tiny_target(), unispec(prompt=whole)
+    stored = []
+
+    def propose(contexts, budget):
+        stored.append(set(contexts[0].state.store.known))
+        return [DraftTree.chain(context.tokens[-1:]) for context in contexts]
+
+    drafter.propose = propose
+    answered(drafter, target, [1, 2, 3, 4, 5, 6])
+    assert stored[0] == ({5, 6} if whole else {6})  # of the prompt's last part
+    tokens, _ = drafter.stores[0].of(6)
+    assert tokens == logits_after(target, [1, 2, 3, 4, 5, 6]).topk(2).indices.tolist()
+
+
+def test_windows_and_candidates_are_extended_by_what_the_target_says_there():
+    target, checked = tiny_target(), []
+
+    class WatchedLookahead(type(lookahead())):
+        def propose(self, contexts, budget):
+            self.before = list(contexts[0].tokens)
+            self.paths = contexts[0].state.paths()
+            return super().propose(contexts, budget)
+
+        def observe(self, context, step):
+            super().observe(context, step)
+            if step.foreseen:
+                said = [
+                    int(logits_after(target, self.before + path).argmax()) for path in self.paths
+                ]
+                assert context.state.generations[-1] == said
+                checked.append("window")
+
+    class WatchedSpectra(type(spectra())):
+        def propose(self, contexts, budget):
+            self.before = list(contexts[0].tokens)
+            self.candidates_then = [list(each) for each in contexts[0].state.candidates]
+            self.keys = set(contexts[0].state.stored.forward.continuations)
+            return super().propose(contexts, budget)
+
+        def observe(self, context, step):
+            pool, keys = context.state, set(context.state.stored.forward.continuations)
+            super().observe(context, step)
+            if not step.foreseen:
+                return
+            for then, now in zip(self.candidates_then, pool.candidates, strict=True):
+                ranked = logits_after(target, self.before + then[1:]).argsort(descending=True)
+                if self.unseen_probability:
+                    ranked = [int(each) for each in ranked if int(each) not in keys]
+                assert now == [*then[1:], int(ranked[0])]
+                keys |= {now[0], now[1]}
+                checked.append("candidate")
+
+    settings = dict(
+        candidates=2, ngram=3, guesses=3, forward=True, backward=True, sub_ngrams=True,
+        retrieval=None, text=False, keep=False,
+    )  # fmt: skip
+    answered(
+        WatchedLookahead(window=3, ngram=4, guesses=3, text=False, retrieval=None, keep=False),
+        target,
+    )
+    for probability in (0.0, 1.0):
+        answered(WatchedSpectra(**settings, unseen_probability=probability), target)
+    assert {"window", "candidate"} == set(checked) and len(checked) > 60
+
+
+def test_dictionaries_hold_all_parts_of_a_candidate_or_whole_ones_alone():
+    parts, whole = _Dictionaries(4, 5, True), _Dictionaries(4, 5, False)
+    for stored in (parts, whole):
+        stored.add([1, 2, 3, 4])
+    assert list(parts.forward.starting_with(1)) == [(2, 3, 4)]
+    assert list(parts.forward.starting_with(2)) == [(3, 4)]
+    assert list(parts.forward.starting_with(3)) == [(4,)]
+    assert parts.backward == {(1, 2, 3): 4, (2, 3): 4, (3,): 4}
+    assert list(whole.forward.starting_with(2)) == [] and whole.backward == {(1, 2, 3): 4}
+    parts.add([3, 4, 5, 6])
+    assert parts.chain([9, 2, 3], 4) == [4]  # (2, 3) -> 4; nothing is known to follow 4 here ...
+    parts.add([0, 3, 4, 7])
+    assert parts.chain([9, 2, 3], 4) == [4, 7]  # ... and now 7 follows (3, 4)
+
+
+@pytest.mark.parametrize("name", untrained([]))
+def test_stores_are_forgotten_from_prompt_to_prompt_unless_they_are_kept(name):
+    target = tiny_target()
+    texts = [[1, 2, 3], [4, 5, 6]]
+    drafter = untrained(texts)[name]
+    engine = Engine(target, drafter, Sampling(), Limits(LENGTH), 14)
+    forwards = [engine.generate(PROMPT).statistics.target_forwards for _ in range(3)]
+    batch = engine.generate_batch([[1, 2], PROMPT, [7] * 5])
+    if "kept" in name:
+        assert forwards[1] < forwards[0]
+    elif name != "combined":  # it keeps records of how often its drafters were right
+        assert len(set(forwards)) == 1
+        assert batch[1].statistics.target_forwards == forwards[0]
+    assert (drafter.store_bytes > 0) == (name != "nothing")
+
+
+def test_trees_of_several_drafters_share_the_budget_by_what_they_have_proven():
+    """Prompt lookup is never right here: its word wears off."""
+    record, chain = Record(), DraftTree([7, 1, 2], [-1, 0, 1], [1.0, 0.9, 0.81])
+    before = record.proven(chain)
+    for _ in range(50):
+        record.test(chain, [5, 6])
+    after = record.proven(chain)
+    assert before == pytest.approx([1.0, 0.9, 0.81])
+    assert after[1] == pytest.approx(10 * 0.9 / 60)
+    record.test(chain, [1, 2])
+    assert record.tested[9] == 52 and record.right[9] == 2.0
+
+
+def test_a_combination_is_told_and_verified_as_its_parts_are():
+    target = tiny_target()
+    drafter = combined(more=AdaptiveNgram(2, 3))
+    alone = answered(unispec(), target)
+    together = answered(drafter, target)
+    assert together.ids == alone.ids
+    trees = drafter.trees
+    assert len(trees) == 3 and all(len(each) == 1 for each in trees)
+    assert drafter.store_bytes == sum(each.store_bytes for each in drafter.drafters)
+
+
+def test_what_cannot_be_combined_is_refused():
+    target = tiny_target()
+    assert "cannot be parts" in refused(lambda: combined(more=lookahead()))
+    assert "cannot be parts" in refused(lambda: combined(more=spectra()))
+    assert "at least one" in refused(lambda: Combined({}))
+    sampled = combined(more=DraftModel(target, 3))
+    assert "cannot be combined" in refused(lambda: answered(sampled, target, temperature=1.0))
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: unispec(top_k=0), "drafter.top_k"),
+        (lambda: unispec(threshold=1.0), "drafter.threshold"),
+        (lambda: token_recycling(rank_probabilities=[]), "drafter.rank_probabilities"),
+        (lambda: token_recycling(rank_probabilities=[0.2, 0.5]), "drafter.rank_probabilities"),
+        (lambda: lookahead(ngram=1), "ngram of at least 2"),
+        (lambda: spectra(candidates=0), "candidates and guesses of at least 1"),
+        (lambda: spectra(unseen_probability=1.5), "drafter.unseen_probability"),
+        (lambda: Retrieval(Texts([]), COMPARED + 1, 1, 1), "max_ngram between 1 and"),
+        (lambda: PromptLookup(0, 1), "drafter.max_ngram"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make, field):
+    assert field in refused(make)
+
+
+def test_memory_counts_each_object_once():
+    ngram = (1000, 2000)
+    once, twice = bytes_of([{ngram: 5}]), bytes_of([{ngram: 5, (3000,): ngram}])
+    assert 0 < once < twice < once + 400
+
+
+def test_budgets_that_leave_no_room_still_decode():
+    target = tiny_target()
+    plain = answered(unispec(), target).ids
+    for budget in (1, 2, 3, 5):
+        for name, drafter in untrained([[1, 2, 3]]).items():
+            assert answered(drafter, target, budget=budget).ids == plain, name
+    for prompt in ([5], [VOCABULARY - 1] * 2):
+        expected = answered(PromptLookup(1, 1), target, prompt).ids
+        for name, drafter in untrained([[1, 2, 3]]).items():
+            assert answered(drafter, target, prompt).ids == expected, name

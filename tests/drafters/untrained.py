@@ -1,0 +1,107 @@
+"""Every drafter that needs no training, and the rules for the length of a draft that need none, for
+tests."""
+
+from slipstream.drafters.combined import Combined
+from slipstream.drafters.draft_length import AssistantThreshold, GammaTune, Heuristic
+from slipstream.drafters.lookahead import Lookahead
+from slipstream.drafters.prompt_lookup import AdaptiveNgram, PromptLookup
+from slipstream.drafters.rest import Rest
+from slipstream.drafters.spectra import Spectra
+from slipstream.drafters.streaming import Streaming
+from slipstream.drafters.suffixes import Retrieval, SuffixStore
+from slipstream.drafters.unispec import TokenRecycling, UniSpec
+
+
+class Texts:
+    """A corpus of given texts."""
+
+    def __init__(self, texts: list[list[int]]):
+        self.texts = texts
+
+    def store(self, target) -> SuffixStore:
+        return SuffixStore.of_texts(self.texts)
+
+
+def retrieval(texts: list[list[int]]) -> Retrieval:
+    return Retrieval(Texts(texts), max_ngram=3, max_matches=8, length=4)
+
+
+def spectra(**changes) -> Spectra:
+    settings = dict(
+        candidates=2, ngram=3, guesses=3, unseen_probability=0.5, forward=True, backward=True,
+        sub_ngrams=True, retrieval=None, text=False, keep=False,
+    )  # fmt: skip
+    return Spectra(**(settings | changes))
+
+
+def lookahead(**changes) -> Lookahead:
+    settings = dict(window=2, ngram=3, guesses=3, text=False, retrieval=None, keep=False)
+    return Lookahead(**(settings | changes))
+
+
+def unispec(**changes) -> UniSpec:
+    settings = dict(
+        top_k=2, max_depth=3, threshold=0.05, wide_first_level=True, prompt=True, keep=False
+    )
+    return UniSpec(**(settings | changes))
+
+
+def token_recycling(**changes) -> TokenRecycling:
+    settings = dict(rank_probabilities=[0.5, 0.2, 0.1], max_depth=3, prompt=True, keep=False)
+    return TokenRecycling(**(settings | changes))
+
+
+def combined(speculator=None, schedule: str = "deferred", **more) -> Combined:
+    """UNISPEC and prompt lookup, and streams if there is a speculator."""
+    drafters = {"unispec": unispec(), "prompt_lookup": PromptLookup(2, 3)} | more
+    if speculator is not None:
+        drafters = {"streaming": Streaming(speculator, schedule, 2)} | drafters
+    return Combined(drafters)
+
+
+def untrained(texts: list[list[int]]) -> dict[str, object]:
+    """New drafters by name; texts: what retrieval finds drafts in."""
+    return {
+        "prompt lookup": PromptLookup(max_ngram=2, num_tokens=3),
+        "adaptive n-grams": AdaptiveNgram(max_ngram=2, num_tokens=3),
+        "token recycling": token_recycling(),
+        "unispec": unispec(),
+        "unispec, last row of the prompt": unispec(prompt=False, wide_first_level=False),
+        "unispec, kept": unispec(keep=True),
+        "lookahead": lookahead(),
+        "lookahead, text, corpus, kept": lookahead(
+            text=True, retrieval=retrieval(texts), keep=True
+        ),
+        "spectra": spectra(),
+        "spectra, whole n-grams": spectra(sub_ngrams=False, backward=False),
+        "spectra, text, corpus, kept": spectra(
+            text=True, retrieval=retrieval(texts), keep=True, unseen_probability=1.0
+        ),
+        "rest": Rest(retrieval(texts)),
+        "combined": combined(),
+    }
+
+
+def gammatune(threshold: float | None = None, initial: float = 2, **changes) -> GammaTune:
+    settings = dict(rate=0.5, bonus=2.0, least=1, most=4, carry=False) | changes
+    return GammaTune(initial, threshold=threshold, **settings)
+
+
+RULES = {
+    "heuristic": lambda: Heuristic(initial=2, carry=False),
+    "gammatune": gammatune,
+    "gammatune_plus": lambda: gammatune(0.4),
+    "assistant_threshold": lambda: AssistantThreshold(0.4),
+}
+
+
+def with_rules(speculator, top_k: int) -> dict[str, object]:
+    """Drafters that are no draft model, with each rule that fits them, by name."""
+    found = {}
+    for name, rule in RULES.items():
+        streaming = Streaming(speculator, "deferred", top_k, length=rule())
+        found[f"deferred streams, {name}"] = streaming
+        if rule().looks_at == "nothing":
+            found[f"prompt lookup, {name}"] = PromptLookup(2, 3, rule())
+            found[f"adaptive n-grams, {name}"] = AdaptiveNgram(2, 3, rule())
+    return found
