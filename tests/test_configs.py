@@ -9,7 +9,7 @@ from slipstream.app import INFER_KEYS, TRAIN_KEYS
 from slipstream.configuration import build, check_keys, own_part
 from slipstream.targets.loading import load_target
 
-DECODING = {"demo", "streaming_budgets"}
+DECODING = {"all_drafters", "demo", "streaming_budgets"}
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 STUDIES = sorted(path.stem for path in (ROOT / "conf" / "study").glob("*.yaml"))
 VARIANTS = [

@@ -29,7 +29,7 @@ from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.drafters.prompt_lookup import AdaptiveNgram, PromptLookup
 from slipstream.drafters.rest import Rest
-from slipstream.drafters.spectra import _Dictionaries
+from slipstream.drafters.spectra import Dictionaries
 from slipstream.drafters.suffixes import COMPARED, Retrieval, SuffixStore
 
 LENGTH = 24
@@ -248,7 +248,7 @@ def test_windows_and_candidates_are_extended_by_what_the_target_says_there():
     class WatchedSpectra(type(spectra())):
         def propose(self, contexts, budget):
             self.before = list(contexts[0].tokens)
-            self.candidates_then = [list(each) for each in contexts[0].state.candidates]
+            self.candidates_then = [list(each) for each in contexts[0].state.sequences]
             self.keys = set(contexts[0].state.stored.forward.continuations)
             return super().propose(contexts, budget)
 
@@ -257,7 +257,7 @@ def test_windows_and_candidates_are_extended_by_what_the_target_says_there():
             super().observe(context, step)
             if not step.foreseen:
                 return
-            for then, now in zip(self.candidates_then, pool.candidates, strict=True):
+            for then, now in zip(self.candidates_then, pool.sequences, strict=True):
                 ranked = logits_after(target, self.before + then[1:]).argsort(descending=True)
                 if self.unseen_probability:
                     ranked = [int(each) for each in ranked if int(each) not in keys]
@@ -279,12 +279,12 @@ def test_windows_and_candidates_are_extended_by_what_the_target_says_there():
 
 
 def test_dictionaries_hold_all_parts_of_a_candidate_or_whole_ones_alone():
-    parts, whole = _Dictionaries(4, 5, True), _Dictionaries(4, 5, False)
+    parts, whole = Dictionaries(4, 5, True), Dictionaries(4, 5, False)
     for stored in (parts, whole):
         stored.add([1, 2, 3, 4])
     assert list(parts.forward.starting_with(1)) == [(2, 3, 4)]
     assert list(parts.forward.starting_with(2)) == [(3, 4)]
-    assert list(parts.forward.starting_with(3)) == [(4,)]
+    assert list(parts.forward.starting_with(3)) == [(4,)] and 4 not in parts.forward
     assert parts.backward == {(1, 2, 3): 4, (2, 3): 4, (3,): 4}
     assert list(whole.forward.starting_with(2)) == [] and whole.backward == {(1, 2, 3): 4}
     parts.add([3, 4, 5, 6])
@@ -350,7 +350,7 @@ def test_what_cannot_be_combined_is_refused():
         (lambda: token_recycling(rank_probabilities=[]), "drafter.rank_probabilities"),
         (lambda: token_recycling(rank_probabilities=[0.2, 0.5]), "drafter.rank_probabilities"),
         (lambda: lookahead(ngram=1), "ngram of at least 2"),
-        (lambda: spectra(candidates=0), "candidates and guesses of at least 1"),
+        (lambda: spectra(candidates=0), "at least 1 guess and 1 candidate"),
         (lambda: spectra(unseen_probability=1.5), "drafter.unseen_probability"),
         (lambda: Retrieval(Texts([]), COMPARED + 1, 1, 1), "max_ngram between 1 and"),
         (lambda: PromptLookup(0, 1), "drafter.max_ngram"),

@@ -79,6 +79,24 @@ class DraftTree:
             node = self.parents[node]
         return path[::-1]
 
+    @property
+    def depth(self) -> int:
+        """Of the deepest node."""
+        return max(self.depths())
+
+    def agreement(self, answer: list[int]) -> int:
+        """How many tokens of `answer` follow the root on some path.
+
+        >>> DraftTree([7, 1, 2, 3], [-1, 0, 0, 2]).agreement([2, 3, 9])
+        2
+        """
+        agreed = {0: 0}
+        for node in range(1, len(self.tokens)):
+            reached = agreed.get(self.parents[node], len(answer))
+            if reached < len(answer) and answer[reached] == self.tokens[node]:
+                agreed[node] = reached + 1
+        return max(agreed.values())
+
     def ancestor_mask(self) -> torch.Tensor:
         """(N, N) boolean on the CPU: entry [i, j] is True where j is i or an ancestor of i.
 

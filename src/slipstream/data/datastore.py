@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 MAX_NEW_TOKENS = 96
 """Of the target's answers to generated prompts."""
+BATCH_TOKENS = 2048
+"""Tokens of the texts whose perplexity is measured together."""
 
 
 class TrainingTexts:
@@ -65,6 +67,11 @@ class TrainingTexts:
         folder = self.cache_dir / key
         if not (folder / "store.json").exists():
             check_writable(folder, "corpus.cache_dir")
+            if not samples:
+                raise InputError(
+                    "corpus: it has no text; raise corpus.max_rows, or name other data with "
+                    "corpus.path"
+                )
             kept = refined(samples, target, self.share)
             log.info("sorting the suffixes of %d texts", len(kept))
             store = SuffixStore.of_texts([sample.ids for sample in kept])
@@ -96,21 +103,24 @@ class TrainingTexts:
 
 def refined(samples: list[Sample], target: Target, share: float) -> list[Sample]:
     """The share of the texts whose completions have the least perplexity under the target, in the
-    order given."""
+    order given; those that do not fit its context have none."""
     if share == 1:
         return samples
+    samples = [sample for sample in samples if len(sample.ids) <= target.max_positions]
     worth = perplexities(samples, target)
     kept = sorted(range(len(samples)), key=worth.__getitem__)[: max(1, round(share * len(samples)))]
     return [samples[place] for place in sorted(kept)]
 
 
 @torch.inference_mode()
-def perplexities(samples: list[Sample], target: Target, batch_size: int = 16) -> list[float]:
+def perplexities(samples: list[Sample], target: Target) -> list[float]:
     """Of each completion, given its prompt: exp of the mean negative log-probability."""
     order = sorted(range(len(samples)), key=lambda place: len(samples[place].ids))
-    found = [0.0] * len(samples)
-    for start in tqdm(range(0, len(order), batch_size), desc="perplexity"):
-        places = order[start : start + batch_size]
+    found, progress = [0.0] * len(samples), tqdm(total=len(order), desc="perplexity")
+    while order:
+        count = max(1, BATCH_TOKENS // len(samples[order[-1]].ids))
+        places, order = order[-count:], order[:-count]
+        progress.update(len(places))
         batch = collate([samples[place] for place in places]).to(target.device)
         positions = torch.arange(batch.ids.shape[1], device=target.device).expand_as(batch.ids)
         rows = target.forward(batch.ids, positions, None, None)

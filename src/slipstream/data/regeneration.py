@@ -44,6 +44,7 @@ def regenerate(
     lower = target.dtype == torch.float32 and not is_packed(target.model)
     path = Path(cache_dir) / f"{_key(target, prompts, max_new_tokens, sampling)}.jsonl"
     answers = _read_answers(path)
+    compiled, target.compiled = target.compiled, None  # its graphs know no other arithmetic
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         for batch in tqdm(batches, desc="regenerating", disable=len(answers) == len(prompts)):
@@ -55,6 +56,7 @@ def regenerate(
                 answers[index] = answer.ids
                 file.write(json.dumps([index, answer.ids]) + "\n")
             file.flush()
+    target.compiled = compiled
     ended = [index for index in range(len(prompts)) if answers[index][-1] in target.end_ids]
     if len(ended) < len(prompts):
         log.warning(

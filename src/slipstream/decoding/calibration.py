@@ -148,9 +148,16 @@ def calibrate(
         for budget in budgets
     }
     totals = measured(decoders, prompts, repeats)
-    (plain_point,) = (_point(1, totals["plain", 1]),)
     points = {way: [_point(budget, totals[way, budget]) for budget in budgets] for way in drafters}
-    return chosen(points, plain_point)
+    return chosen(points, _point(1, totals["plain", 1]))
+
+
+def undrafted(target: Target, drafter: Drafter, sampling: Sampling, limits: Limits) -> Decoder:
+    """What drafting is compared with: plain decoding, or of a target that the drafter was
+    fine-tuned with, its own decoding without drafts."""
+    if drafter.bind(target) is target:
+        return PlainDecoder(target, sampling, limits)
+    return Engine(target, drafter, sampling, limits, budget=1)
 
 
 def chosen(points: dict[str, list[Point]], plain: Point) -> Calibration:
@@ -171,12 +178,16 @@ def measured(
     """The sum over prompts and repeats of each decoder's statistics, after a warm-up."""
     totals = {key: Statistics() for key in decoders}
     for decoder in decoders.values():
-        decoder.generate(prompts[0])
+        # Compiled steps wait for the first rows of each shape.
+        for prompt in prompts if decoder.target.compiled else prompts[:1]:
+            decoder.generate(prompt)
     with Progress() as progress:
         task = progress.add_task("calibrating", total=repeats * len(prompts) * len(decoders))
         for seed in range(repeats):
             for prompt in prompts:
                 for key, decoder in decoders.items():
+                    if isinstance(decoder, Engine):  # one drafter serves all budgets
+                        decoder.drafter.forget()
                     totals[key] += decoder.generate(prompt, seed).statistics
                     progress.advance(task)
     return totals

@@ -108,7 +108,8 @@ class Engine(Decoder):
         lengths = on_device(cache.lengths, self.target.device)[:, None]
         return self.target.forward(
             nodes.ids,
-            nodes.depths + lengths,
+            # Nodes beyond the context's end (riders may be) are never emitted.
+            (nodes.depths + lengths).clamp(max=self.target.max_positions - 1),
             tree_mask(cache.lengths, nodes.ancestors, cache.slots),
             cache,
             self.drafter.visitors,

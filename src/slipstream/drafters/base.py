@@ -97,16 +97,22 @@ class Step:
     sequence: int = 0
     foreseen: tuple[torch.Tensor, ...] = ()
 
+    @property
+    def answer(self) -> list[int]:
+        """What the target went on with after the root."""
+        return [*(self.tree.tokens[node] for node in self.path[1:]), self.next_token]
+
 
 class Drafter:
     """Base of all drafters; a plain one needs `propose` alone.
 
     exact: whether outputs keep the target's distribution (all verified drafters do). visitors: its
     part in the verifying forward, if any. mergeable: whether its trees may be verified as a part
-    of larger ones. store_bytes: memory of what it looks drafts up in for the last batch of prompts.
+    of larger ones; draws: whether they hold drawn tokens where the target's are. store_bytes:
+    memory of what it looks drafts up in, for the last batch of prompts.
     """
 
-    exact, mergeable = True, True
+    exact, mergeable, draws = True, True, False
     visitors: Sequence[LayerVisitor] = ()
     store_bytes = 0
 
@@ -125,6 +131,9 @@ class Drafter:
     def begin(self, contexts: list[Context], budget: int) -> None:
         """Called before the prefill of a batch of prompts, whose trees will have up to `budget`
         nodes."""
+
+    def forget(self) -> None:
+        """Forget what earlier prompts taught: stores that are kept, lengths, records."""
 
     def extra_rows(self, budget: int) -> int:
         """How many rows it may stage in a forward or a draft beyond the tree's `budget` nodes."""

@@ -24,7 +24,9 @@ TRUST = 10.0
 
 
 class Combined(Drafter):
-    """Merges the trees of `drafters`, by name. Their records last as long as the drafter does."""
+    """Merges the trees of `drafters`, by name. Their records go on from prompt to prompt."""
+
+    mergeable = False
 
     def __init__(self, drafters: dict[str, Drafter]):
         if not drafters:
@@ -52,6 +54,11 @@ class Combined(Drafter):
         return target
 
     def begin(self, contexts: list[Context], budget: int) -> None:
+        if not contexts[0].sampling.greedy and any(each.draws for each in self.drafters):
+            raise InputError(
+                "drafter.drafters: a draft model that samples cannot be combined with others; "
+                "leave it out, or set sampling.temperature=0"
+            )
         self.trees = None
         for context in contexts:
             context.state = [None] * len(self.drafters)
@@ -70,11 +77,6 @@ class Combined(Drafter):
         return together
 
     def _together(self, trees: Sequence[DraftTree], budget: int) -> DraftTree:
-        if any(tree.proposals for tree in trees):
-            raise InputError(
-                "drafter.drafters: a draft model that samples cannot be combined with others; "
-                "leave it out, or set sampling.temperature=0"
-            )
         proven = [
             replace(tree, confidences=record.proven(tree))
             for record, tree in zip(self.records, trees, strict=True)
@@ -94,10 +96,14 @@ class Combined(Drafter):
         for place, drafter in enumerate(self._each([context])):
             drafter.observe(context, replace(step, foreseen=step.foreseen[self.foreseen[place]]))
         if self.trees is not None:
-            answer = [*(step.tree.tokens[node] for node in step.path[1:]), step.next_token]
             with context.clock.share("draft"):
                 for record, trees in zip(self.records, self.trees, strict=True):
-                    record.test(trees[step.sequence], answer)
+                    record.test(trees[step.sequence], step.answer)
+
+    def forget(self) -> None:
+        self.records = [Record() for _ in self.drafters]
+        for drafter in self.drafters:
+            drafter.forget()
 
     def leave(self, kept: list[int]) -> None:
         for drafter in self.drafters:

@@ -64,13 +64,16 @@ class DraftLength:
     def leave(self, kept: list[int]) -> None:
         """Only these sequences of the batch go on (ascending)."""
 
+    def forget(self) -> None:
+        """Forget what earlier prompts taught."""
+
 
 def check_length(length: DraftLength, known: tuple[str, ...], drafter: str) -> DraftLength:
     """`length`, unless it looks at more than the drafter knows (InputError)."""
     if length.looks_at not in known:
         raise InputError(
             f"drafter.length: {type(length).__name__} looks at the {length.looks_at} of a draft "
-            f"model, which {drafter} has none of; choose length=gammatune or length=heuristic"
+            f"model, which {drafter} has none of; choose +length@drafter.length=gammatune"
         )
     return length
 
@@ -98,6 +101,9 @@ class _Counting(DraftLength):
     def observe(self, place: int, drafted: int, accepted: int) -> None:
         self.carried = self.lengths[place] = self.following(place, drafted, accepted)
 
+    def forget(self) -> None:
+        self.carried = self.initial
+
     def following(self, place: int, drafted: int, accepted: int) -> float:
         """The length of the next draft."""
         raise NotImplementedError
@@ -118,9 +124,10 @@ class Heuristic(_Counting):
 
 
 class GammaTune(_Counting):
-    """A draft length that follows a moving mean of the accepted tokens (GammaTune, Algorithm 1, as
-    `notes.md` reads it): A accepted tokens, `bonus` more if the whole draft was accepted; then
-    length <- clip((1 - rate) length + rate A, least, most), and its ceiling is drafted.
+    """A draft length that follows a moving mean of the accepted tokens (GammaTune, Algorithm 1,
+    whose lines are read in the one way in which all act): A accepted tokens, `bonus` more if the
+    whole draft was accepted; then length <- clip((1 - rate) length + rate A, least, most), and its
+    ceiling is drafted.
 
     rate: eta; bonus: delta; threshold: GammaTune+, which ends a draft with a token drawn where the
     draft model's largest probability is below it; None for GammaTune. A draft that something else

@@ -23,13 +23,15 @@ class DraftModel(Drafter):
     length: a rule that may end a draft earlier, None for none.
     """
 
+    draws = True
+
     def __init__(self, model: Target, num_tokens: int, length: DraftLength | None = None):
         if num_tokens < 1:
             raise InputError("drafter.num_tokens: must be at least 1")
         self.model, self.num_tokens = model, num_tokens
         self.length = length or DraftLength()
         self.reader = Reader(model)
-        self.drafted: list[int] | None = None
+        self.drafted: list[DraftTree] | None = None
 
     def bind(self, target: Target) -> Target:
         check_vocabularies(target, self.model, "drafter.model")
@@ -42,14 +44,17 @@ class DraftModel(Drafter):
         self.length.begin(len(contexts))
         self.drafted = None
 
+    def forget(self) -> None:
+        self.length.forget()
+
     def leave(self, kept: list[int]) -> None:
         self.reader.leave(kept)
         self.length.leave(kept)
 
     def observe(self, context: Context, step: Step) -> None:
         if self.drafted is not None:  # not of the prefill, which drafts nothing
-            drafted = self.drafted[step.sequence]
-            self.length.observe(step.sequence, drafted, len(step.path) - 1)
+            own = self.drafted[step.sequence]
+            self.length.observe(step.sequence, len(own) - 1, own.agreement(step.answer))
 
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
         drafted = [context.tokens[-1:] for context in contexts]
@@ -79,8 +84,7 @@ class DraftModel(Drafter):
                     depths[place] = node if stop else depths[place]
                     fed[place] = fed[place] if node < depths[place] else []
             self.reader.forget_beyond([len(context.tokens) for context in contexts])
-        self.drafted = depths
-        trees = [DraftTree.chain(tokens) for tokens in drafted]
+        trees = self.drafted = [DraftTree.chain(tokens) for tokens in drafted]
         for tree, own in zip(trees, proposals, strict=True):
             tree.proposals = own
         return trees

@@ -1,6 +1,6 @@
 """Where n-grams of a growing text occurred: what prompt lookup and adaptive n-grams draft from.
 
-A text is indexed as it grows, so that a step costs a few look-ups however long the text is.
+A text is indexed as it grows, so that a step never goes through the whole of it.
 """
 
 from collections.abc import Iterator, Sequence

@@ -31,7 +31,7 @@ class PromptLookup(Drafter):
             raise InputError("drafter.max_ngram, drafter.num_tokens: must be at least 1")
         self.max_ngram, self.num_tokens = max_ngram, num_tokens
         self.length = length or DraftLength()
-        self.drafted: list[int] | None = None
+        self.drafted: list[DraftTree] | None = None
         self.indexes: list[LastPlaces | Followers] = []
 
     def bind(self, target: Target) -> Target:
@@ -49,13 +49,15 @@ class PromptLookup(Drafter):
     def store_bytes(self) -> int:
         return bytes_of(index.store for index in self.indexes)
 
+    def forget(self) -> None:
+        self.length.forget()
+
     def leave(self, kept: list[int]) -> None:
         self.length.leave(kept)
 
     def observe(self, context: Context, step: Step) -> None:
-        if self.drafted is not None and self.drafted[step.sequence]:
-            drafted = self.drafted[step.sequence]
-            self.length.observe(step.sequence, drafted, len(step.path) - 1)
+        if self.drafted is not None and len(own := self.drafted[step.sequence]) > 1:
+            self.length.observe(step.sequence, len(own) - 1, own.agreement(step.answer))
 
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
         self.length.start()
@@ -69,7 +71,7 @@ class PromptLookup(Drafter):
                 tree = DraftTree.chain([context.tokens[-1], *drafted])
                 tree.confidences = list(accumulate([1.0, *sure], mul))
                 trees.append(tree)
-        self.drafted = [len(tree) - 1 for tree in trees]
+        self.drafted = trees
         return trees
 
 

@@ -18,7 +18,7 @@ class Rest(Drafter):
 
     @property
     def store_bytes(self) -> int:
-        return self.retrieval.store.nbytes
+        return self.retrieval.nbytes
 
     def bind(self, target: Target) -> Target:
         self.retrieval.bind(target)

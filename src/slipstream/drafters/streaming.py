@@ -10,6 +10,7 @@ deterministic. The pruning head may drop unlikely nodes in the middle of the for
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -69,7 +70,7 @@ class Streaming(Drafter):
         self._bound: Target | None = None
         self.merged = self.pairs = None
         self.trees: list[DraftTree] | None = None
-        self.depths: list[int] | None = None
+        self.drafted: list[DraftTree] | None = None
         self.levels: torch.Tensor | None = None
         self.ends: list[int] = []
         self.prefilled = 0
@@ -80,7 +81,7 @@ class Streaming(Drafter):
         return self.schedule == "fused"
 
     def bind(self, target: Target) -> Target:
-        if target is self._bound:
+        if target is self._bound or target is self.target:
             return self.target
         if target.num_parallel > 1:
             raise InputError(
@@ -123,7 +124,7 @@ class Streaming(Drafter):
 
     def begin(self, contexts: list[Context], budget: int) -> None:
         self.drafting = self._reaching(budget - 1)
-        self.trees, self.depths, self.prefilled = None, None, 0
+        self.trees, self.drafted, self.prefilled = None, None, 0
         self.length.begin(len(contexts))
         self.ends = [len(context.tokens) - 1 for context in contexts]
 
@@ -147,9 +148,10 @@ class Streaming(Drafter):
 
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
         with contexts[0].clock.share("draft"):
-            self.depths = self._depths(contexts) if budget > 1 else [0] * len(contexts)
-            pairs = zip(contexts, self.depths, strict=True)
+            depths = self._depths(contexts) if budget > 1 else [0] * len(contexts)
+            pairs = zip(contexts, depths, strict=True)
             self.trees = [self._grown(context, depth, budget) for context, depth in pairs]
+            self.drafted = self.trees
         return self.trees
 
     def replaced(self, trees: list[DraftTree]) -> None:
@@ -166,7 +168,7 @@ class Streaming(Drafter):
             return depths
         for level in range(max(depths)):
             places = [place for place, depth in enumerate(depths) if level < depth]
-            logits = self.levels[places, level]
+            logits = torch.stack([contexts[place].state.levels[level] for place in places])
             stops = self.length.stops(Drawn(places, logits, logits.argmax(-1).tolist()))
             for place, stop in zip(places, stops, strict=True):
                 depths[place] = level + 1 if stop else depths[place]
@@ -176,7 +178,7 @@ class Streaming(Drafter):
         """The best tree of what was foreseen."""
         if depth < 1:
             return DraftTree.chain(context.tokens[-1:])
-        tokens, places, values = (tensor[:depth].tolist() for tensor in context.state)
+        tokens, places, values = (tensor[:depth].tolist() for tensor in context.state.candidates)
         children = [list(zip(*level, strict=True)) for level in zip(places, values, strict=True)]
         return grow_best_first(context.tokens[-1], tokens, children, budget)
 
@@ -224,14 +226,17 @@ class Streaming(Drafter):
         return best.indices, ranked.indices, ranked.values
 
     def observe(self, context: Context, step: Step) -> None:
-        context.state = step.foreseen
-        if self.depths is not None:  # not of the prefill, which drafts nothing
-            accepted = min(len(step.path) - 1, self.depths[step.sequence])
-            self.length.observe(step.sequence, self.depths[step.sequence], accepted)
+        levels = None if self.length.looks_at == "nothing" else self.levels[step.sequence]
+        context.state = _Foreseen(step.foreseen, levels)
+        if self.drafted is not None:  # not of the prefill, which drafts nothing
+            own = self.drafted[step.sequence]
+            self.length.observe(step.sequence, own.depth, own.agreement(step.answer))
+
+    def forget(self) -> None:
+        self.length.forget()
 
     def leave(self, kept: list[int]) -> None:
         self.length.leave(kept)
-        self.levels = self.levels[kept]
 
     def _fused_streams(self, outlook: Outlook) -> torch.Tensor:
         """(B, gamma, D): the streams that ran beside the last accepted nodes."""
@@ -273,6 +278,15 @@ class Streaming(Drafter):
         if max(map(max, chosen)) < 0:
             return None
         return on_device(chosen, self.target.device)
+
+
+@dataclass(frozen=True)
+class _Foreseen:
+    """Of one sequence: what `Streaming.candidates` found, on the host; levels: (gamma, V) logits on
+    the device, where a rule for the draft length looks at them."""
+
+    candidates: tuple[torch.Tensor, ...]
+    levels: torch.Tensor | None
 
 
 class _Streams:

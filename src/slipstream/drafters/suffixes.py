@@ -1,8 +1,8 @@
 """A corpus of token ids in which any n-gram is found at once: its suffixes, sorted.
 
 Tokens and the order of their suffixes are two flat files that are mapped into memory, 4 and 4 or 8
-bytes a token, and no more of them is read than a look-up needs: about twice log2 of the corpus
-places. Suffixes are compared by their first `COMPARED` tokens, which is more than any look-up asks.
+bytes a token, and no more of them is read than a look-up needs: some hundred places. Suffixes are
+compared by their first `COMPARED` tokens, which is more than any look-up asks.
 """
 
 import json
@@ -139,7 +139,13 @@ class Retrieval:
         self.store: SuffixStore | None = None
         self._bound: Target | None = None
 
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.store is None else self.store.nbytes
+
     def bind(self, target: Target) -> None:
+        if self._bound is not None and target.fingerprint == self._bound.fingerprint != {}:
+            return
         if target is not self._bound:
             self.store, self._bound = self.corpus.store(target), target
 

@@ -15,6 +15,9 @@ from slipstream.drafters.base import Context, Drafter, Outlook, Step
 from slipstream.drafters.successors import Successors
 from slipstream.targets.target import Target
 
+ROWS = 128
+"""Rows of a prompt whose logits are looked at together."""
+
 
 class UniSpec(Drafter):
     """A tree of stored successors, whose nodes are as confident as the product of the probabilities
@@ -22,9 +25,10 @@ class UniSpec(Drafter):
 
     top_k: successors kept of a token, and the nodes of a level that have children; max_depth: of
     the tree; threshold: least confidence of a node (r). wide_first_level: the first level also has
-    what the target thought would come in the place of the root. prompt: whether the target's
-    predictions within the prompt are stored, too. keep: whether later prompts find what earlier
-    ones stored.
+    what else than the root the target thought likely in its place (the paper does not leave out
+    the root itself, which would be its own likeliest child). prompt: whether the target's
+    predictions within the prompt (its last part, if it is long) are stored, too. keep: whether
+    later prompts find what earlier ones stored.
     """
 
     def __init__(
@@ -43,10 +47,11 @@ class UniSpec(Drafter):
         self.top_k, self.max_depth, self.threshold = top_k, max_depth, threshold
         self.wide_first_level, self.prompt, self.keep = wide_first_level, prompt, keep
         self.stores: list[Successors] = []
+        self.used = 0
         self.target: Target | None = None
 
     def bind(self, target: Target) -> Target:
-        if self.target is None or target.vocab_size != self.target.vocab_size:
+        if target is not self.target:
             self.stores = []
         self.target = target
         return target
@@ -55,6 +60,7 @@ class UniSpec(Drafter):
         """A store for each prompt of a batch; kept, all prompts share one."""
         k = min(self.top_k, self.target.vocab_size)
         wanted = 1 if self.keep else len(contexts)
+        self.used = wanted
         while len(self.stores) < wanted:
             self.stores.append(Successors(self.target.vocab_size, k))
         for place, context in enumerate(contexts):
@@ -65,20 +71,36 @@ class UniSpec(Drafter):
 
     @property
     def store_bytes(self) -> int:
-        return sum(store.nbytes for store in self.stores)
+        return sum(store.nbytes for store in self.stores[: self.used])
+
+    def forget(self) -> None:
+        for store in self.stores:
+            store.clear()
 
     def foresee(self, contexts: list[Context], outlook: Outlook) -> tuple[torch.Tensor, ...]:
         """The likeliest tokens after each node, and their probabilities: (B, N, k) each."""
-        sampling = contexts[0].sampling
-        logits = outlook.logits
-        if logits is None:
+        sampling, clock = contexts[0].sampling, contexts[0].clock
+        temperature = 1.0 if sampling.greedy else sampling.temperature
+        if outlook.logits is not None:
+            with clock.share("draft"):
+                return self._likeliest(outlook.logits, temperature)
+        with clock.share("prefill"):
             hidden = outlook.rows.hidden[:, : outlook.ids.shape[1]]
             if not self.prompt:
                 hidden = hidden[torch.arange(len(hidden)), outlook.last][:, None]
-            logits = self.target.logits(hidden)
-        temperature = 1.0 if sampling.greedy else sampling.temperature
-        best = (logits.float() / temperature).softmax(-1).topk(min(self.top_k, logits.shape[-1]))
-        return best.indices, best.values
+            # In parts, because a row of logits is long.
+            parts = hidden.split(max(1, ROWS // len(hidden)), dim=1)
+            best = [self._likeliest(self.target.logits(part), temperature) for part in parts]
+            tokens, probabilities = zip(*best, strict=True)
+            return torch.cat(tokens, dim=1), torch.cat(probabilities, dim=1)
+
+    def _likeliest(
+        self, logits: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, N, V) -> the likeliest tokens and their probabilities, (B, N, k) each."""
+        logits = logits.float() / temperature
+        best = logits.topk(min(self.top_k, logits.shape[-1]))
+        return best.indices, (best.values - logits.logsumexp(-1, keepdim=True)).exp()
 
     def observe(self, context: Context, step: Step) -> None:
         with context.clock.share("draft"):
@@ -101,7 +123,7 @@ class UniSpec(Drafter):
 
         def children(token: int, depth: int) -> tuple[list[int], list[float]]:
             if depth == 1 and self.wide_first_level:
-                return _merged(known.store.of(token), known.instead)
+                return _merged(known.store.of(token), known.instead_of(token))
             return known.store.of(token)
 
         depth = min(self.max_depth, context.max_depth)
@@ -135,13 +157,13 @@ class TokenRecycling(UniSpec):
 
     def _grown(self, context: Context, budget: int) -> DraftTree:
         store = context.state.store
+
+        def ranked(token: int, _: int) -> tuple[list[int], list[float]]:
+            tokens, _ = store.of(token)
+            return tokens, self.ranks[: len(tokens)]
+
         depth = min(self.max_depth, context.max_depth)
-        return grow_by_confidence(
-            context.tokens[-1],
-            lambda token, _: (store.of(token)[0], self.ranks) if token in store.known else ([], []),
-            budget,
-            depth,
-        )
+        return grow_by_confidence(context.tokens[-1], ranked, budget, depth)
 
 
 class _Known:
@@ -150,6 +172,10 @@ class _Known:
     def __init__(self, store: Successors):
         self.store = store
         self.instead: tuple[list[int], list[float]] = [], []
+
+    def instead_of(self, root: int) -> tuple[list[int], list[float]]:
+        pairs = [(one, share) for one, share in zip(*self.instead, strict=True) if one != root]
+        return [token for token, _ in pairs], [share for _, share in pairs]
 
 
 def _merged(

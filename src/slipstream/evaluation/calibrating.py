@@ -43,11 +43,9 @@ class Calibrating:
         """Calibrate `drafter`, print the table, draw plot.png and keep the choice."""
         check_writable(output, "output_dir")
         key = calibration_key(target, described(drafter), sampling)
-        verifying = drafter.bind(target)
+        drafter.bind(target)
         ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
-        found = calibrate(
-            verifying, drafter.ways(), ids, sampling, limits, self.budgets, self.repeats
-        )
+        found = calibrate(target, drafter.ways(), ids, sampling, limits, self.budgets, self.repeats)
         rows = rows_of(found)
         self._print(found, rows)
         plot(output / "plot.png", found)

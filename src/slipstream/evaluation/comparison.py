@@ -1,7 +1,8 @@
 """Side-by-side runs: the same prompts through every method, interleaved, in one process.
 
-Each prompt is answered by all methods in turn before the next prompt, in rotating order, several
-times; per prompt and method the median run counts. So drift of the machine hits all alike.
+Each prompt is answered by all methods in turn before the next prompt, in rotating order, in several
+passes over all prompts; per prompt and method the median run counts. So drift of the machine hits
+all alike. What a method learns from its answers it forgets between passes.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -103,19 +104,23 @@ def compare(
             # Compilation waits for the first rows of each shape: let all shapes come before timing.
             for warm_up in (ids[:1], *(batches if target.compiled else batches[:1])):
                 method.generate(warm_up, [seed] * len(warm_up))
-        for number, batch in enumerate(batches):
-            seeds = [seed + number * batch_size + place for place in range(len(batch))]
-            tries: dict[str, list[list[Generation]]] = {name: [] for name in names}
-            for repeat in range(repeats):
+        tries: dict[str, list[list[list[Generation]]]] = {
+            name: [[] for _ in batches] for name in names
+        }
+        for repeat in range(repeats):
+            for method in methods.values():
+                method.forget()  # the answers of this pass are new to it
+            for number, batch in enumerate(batches):
+                seeds = [seed + number * batch_size + place for place in range(len(batch))]
                 shift = (number + repeat) % len(names)
                 for name in names[shift:] + names[:shift]:
-                    tries[name].append(methods[name].generate(batch, seeds))
+                    tries[name][number].append(methods[name].generate(batch, seeds))
                     most = max(runs[name].store_bytes, methods[name].store_bytes)
                     runs[name].store_bytes = most
                     progress.advance(task, len(batch))
-            for name in names:
-                ordered = sorted(tries[name], key=_seconds)
-                runs[name].generations += ordered[len(ordered) // 2]
+        for name in names:
+            for own in tries[name]:
+                runs[name].generations += sorted(own, key=_seconds)[len(own) // 2]
     for name, method in methods.items():
         if sampling.greedy and method.drafter and method.reference:
             answers = track(ids, description=f"reference of {name}")

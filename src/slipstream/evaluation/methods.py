@@ -5,14 +5,19 @@ Every method is given token ids and returns a `Generation`; how often and in whi
 """
 
 import time
-from typing import Protocol
 
 import torch
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits
-from slipstream.decoding.calibration import Calibrations, Drift, calibration_key, described
+from slipstream.decoding.calibration import (
+    Calibrations,
+    Drift,
+    calibration_key,
+    described,
+    undrafted,
+)
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
@@ -24,27 +29,33 @@ from slipstream.targets.loading import load_target
 from slipstream.targets.target import Target
 
 
-class Method(Protocol):
-    """exact: whether the output keeps the target's distribution; drafter: name, or None; reference:
-    what its greedy output must equal, None for plain decoding of the run's target; store_bytes:
-    memory of what drafts are looked up in, for the last batch."""
+class Method:
+    """Base of all ways to answer.
 
-    exact: bool
-    drafter: str | None
-    reference: Reference | None
-    store_bytes: int
+    exact: whether the output keeps the target's distribution; drafter: name, or None; reference:
+    what its greedy output must equal, None for plain decoding of the run's target; store_bytes:
+    memory of what drafts are looked up in, for the last batch.
+    """
+
+    exact: bool = True
+    drafter: str | None = None
+    reference: Reference | None = None
+    store_bytes: int = 0
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         """Load what is needed; called once."""
+        raise NotImplementedError
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
         """Answer a batch of prompts; their statistics are shares of the batch."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Forget what earlier prompts taught."""
 
 
-class Plain:
+class Plain(Method):
     """Our plain decoding: one forward, one token; target: of its own, None for the run's."""
-
-    exact, drafter, store_bytes = True, None, 0
 
     def __init__(self, target: Target | None = None):
         self.target = target
@@ -57,7 +68,7 @@ class Plain:
         return self.decoder.generate_batch(prompts, seeds)
 
 
-class Speculative:
+class Speculative(Method):
     """Our engine with one drafter and trees of up to `budget` nodes, or 'auto' for what was
     calibrated, to be found in the folder `calibrations`; target: of its own, None for the run's."""
 
@@ -71,7 +82,8 @@ class Speculative:
         if isinstance(budget, str) and budget != "auto":
             raise InputError("budget: give a number of nodes, or auto")
         self._drafter, self.budget, self.target = drafter, budget, target
-        self.calibrations, self._described = Calibrations(calibrations), described(drafter)
+        self.calibrations = Calibrations(calibrations)
+        self._described = described(drafter) if budget == "auto" else None
         self._drift: Drift | None = None
         self.exact, self.drafter = drafter.exact, type(drafter).__name__
 
@@ -98,24 +110,32 @@ class Speculative:
         name = type(self._drafter).__name__
         if found.plain:
             print(f"note: no draft of {name} beats plain decoding here, so it decodes plainly")
-            return PlainDecoder(target, sampling, limits)
-        verifying = self._drafter.bind(target)
+            return undrafted(target, self._drafter, sampling, limits)
+        self._drafter.bind(target)
         self._drafter = self._drafter.ways()[found.way]
         print(f"note: {found.way} drafts {found.budget} nodes, as calibrated")
-        return Engine(verifying, self._drafter, sampling, limits, found.budget)
+        return Engine(target, self._drafter, sampling, limits, found.budget)
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
+        if self._drift is not None and len(prompts) > 1:
+            raise InputError(
+                "budget: auto was calibrated for one prompt at a time; give a number of nodes with "
+                "batch_size above 1"
+            )
         answers = self.decoder.generate_batch(prompts, seeds)
-        if self._drift is not None and len(prompts) == 1:
+        if self._drift is not None:
             self._drift.watch([answer.statistics for answer in answers])
         return answers
 
+    def forget(self) -> None:
+        self._drafter.forget()
 
-class Sprinter:
+
+class Sprinter(Method):
     """SPRINTER, which is approximate: `draft` writes, and a verifier (or its folder) says when the
     target is asked; ratio, threshold, cap: as in `SprinterDecoder`."""
 
-    exact, drafter, reference, store_bytes = False, "Sprinter", None, 0
+    exact, drafter = False, "Sprinter"
 
     def __init__(self, draft: Target, verifier: str, ratio: float, threshold: float, cap: int):
         self.draft, self.verifier = draft, verifier
@@ -136,13 +156,11 @@ class Sprinter:
         return self.decoder.generate_batch(prompts, seeds)
 
 
-class Transformers:
+class Transformers(Method):
     """transformers' own `generate` on the same weights, as its users have it.
 
     assistant: a draft model for assisted generation; prompt_lookup_num_tokens: for prompt lookup.
     """
-
-    exact, reference, store_bytes = True, None, 0
 
     def __init__(self, assistant: str | None = None, prompt_lookup_num_tokens: int | None = None):
         self.assistant, self.prompt_lookup_num_tokens = assistant, prompt_lookup_num_tokens

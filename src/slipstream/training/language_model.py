@@ -10,7 +10,6 @@ from pathlib import Path
 import lightning as L
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
@@ -84,7 +83,7 @@ class LanguageModelTraining(L.LightningModule):
             tokenizer = AutoTokenizer.from_pretrained(locate(self.tokenizer_path))
         config = AutoConfig.for_model(
             **self.architecture,
-            vocab_size=len(tokenizer),
+            vocab_size=self.teacher.vocab_size if self.teacher else len(tokenizer),
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
@@ -107,13 +106,21 @@ class LanguageModelTraining(L.LightningModule):
     def loss(self, batch: Batch) -> torch.Tensor:
         """Mean over the batch's supervised tokens of the cross-entropy, or of the KL divergence
         from the teacher."""
-        logits = _predictions(self.model, batch)
+        predicts = batch.supervised[:, 1:]
+        hidden = self.model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
+        logits = self.model.lm_head(hidden[:, :-1][predicts]).float()
         if self.teacher is None:
-            return F.cross_entropy(logits, batch.ids[:, 1:][batch.supervised[:, 1:]])
-        with torch.no_grad(), torch.autocast(logits.device.type, torch.bfloat16):
-            teaching = _predictions(self.teacher.model, batch)
+            return F.cross_entropy(logits, batch.ids[:, 1:][predicts])
+        with torch.no_grad():
+            positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+            rows = self.teacher.forward(batch.ids, positions.expand_as(batch.ids), None, None)
+            teaching = self.teacher.logits(rows.hidden[:, :-1][predicts]).float()
         ours, theirs = logits.log_softmax(-1), teaching.log_softmax(-1)
         return F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+
+    def on_fit_start(self) -> None:
+        if self.teacher is not None:
+            self.teacher.model.to(self.device)
 
     def training_step(self, batch: Batch, _: int) -> torch.Tensor:
         loss = self.loss(batch)
@@ -147,9 +154,3 @@ class LanguageModelTraining(L.LightningModule):
         self.model.to(torch.bfloat16).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-def _predictions(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """(n, V) float32 logits of the batch's n supervised tokens."""
-    hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
-    return model.lm_head(hidden[:, :-1][batch.supervised[:, 1:]]).float()

@@ -37,6 +37,9 @@ def card(module: L.LightningModule, config: dict, trainer: L.Trainer, score) -> 
     """The model card of what was trained."""
     data = config["data"]
     answers = ", answered by the target itself" if data["regenerate"] else ""
+    if data["generated_rows"]:
+        kinds = " and ".join(data["synthetic_kinds"])
+        answers += f", and {data['generated_rows']:,} generated prompts ({kinds}), sampled answers"
     monitored = getattr(trainer.checkpoint_callback, "monitor", None)
     lines = [
         f"# {module.title}",

@@ -38,7 +38,8 @@ class DraftLengthStudy:
         methods: dict[str, Method] = {}
         for initial in self.initial:
             for name, drafter in self._drafters(initial).items():
-                methods[f"{name} {initial}"] = Speculative(drafter, self.most + 1)
+                budget = drafter.num_tokens + 1
+                methods[f"{name} {initial}"] = Speculative(drafter, budget)
         limits, dtype = Limits(96), str(target.dtype)
         runs = compare(methods, prompts, target, Sampling(), limits, self.repeats, seed=0)
         records = overall(runs, prompts, dtype)
