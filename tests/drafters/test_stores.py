@@ -90,7 +90,7 @@ def test_retrieved_continuations_come_by_their_share():
     ]
     assert rest.retrieval.continuations([9, 1, 2]) == [(5,), (3, 4)]
     assert rest.retrieval.counted([8]) == []
-    assert rest.store_bytes == 8 * 14
+    assert rest.store_bytes == 8 * (4 + 3 + 3 + 2 + 4)
 
 
 def test_retrieval_looks_at_occurrences_evenly():
@@ -175,7 +175,7 @@ def answered(drafter, target, prompt=PROMPT, budget: int = 14, **sampling):
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_stored_successors_are_the_targets_own_predictions(temperature):
     """After every step the store has, for the tokens of its tree, the target's likeliest successors
-    in that place; of equal tokens those of the likeliest node."""
+    in that place; of equal tokens those of the last accepted node, else of the likeliest."""
     target, seen = tiny_target(), []
 
     class Watched(type(unispec())):
@@ -189,7 +189,9 @@ def test_stored_successors_are_the_targets_own_predictions(temperature):
             if step.path == list(range(len(PROMPT))) and len(tree) == len(PROMPT):
                 return  # the prompt, looked at below
             for node in range(len(tree)):
-                if tree.tokens[node] in tree.tokens[:node]:
+                alike = [n for n in range(len(tree)) if tree.tokens[n] == tree.tokens[node]]
+                accepted = [n for n in alike if n in step.path]
+                if node != (accepted[-1] if accepted else alike[0]):
                     continue
                 path = [tree.tokens[each] for each in tree.path(node)]
                 logits = target.model(torch.tensor([[*text[:-1], *path]])).logits[0, -1]

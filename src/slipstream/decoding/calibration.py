@@ -65,8 +65,9 @@ class Curve:
         return self._spline(budgets)
 
     def tau(self, budgets: np.ndarray) -> np.ndarray:
-        """Fitted tokens of a step: a cubic polynomial."""
-        return np.polyval(self._polynomial, budgets)
+        """Fitted tokens of a step: a cubic polynomial of log g. (UNISPEC has one of g, which misses
+        the steep beginning: by 14 % at 2 nodes where tau is 3.5 - 2.5 / sqrt(g).)"""
+        return np.polyval(self._polynomial, np.log(budgets))
 
     def rate(self, budgets: np.ndarray) -> np.ndarray:
         return self.tau(budgets) / self.seconds(budgets)
@@ -105,7 +106,7 @@ class Curve:
     @property
     def _polynomial(self) -> np.ndarray:
         budgets, _, tau = self._measured
-        return np.polyfit(budgets, tau, min(POWER, len(budgets) - 1))
+        return np.polyfit(np.log(budgets), tau, min(POWER, len(budgets) - 1))
 
 
 @dataclass(frozen=True)

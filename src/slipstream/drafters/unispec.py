@@ -111,7 +111,12 @@ class UniSpec(Drafter):
                 nodes, last = nodes[-1:], 0
             tokens, probabilities = tokens[: len(nodes)], probabilities[: len(nodes)]
             known: _Known = context.state
-            known.store.update(nodes, tokens, probabilities)
+            # The last word on a token: of accepted nodes the latest, else the likeliest.
+            accepted = step.path if len(tokens) > 1 else [0]
+            others = sorted(set(range(len(nodes))) - set(accepted), reverse=True)
+            order = [*others, *accepted]
+            ids = [nodes[node] for node in order]
+            known.store.update(ids, tokens[order], probabilities[order])
             known.instead = tokens[last].tolist(), probabilities[last].tolist()
 
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
