@@ -120,6 +120,7 @@ def infer(config: DictConfig) -> list:
     check_keys(config, INFER_KEYS)
     import torch
 
+    from slipstream.evaluation.auto import Auto
     from slipstream.evaluation.prompts import fitting
     from slipstream.evaluation.run import answer_one, compare_methods, run_study, verify_methods
     from slipstream.targets.compiled import compile_target
@@ -139,7 +140,8 @@ def infer(config: DictConfig) -> list:
         count, config.data.split = calibrating.num_prompts, "validation"
     data = build(config.data)
     cut_to = target.max_positions - limits.max_new_tokens if data.cut else None
-    prompts = fitting(data.take(count), target, cut_to)
+    taken = data.take(count)
+    prompts = fitting(taken, target, cut_to)
     if calibrating is not None:
         drafter, output = build(config.drafter), Path(config.output_dir)
         return calibrating.run(target, drafter, prompts, sampling, limits, output)
@@ -152,6 +154,12 @@ def infer(config: DictConfig) -> list:
         content = {name: content[name] for name in STUDY_KEYS}
         return run_study(study, target, prompts, Path(config.output_dir), content)
     methods = {name: build(node) for name, node in config.methods.items() if node is not None}
+    for method in methods.values():
+        if isinstance(method, Auto):
+            config.data.split = "validation"
+            others = build(config.data).beside(taken, method.num_prompts)
+            others = fitting(others, target, cut_to)
+            method.choose(others, target, sampling, limits)
     if config.verify:
         return verify_methods(target, methods, prompts, sampling, limits, config.seed)
     return compare_methods(

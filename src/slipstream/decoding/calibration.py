@@ -148,9 +148,9 @@ def calibrate(
         for way, drafter in drafters.items()
         for budget in budgets
     }
-    totals = measured(decoders, prompts, repeats)
-    points = {way: [_point(budget, totals[way, budget]) for budget in budgets] for way in drafters}
-    return chosen(points, _point(1, totals["plain", 1]))
+    found = measured(decoders, prompts, repeats)
+    points = {way: [point_of(budget, found[way, budget]) for budget in budgets] for way in drafters}
+    return chosen(points, point_of(1, found["plain", 1]))
 
 
 def undrafted(target: Target, drafter: Drafter, sampling: Sampling, limits: Limits) -> Decoder:
@@ -175,9 +175,10 @@ def chosen(points: dict[str, list[Point]], plain: Point) -> Calibration:
 
 def measured(
     decoders: dict[tuple[str, int], Decoder], prompts: list[list[int]], repeats: int
-) -> dict[tuple[str, int], Statistics]:
-    """The sum over prompts and repeats of each decoder's statistics, after a warm-up."""
-    totals = {key: Statistics() for key in decoders}
+) -> dict[tuple[str, int], list[Statistics]]:
+    """Each decoder's statistics for every prompt, summed over repeats; interleaved, after a
+    warm-up."""
+    found = {key: [Statistics() for _ in prompts] for key in decoders}
     for decoder in decoders.values():
         # Compiled steps wait for the first rows of each shape.
         for prompt in prompts if decoder.target.compiled else prompts[:1]:
@@ -185,16 +186,17 @@ def measured(
     with Progress() as progress:
         task = progress.add_task("calibrating", total=repeats * len(prompts) * len(decoders))
         for seed in range(repeats):
-            for prompt in prompts:
+            for place, prompt in enumerate(prompts):
                 for key, decoder in decoders.items():
                     if isinstance(decoder, Engine):  # one drafter serves all budgets
                         decoder.drafter.forget()
-                    totals[key] += decoder.generate(prompt, seed).statistics
+                    found[key][place] += decoder.generate(prompt, seed).statistics
                     progress.advance(task)
-    return totals
+    return found
 
 
-def _point(budget: int, total: Statistics) -> Point:
+def point_of(budget: int, statistics: list[Statistics]) -> Point:
+    total = sum(statistics, Statistics())
     return Point(budget, step_seconds(total), total.tau)
 
 

@@ -102,6 +102,7 @@ def compare(
         batches = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
         for method in methods.values():
             # Compilation waits for the first rows of each shape: let all shapes come before timing.
+            method.expect(prompts[0].source)
             for warm_up in (ids[:1], *(batches if target.compiled else batches[:1])):
                 method.generate(warm_up, [seed] * len(warm_up))
         tries: dict[str, list[list[list[Generation]]]] = {
@@ -114,6 +115,7 @@ def compare(
                 seeds = [seed + number * batch_size + place for place in range(len(batch))]
                 shift = (number + repeat) % len(names)
                 for name in names[shift:] + names[:shift]:
+                    methods[name].expect(prompts[number * batch_size].source)
                     tries[name][number].append(methods[name].generate(batch, seeds))
                     most = max(runs[name].store_bytes, methods[name].store_bytes)
                     runs[name].store_bytes = most

@@ -50,6 +50,9 @@ class Method:
         """Answer a batch of prompts; their statistics are shares of the batch."""
         raise NotImplementedError
 
+    def expect(self, prompt_set: str) -> None:
+        """Called before prompts of this set come."""
+
     def forget(self) -> None:
         """Forget what earlier prompts taught."""
 

@@ -69,6 +69,18 @@ class PromptSets:
             if place < len(prompts)
         ]
 
+    def beside(self, prompts: list[Prompt], count: int) -> list[Prompt]:
+        """`count` prompts of each of the sets that `prompts` come from, other ones."""
+        sets = list(dict.fromkeys(prompt.source for prompt in prompts))
+        known = {prompt.text for prompt in prompts}
+        found = self.take(len(prompts) + 2 * count * len(sets))
+        fresh = [prompt for prompt in found if prompt.text not in known]
+        return [
+            prompt
+            for name in sets
+            for prompt in [each for each in fresh if each.source == name][:count]
+        ]
+
 
 def divided(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
     """The first `count` prompts, to calibrate with, and the others, to be measured.

@@ -1,0 +1,163 @@
+"""Which guesses are accepted: by source (SPECTRA, Figure 3), by confidence (UNISPEC, Figure 3)."""
+
+from collections import Counter
+
+from rich.progress import track
+
+from slipstream.core.sampling import Sampling
+from slipstream.core.tree import DraftTree
+from slipstream.data.rendering import render_prompt
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
+from slipstream.drafters.spectra import Spectra
+from slipstream.drafters.unispec import UniSpec
+from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.studies.findings import Findings
+from slipstream.targets.target import Target
+
+BINS = 10
+
+
+class AcceptanceStudy:
+    """Greedy decoding with `spectra` and with `unispec`, with trees of `budget` nodes; what every
+    source had to say is judged, also what found no room."""
+
+    def __init__(self, spectra: Spectra, unispec: UniSpec, budget: int):
+        self.spectra, self.unispec, self.budget = spectra, unispec, budget
+
+    def run(self, target: Target, prompts: list[Prompt]) -> Findings:
+        sources, confidences = _Sources(self.spectra), _Confidences(self.unispec)
+        engines = [
+            Engine(target, watched, Sampling(), Limits(96), self.budget)
+            for watched in (sources, confidences)
+        ]
+        for prompt in track(prompts, description="decoding"):
+            for engine in engines:
+                engine.generate(render_prompt(target.tokenizer, prompt.text))
+        by_source, by_confidence = sources.rows(), confidences.rows()
+        return Findings(
+            "Acceptance by source of the guess (SPECTRA, Figure 3)",
+            by_source,
+            lambda figure: _draw(figure, by_source, by_confidence),
+            {"Acceptance by confidence of the node (UNISPEC, Figure 3)": by_confidence},
+        )
+
+
+class _Watched:
+    """A drafter that is looked at: everything else is its own."""
+
+    def __init__(self, drafter):
+        self.drafter = drafter
+
+    def __getattr__(self, name: str):
+        return getattr(self.drafter, name)
+
+
+class _Sources(_Watched):
+    """Counts what SPECTRA's dictionaries and its corpus had to say."""
+
+    def __init__(self, drafter: Spectra):
+        super().__init__(drafter)
+        self.steps, self.guesses = Counter(), Counter()
+        self.guessed, self.accepted, self.longest = Counter(), Counter(), Counter()
+        self.said: list[dict[str, list]] = []
+
+    def propose(self, contexts, budget: int) -> list[DraftTree]:
+        trees = self.drafter.propose(contexts, budget)
+        self.said = [self._sources(context) for context in contexts]
+        return trees
+
+    def _sources(self, context) -> dict[str, list]:
+        stored, tokens = context.state.stored, context.tokens
+        chain = stored.chain(tokens, self.drafter.ngram)
+        found = {
+            "backward dictionary": [chain] if chain else [],
+            "forward dictionary": list(stored.forward.starting_with(tokens[-1])),
+        }
+        if self.drafter.retrieval is not None:
+            found["corpus"] = self.drafter.retrieval.continuations(tokens)
+        return found
+
+    def observe(self, context, step) -> None:
+        for source, guesses in self.said[step.sequence].items() if self.said else ():
+            agreed = [_agreeing(guess, step.answer) for guess in guesses]
+            self.steps[source] += 1
+            self.guesses[source] += len(guesses)
+            self.guessed[source] += sum(map(len, guesses))
+            self.accepted[source] += sum(agreed)
+            self.longest[source] += max(agreed, default=0)
+        self.drafter.observe(context, step)
+
+    def begin(self, contexts, budget: int) -> None:
+        self.said = []
+        self.drafter.begin(contexts, budget)
+
+    def rows(self) -> list[dict[str, object]]:
+        return [
+            {
+                "source": source,
+                "steps": self.steps[source],
+                "guesses a step": self.guesses[source] / self.steps[source],
+                "tokens a guess": self.guessed[source] / max(1, self.guesses[source]),
+                "accepted share of tokens": self.accepted[source] / max(1, self.guessed[source]),
+                "longest accepted, mean": self.longest[source] / self.steps[source],
+            }
+            for source in self.steps
+        ]
+
+
+class _Confidences(_Watched):
+    """Counts which nodes of UNISPEC's trees were accepted."""
+
+    def __init__(self, drafter: UniSpec):
+        super().__init__(drafter)
+        self.nodes, self.accepted = Counter(), Counter()
+
+    def observe(self, context, step) -> None:
+        if context.max_depth:  # not of the prefill
+            for node in range(1, len(step.tree)):
+                place = min(BINS - 1, int(step.tree.confidences[node] * BINS))
+                self.nodes[place] += 1
+                self.accepted[place] += node in step.path
+        self.drafter.observe(context, step)
+
+    def rows(self) -> list[dict[str, object]]:
+        total = self.nodes.total()
+        return [
+            {
+                "confidence": f"{place / BINS:.1f} to {(place + 1) / BINS:.1f}",
+                "nodes": self.nodes[place],
+                "share of nodes": self.nodes[place] / total,
+                "accepted": self.accepted[place] / self.nodes[place],
+            }
+            for place in sorted(self.nodes)
+        ]
+
+
+def _agreeing(guess, answer: list[int]) -> int:
+    """How many tokens of `answer` the guess begins with."""
+    agreed = 0
+    for one, other in zip(guess, answer, strict=False):
+        if one != other:
+            break
+        agreed += 1
+    return agreed
+
+
+def _draw(figure, by_source: list[dict], by_confidence: list[dict]) -> None:
+    left, right = figure.subplots(1, 2)
+    left.bar(
+        [row["source"] for row in by_source],
+        [row["accepted share of tokens"] for row in by_source],
+    )
+    left.set_ylabel("accepted share of guessed tokens")
+    labels = [row["confidence"] for row in by_confidence]
+    right.plot(labels, [row["accepted"] for row in by_confidence], "-o", label="accepted")
+    right.bar(
+        labels, [row["share of nodes"] for row in by_confidence], alpha=0.3, label="share of nodes"
+    )
+    right.set_xlabel("confidence of a node")
+    right.tick_params(axis="x", rotation=60)
+    right.legend()
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)

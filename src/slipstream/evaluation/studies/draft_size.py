@@ -1,0 +1,147 @@
+"""Calibrated draft sizes against a search of all sizes (UNISPEC, Figure 5, Tables 13 and 15)."""
+
+import numpy as np
+
+from slipstream.core.sampling import Sampling
+from slipstream.data.rendering import render_prompt
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.calibration import Calibration, Curve, calibrate, measured, point_of
+from slipstream.decoding.decoder import Decoder
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.statistics import Statistics
+from slipstream.drafters.base import Drafter
+from slipstream.evaluation.prompts import Prompt, divided
+from slipstream.evaluation.studies.findings import Findings
+from slipstream.targets.target import Target
+
+RESAMPLES = 2000
+
+
+class DraftSizeStudy:
+    """Each of `drafters` is calibrated with the sizes `budgets` on `calibration_prompts` prompts;
+    then every size from the smallest to the largest, in steps of `step`, decodes the others.
+    deviations: nodes that the draft is made larger and smaller than g*; repeats: how often each
+    prompt is decoded."""
+
+    def __init__(
+        self,
+        drafters: dict[str, Drafter],
+        budgets: list[int],
+        step: int,
+        deviations: list[int],
+        calibration_prompts: int,
+        repeats: int,
+    ):
+        self.drafters, self.budgets, self.step = drafters, budgets, step
+        self.deviations, self.calibration_prompts = deviations, calibration_prompts
+        self.repeats = repeats
+
+    def run(self, target: Target, prompts: list[Prompt]) -> Findings:
+        warm_up, others = (
+            [render_prompt(target.tokenizer, prompt.text) for prompt in part]
+            for part in divided(prompts, self.calibration_prompts)
+        )
+        rows, around, calibrations, grids = [], [], {}, {}
+        for name, drafter in self.drafters.items():
+            drafter.bind(target)
+            found = calibrate(
+                target, drafter.ways(), warm_up, Sampling(), Limits(96), self.budgets, self.repeats
+            )
+            grid = self._grid(target, drafter, found, others)
+            rows.append(self._row(name, found, grid, len(warm_up) / len(others)))
+            around += [{"drafter": name} | row for row in self._around(found, grid)]
+            calibrations[name], grids[name] = found, grid
+        return Findings(
+            "Calibrated draft sizes against a search of all sizes",
+            rows,
+            lambda figure: _draw(figure, calibrations, grids),
+            {"Sizes around g* (Table 13)": around},
+        )
+
+    def _grid(
+        self, target: Target, drafter: Drafter, found: Calibration, prompts: list[list[int]]
+    ) -> dict[int, list[Statistics]]:
+        """Each size's statistics, by prompt, the way to draft being the one chosen."""
+        ways = drafter.ways()
+        chosen = ways.get(found.way) or next(iter(ways.values()))
+        sizes = {*range(self.budgets[0], self.budgets[-1] + 1, self.step)}
+        sizes |= set(self._sizes_around(found))
+        decoders: dict[tuple[str, int], Decoder] = {
+            ("", size): Engine(target, chosen, Sampling(), Limits(96), size)
+            for size in sorted(sizes)
+        }
+        return {size: own for (_, size), own in measured(decoders, prompts, self.repeats).items()}
+
+    def _sizes_around(self, found: Calibration) -> list[int]:
+        deviations = [-each for each in self.deviations[::-1]] + [0, *self.deviations]
+        return [found.budget + each for each in deviations if found.budget + each >= 2]
+
+    def _row(
+        self, name: str, found: Calibration, grid: dict[int, list[Statistics]], share: float
+    ) -> dict[str, object]:
+        rates = {size: point_of(size, own).rate for size, own in grid.items()}
+        best, own = max(rates, key=rates.__getitem__), max(2, found.budget)
+        low, high = _interval(grid[own], grid[best])
+        way = found.way if found.way in found.points else next(iter(found.points))
+        expected = Curve(tuple(found.points[way])).rate(np.asarray(float(own)))
+        return {
+            "drafter": name,
+            "way": found.way,
+            "g*": found.budget,
+            "tokens/s at g*": rates[own],
+            "expected": float(expected),
+            "best g": best,
+            "tokens/s there": rates[best],
+            "g* vs best": rates[own] / rates[best],
+            "95 %": f"{low:.3f} to {high:.3f}",
+            "share of the search's measurements": share * len(self.budgets) / len(grid),
+        }
+
+    def _around(
+        self, found: Calibration, grid: dict[int, list[Statistics]]
+    ) -> list[dict[str, object]]:
+        points = {size: point_of(size, grid[size]) for size in self._sizes_around(found)}
+        own = points[max(2, found.budget)].rate
+        return [
+            {
+                "nodes": size,
+                "minus g*": size - found.budget,
+                "tau": point.tau,
+                "ms/step": 1000 * point.seconds,
+                "tokens/s": point.rate,
+                "vs g*": point.rate / own,
+            }
+            for size, point in points.items()
+        ]
+
+
+def _interval(one: list[Statistics], other: list[Statistics]) -> tuple[float, float]:
+    """95 % of the ratio of two rates, prompts resampled in pairs."""
+    chance = np.random.default_rng(0)
+    chosen = chance.integers(len(one), size=(RESAMPLES, len(one)))
+
+    def rates(statistics: list[Statistics]) -> np.ndarray:
+        tokens = np.array([each.tokens - each.answers for each in statistics], dtype=float)
+        seconds = np.array([each.seconds - each.shares.get("prefill", 0.0) for each in statistics])
+        return tokens[chosen].sum(1) / seconds[chosen].sum(1)
+
+    low, high = np.quantile(rates(one) / rates(other), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _draw(figure, calibrations: dict[str, Calibration], grids: dict) -> None:
+    panels = figure.subplots(1, len(calibrations), squeeze=False)[0]
+    for axes, (name, found) in zip(panels, calibrations.items(), strict=True):
+        sizes = sorted(grids[name])
+        rates = [point_of(size, grids[name][size]).rate for size in sizes]
+        axes.plot(sizes, rates, ".", color="grey", label="search")
+        for way, points in found.points.items():
+            fine = np.linspace(points[0].budget, points[-1].budget, 200)
+            axes.plot(fine, Curve(tuple(points)).rate(fine), label=f"fitted, {way}")
+        axes.axvline(found.budget, color="black", linestyle=":", label=f"g* = {found.budget}")
+        axes.set_title(name)
+        axes.set_xlabel("nodes of a draft tree")
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=7)
+    panels[0].set_ylabel("tokens a second, after the prefill")
