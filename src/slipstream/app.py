@@ -134,17 +134,16 @@ def infer(config: DictConfig) -> list:
         if not chosen:
             raise InputError("methods: nothing to answer with; name at least one method")
         return answer_one(target, build(chosen[-1]), sampling, limits, config.prompt, config.seed)
-    calibrating = build(config.calibration) if config.calibrate else None
-    count = config.num_prompts
-    if calibrating is not None:  # on other prompts than are measured later
-        count, config.data.split = calibrating.num_prompts, "validation"
     data = build(config.data)
+    # what is chosen by prompts is chosen by other ones than are measured
+    others = build(OmegaConf.merge(config.data, {"split": "validation"}))
     cut_to = target.max_positions - limits.max_new_tokens if data.cut else None
-    taken = data.take(count)
+    if config.calibrate:
+        calibrating, output = build(config.calibration), Path(config.output_dir)
+        prompts = fitting(others.take(calibrating.num_prompts), target, cut_to)
+        return calibrating.run(target, build(config.drafter), prompts, sampling, limits, output)
+    taken = data.take(config.num_prompts)
     prompts = fitting(taken, target, cut_to)
-    if calibrating is not None:
-        drafter, output = build(config.drafter), Path(config.output_dir)
-        return calibrating.run(target, drafter, prompts, sampling, limits, output)
     if config.study is not None:
         if not sampling.greedy:
             raise InputError(
@@ -156,10 +155,8 @@ def infer(config: DictConfig) -> list:
     methods = {name: build(node) for name, node in config.methods.items() if node is not None}
     for method in methods.values():
         if isinstance(method, Auto):
-            config.data.split = "validation"
-            others = build(config.data).beside(taken, method.num_prompts)
-            others = fitting(others, target, cut_to)
-            method.choose(others, target, sampling, limits)
+            tried = fitting(others.beside(taken, method.num_prompts), target, cut_to)
+            method.choose(tried, target, sampling, limits)
     if config.verify:
         return verify_methods(target, methods, prompts, sampling, limits, config.seed)
     return compare_methods(

@@ -69,6 +69,11 @@ class Curve:
         the steep beginning: by 14 % at 2 nodes where tau is 3.5 - 2.5 / sqrt(g).)"""
         return np.polyval(self._polynomial, np.log(budgets))
 
+    def at(self, budget: int) -> tuple[float, float]:
+        """Fitted seconds and tokens of a step."""
+        place = np.asarray(float(budget))
+        return float(self.seconds(place)), float(self.tau(place))
+
     def rate(self, budgets: np.ndarray) -> np.ndarray:
         return self.tau(budgets) / self.seconds(budgets)
 
@@ -163,14 +168,20 @@ def undrafted(target: Target, drafter: Drafter, sampling: Sampling, limits: Limi
 
 def chosen(points: dict[str, list[Point]], plain: Point) -> Calibration:
     """The way and size of the highest fitted rate, or plain decoding where that is higher."""
-    curves = {way: Curve(tuple(own)) for way, own in points.items()}
-    best = {way: curve.best() for way, curve in curves.items()}
-    rates = {way: float(curves[way].rate(np.asarray(float(best[way])))) for way in curves}
-    way = max(rates, key=rates.__getitem__)
-    if rates[way] <= plain.rate:
+    way, budget = fastest(points)
+    best = Point(budget, *Curve(tuple(points[way])).at(budget))
+    if best.rate <= plain.rate:
         return Calibration("plain", 1, plain.seconds, 1.0, plain.seconds, points)
-    seconds = float(curves[way].seconds(np.asarray(float(best[way]))))
-    return Calibration(way, best[way], seconds, rates[way] / plain.rate, plain.seconds, points)
+    speedup = best.rate / plain.rate
+    return Calibration(way, budget, best.seconds, speedup, plain.seconds, points)
+
+
+def fastest(points: dict[str, list[Point]]) -> tuple[str, int]:
+    """The way and the size of the highest fitted rate."""
+    curves = {way: Curve(tuple(own)) for way, own in points.items()}
+    best = {way: Point(curve.best(), *curve.at(curve.best())) for way, curve in curves.items()}
+    way = max(best, key=lambda each: best[each].rate)
+    return way, best[way].budget
 
 
 def measured(

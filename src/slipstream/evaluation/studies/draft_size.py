@@ -5,7 +5,14 @@ import numpy as np
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.calibration import Calibration, Curve, calibrate, measured, point_of
+from slipstream.decoding.calibration import (
+    Calibration,
+    Curve,
+    calibrate,
+    fastest,
+    measured,
+    point_of,
+)
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
@@ -62,8 +69,8 @@ class DraftSizeStudy:
         self, target: Target, drafter: Drafter, found: Calibration, prompts: list[list[int]]
     ) -> dict[int, list[Statistics]]:
         """Each size's statistics, by prompt, the way to draft being the one chosen."""
-        ways = drafter.ways()
-        chosen = ways.get(found.way) or next(iter(ways.values()))
+        way, _ = fastest(found.points)
+        chosen = drafter.ways()[way]
         sizes = {*range(self.budgets[0], self.budgets[-1] + 1, self.step)}
         sizes |= set(self._sizes_around(found))
         decoders: dict[tuple[str, int], Decoder] = {
@@ -73,23 +80,24 @@ class DraftSizeStudy:
         return {size: own for (_, size), own in measured(decoders, prompts, self.repeats).items()}
 
     def _sizes_around(self, found: Calibration) -> list[int]:
+        _, own = fastest(found.points)
         deviations = [-each for each in self.deviations[::-1]] + [0, *self.deviations]
-        return [found.budget + each for each in deviations if found.budget + each >= 2]
+        return [own + each for each in deviations if own + each >= 2]
 
     def _row(
         self, name: str, found: Calibration, grid: dict[int, list[Statistics]], share: float
     ) -> dict[str, object]:
         rates = {size: point_of(size, own).rate for size, own in grid.items()}
-        best, own = max(rates, key=rates.__getitem__), max(2, found.budget)
+        best, (way, own) = max(rates, key=rates.__getitem__), fastest(found.points)
         low, high = _interval(grid[own], grid[best])
-        way = found.way if found.way in found.points else next(iter(found.points))
-        expected = Curve(tuple(found.points[way])).rate(np.asarray(float(own)))
+        seconds, tau = Curve(tuple(found.points[way])).at(own)
         return {
             "drafter": name,
-            "way": found.way,
-            "g*": found.budget,
+            "way": way,
+            "g*": own,
+            "beats plain": "no" if found.plain else "yes",
             "tokens/s at g*": rates[own],
-            "expected": float(expected),
+            "expected": tau / seconds,
             "best g": best,
             "tokens/s there": rates[best],
             "g* vs best": rates[own] / rates[best],
@@ -101,15 +109,15 @@ class DraftSizeStudy:
         self, found: Calibration, grid: dict[int, list[Statistics]]
     ) -> list[dict[str, object]]:
         points = {size: point_of(size, grid[size]) for size in self._sizes_around(found)}
-        own = points[max(2, found.budget)].rate
+        _, own = fastest(found.points)
         return [
             {
                 "nodes": size,
-                "minus g*": size - found.budget,
+                "minus g*": size - own,
                 "tau": point.tau,
                 "ms/step": 1000 * point.seconds,
                 "tokens/s": point.rate,
-                "vs g*": point.rate / own,
+                "vs g*": point.rate / points[own].rate,
             }
             for size, point in points.items()
         ]
@@ -138,7 +146,8 @@ def _draw(figure, calibrations: dict[str, Calibration], grids: dict) -> None:
         for way, points in found.points.items():
             fine = np.linspace(points[0].budget, points[-1].budget, 200)
             axes.plot(fine, Curve(tuple(points)).rate(fine), label=f"fitted, {way}")
-        axes.axvline(found.budget, color="black", linestyle=":", label=f"g* = {found.budget}")
+        _, own = fastest(found.points)
+        axes.axvline(own, color="black", linestyle=":", label=f"g* = {own}")
         axes.set_title(name)
         axes.set_xlabel("nodes of a draft tree")
         axes.set_ylim(bottom=0)

@@ -1,0 +1,141 @@
+"""Auto, and the studies of draft lengths, draft sizes and acceptance, on tiny models."""
+
+import json
+
+import pytest
+from tests.commands import config_of, refused
+from tests.drafters import untrained
+from tests.tiny import tiny_speculator, tiny_target
+
+from slipstream import app
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.drafters.draft_length import AssistantThreshold
+from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.drafters.streaming import Streaming
+from slipstream.evaluation.auto import Auto
+from slipstream.evaluation.methods import Plain, Speculative
+from slipstream.evaluation.prompts import Prompt, PromptSets
+from slipstream.evaluation.studies.acceptance import AcceptanceStudy
+from slipstream.evaluation.studies.draft_lengths import DraftLengthStudy
+from slipstream.evaluation.studies.draft_size import DraftSizeStudy
+
+PROMPTS = [
+    Prompt(text, name)
+    for text, name in (
+        ("w3 w5 w8 w13 w3 w5", "a"), ("w1 w2", "b"), ("w9 w4 w7 w9", "a"), ("w6 w2 w6", "b"),
+    )
+]  # fmt: skip
+
+
+def test_rules_are_compared_over_the_lengths_they_begin_with(target):
+    rules = {
+        "fixed": None,
+        "threshold": AssistantThreshold(0.3),
+        "gammatune": untrained.gammatune(most=6),
+    }
+    draft = tiny_target(num_hidden_layers=1, seed=5)
+    draft.tokenizer = target.tokenizer
+    study = DraftLengthStudy(draft, rules, [1, 4], 6, 1)
+    found = study.run(target, PROMPTS)
+    assert [row["rule"] for row in found.rows] == [
+        "fixed", "threshold", "gammatune", "gammatune_reset"
+    ]  # fmt: skip
+    assert found.rows[0]["vs fixed"] == found.rows[0]["spread vs fixed"] == 1.0
+    assert all(row["identical"] == "8/8" for row in found.rows)
+    assert [row["begins with"] for row in found.more["Tokens a second"]] == [1, 4]
+    assert "fixed: null" in refused(lambda: DraftLengthStudy(target, {}, [1], 2, 1))
+
+
+def test_calibrated_sizes_are_compared_with_all_sizes(target):
+    drafters = {
+        "streaming": Streaming(tiny_speculator(target), "auto", 2),
+        "lookup": PromptLookup(2, 8),
+    }
+    study = DraftSizeStudy(drafters, [2, 4, 8], 1, [2], calibration_prompts=1, repeats=1)
+    found = study.run(target, PROMPTS)
+    for row in found.rows:
+        assert row["drafter"] in drafters and 2 <= row["best g"] <= 10
+        assert 0 < row["g* vs best"] <= 1
+        low, high = map(float, row["95 %"].split(" to "))
+        assert low <= row["g* vs best"] <= high
+        assert 0.1 < row["share of the search's measurements"] < 0.2
+    around = found.more["Sizes around g* (Table 13)"]
+    assert {row["minus g*"] for row in around if row["vs g*"] == 1.0} == {0}
+
+
+def test_acceptance_is_counted_by_source_and_by_confidence(target):
+    retrieval = untrained.retrieval([[3, 5, 8], [9, 4, 7, 9, 4]])
+    spectra = untrained.spectra(text=True, retrieval=retrieval)
+    found = AcceptanceStudy(spectra, untrained.unispec(threshold=0.0), 12).run(target, PROMPTS)
+    assert [row["source"] for row in found.rows] == [
+        "backward dictionary", "forward dictionary", "corpus"
+    ]  # fmt: skip
+    steps = {row["steps"] for row in found.rows}
+    assert len(steps) == 1 and all(0 <= row["accepted share of tokens"] <= 1 for row in found.rows)
+    (bins,) = found.more.values()
+    assert sum(row["share of nodes"] for row in bins) == pytest.approx(1)
+    assert all(0 <= row["accepted"] <= 1 for row in bins)
+
+
+class Slow(Plain):
+    """Plain decoding that says it takes longer on one prompt set."""
+
+    def __init__(self, slow_on: str):
+        super().__init__()
+        self.slow_on, self.expected = slow_on, ""
+
+    def expect(self, prompt_set: str) -> None:
+        self.expected = prompt_set
+
+    def generate(self, prompts, seeds):
+        answers = super().generate(prompts, seeds)
+        for answer in answers:
+            answer.statistics.seconds = 2.0 if self.expected == self.slow_on else 1.0
+        return answers
+
+
+def test_auto_takes_what_is_fastest_on_each_set(target, capsys):
+    auto = Auto({"one": Slow("a"), "other": Slow("b")}, 2)
+    assert "nothing was tried" in refused(lambda: auto.prepare(target, Sampling(), Limits(4)))
+    auto.choose(PROMPTS, target, Sampling(), Limits(4))
+    assert auto.choices == {"a": "other", "b": "one"}
+    assert "auto: other on a, one on b" in capsys.readouterr().out
+    auto.prepare(target, Sampling(), Limits(4))
+    auto.expect("a")
+    assert auto.chosen is auto.candidates["other"]
+    assert "not tried" in refused(lambda: auto.expect("c"))
+
+
+def test_prompts_to_choose_by_are_other_ones():
+    sets = PromptSets(None, None, ["data_to_text", "text_to_sql"], "test", 0)
+    taken = sets.take(6)
+    others = sets.beside(taken, 2)
+    assert [each.source for each in others] == ["data_to_text"] * 2 + ["text_to_sql"] * 2
+    assert not {each.text for each in others} & {each.text for each in taken}
+
+
+def test_calibrating_keeps_a_choice_that_auto_picks_up(tmp_path, capsys):
+    """The whole way, on the shipped target; the record says which split was decoded."""
+    settings = (
+        "drafter=prompt_lookup", "limits.max_new_tokens=12", "num_prompts=2", "repeats=1",
+        "calibration.num_prompts=2", "calibration.budgets=[2,4]",
+        f"calibration.folder={tmp_path}/kept", f"output_dir={tmp_path}/out",
+    )  # fmt: skip
+    auto = "budget=auto"
+    assert "calibrate=true" in refused(lambda: app.infer(config_of("infer", *settings, auto)))
+    rows = app.infer(config_of("infer", *settings, "calibrate=true"))
+    assert [(row["way"], row["nodes"]) for row in rows] == [
+        ("plain", 1), ("PromptLookup", 2), ("PromptLookup", 4)
+    ]  # fmt: skip
+    assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
+    records = app.infer(config_of("infer", *settings, auto))
+    said = capsys.readouterr().out
+    assert "as calibrated" in said or "decodes plainly" in said
+    assert all(record.identical == record.num_prompts for record in records)
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert written["config"]["data"]["split"] == "test"
+
+
+def test_a_budget_must_be_a_number_or_auto():
+    assert refused(lambda: Speculative(PromptLookup(2, 3), "many")).startswith("budget: ")
