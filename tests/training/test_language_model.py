@@ -7,6 +7,7 @@ import safetensors.torch
 from tests.commands import config_of
 
 from slipstream import app
+from slipstream.configuration import build
 from slipstream.core.errors import InputError
 from slipstream.data.synthetic import SyntheticPrompts
 from slipstream.targets.loading import load_target
@@ -66,3 +67,47 @@ def test_a_second_stage_starts_from_the_weights_of_the_first(first, rows, tmp_pa
 def test_a_second_stage_needs_a_first(rows, tmp_path):
     with pytest.raises(InputError, match="cannot be opened"):
         train("small_target_copying", rows, tmp_path, f"training.start_from={tmp_path}/none")
+
+
+def test_a_draft_model_learns_what_its_teacher_says(first, rows, tmp_path):
+    """The loss is the KL divergence from the teacher's distribution, over real rows and generated
+    prompts that the teacher answers."""
+    options = (
+        f"training.tokenizer={first}", f"training.teacher.name={first}", "data.generated_rows=40",
+        f"data.cache_dir={tmp_path}/answers", "data.max_new_tokens=24",
+        "training.architecture.num_key_value_heads=4",
+    )  # fmt: skip
+    folder = train("small_draft", rows, tmp_path / "draft", *options)
+    card = (folder / "README.md").read_text()
+    assert "40 generated prompts (data_to_text and text_to_sql)" in card and "forward KL" in card
+    config = config_of("train", "experiment=small_draft", f"data.path={rows}", *options)
+    module, data = build(config.training), build(config.data)
+    module.prepare(data)
+    plain = build(config_of("train", "experiment=small_draft", f"data.path={rows}").data)
+    assert len(data.samples["train"]) > len(plain.rows("train"))
+    batch = next(iter(data.val_dataloader()))
+    draft, teacher = module.model, module.teacher.model
+    ours, theirs = (
+        model(batch.ids).logits[:, :-1].log_softmax(-1)[batch.supervised[:, 1:]]
+        for model in (draft, teacher)
+    )
+    divergence = (theirs.exp() * (theirs - ours)).sum(-1).mean()
+    assert module.loss(batch).item() == pytest.approx(divergence.item(), rel=1e-4)
+    assert divergence > 0.01
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(first, rows, tmp_path):
+    with pytest.raises(InputError, match="another vocabulary than the model"):
+        train(
+            "small_draft", rows, tmp_path, f"training.teacher.name={first}",
+            "training.architecture.num_key_value_heads=4",
+        )  # fmt: skip
+
+
+def test_generated_rows_need_a_target_that_answers(rows, tmp_path):
+    with pytest.raises(InputError, match="need a target that answers"):
+        train(
+            "small_target", rows, tmp_path, "data.generated_rows=4",
+            "data.synthetic_kinds=[data_to_text]",
+        )  # fmt: skip

@@ -14,7 +14,8 @@ from slipstream.core.tree import DraftTree, prune
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.drafters.base import Context, Step
-from slipstream.drafters.streaming import Pruning, Streaming
+from slipstream.drafters.stream_visitors import Pruning
+from slipstream.drafters.streaming import Streaming
 from slipstream.targets.target import Rows, Target
 
 

@@ -8,8 +8,6 @@ most probable tokens (where there are scores of pairs, given their parent), so p
 deterministic. The pruning head may drop unlikely nodes in the middle of the forward.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +16,10 @@ import torch
 from slipstream.core.errors import InputError
 from slipstream.core.growth import grow_best_first
 from slipstream.core.transfer import on_device
-from slipstream.core.tree import DraftTree, prune
+from slipstream.core.tree import DraftTree
 from slipstream.drafters.base import Context, Drafter, Outlook, Step
 from slipstream.drafters.draft_length import DraftLength, Drawn, check_length
+from slipstream.drafters.stream_visitors import Pruning, Streams
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
@@ -74,7 +73,7 @@ class Streaming(Drafter):
         self.levels: torch.Tensor | None = None
         self.ends: list[int] = []
         self.prefilled = 0
-        self.streams: _Streams | None = None
+        self.streams: Streams | None = None
 
     @property
     def fused(self) -> bool:
@@ -103,7 +102,7 @@ class Streaming(Drafter):
                 )
             target = merge(self.speculator.adapted(target), is_packed(target.model))
         self.target = target
-        self.streams = _Streams(self)
+        self.streams = Streams(self)
         self.visitors = [Pruning(self), self.streams]
         if not self.fused:
             self.merged = self.speculator.merged_layers(target)
@@ -287,58 +286,3 @@ class _Foreseen:
 
     candidates: tuple[torch.Tensor, ...]
     levels: torch.Tensor | None
-
-
-class _Streams:
-    """A visitor before the MSA layers: keeps the main rows there, (B, R, D), and adds the streams
-    if fused."""
-
-    def __init__(self, drafter: Streaming):
-        self.drafter = drafter
-        self.layer = drafter.speculator.first_layer
-        self.states: torch.Tensor | None = None
-
-    @contextmanager
-    def visit(self, rows: Rows) -> Iterator[Rows]:
-        drafter = self.drafter
-        self.states = rows.hidden
-        chosen = drafter.carriers(rows) if drafter.fused else None
-        if chosen is None:
-            yield rows
-            return
-        rows = drafter.drafting.add_streams(rows, chosen)
-        with drafter.drafting.acting_on(drafter.target, rows):
-            yield rows
-
-
-class Pruning:
-    """A visitor at the pruning layer: drops the nodes that the early exit finds unlikely.
-
-    A batch is not pruned (appendix L): its sequences would keep different rows.
-    """
-
-    def __init__(self, drafter: Streaming):
-        self.drafter = drafter
-        self.layer = drafter.speculator.pruning_layer
-
-    @contextmanager
-    def visit(self, rows: Rows) -> Iterator[Rows]:
-        drafter = self.drafter
-        if drafter.trees is not None and len(drafter.trees) == 1:
-            (tree,) = drafter.trees
-            cap = drafter.prune_cap or len(tree)
-            if drafter.prune_threshold > 0 or cap < len(tree):
-                transitions = self.transitions(tree, rows.hidden[0, : len(tree)])
-                kept = prune(tree, transitions, drafter.prune_threshold, cap)
-                if len(kept) < len(tree):
-                    rows.keep(kept, self.layer)
-                    if self.layer > drafter.streams.layer:
-                        drafter.streams.states = drafter.streams.states[:, kept]
-        yield rows
-
-    def transitions(self, tree: DraftTree, hidden: torch.Tensor) -> list[float]:
-        """N probabilities of each node given its parent, from (N, D) states at this layer."""
-        logits = self.drafter.speculator.early_exit_logits(self.drafter.target, hidden).float()
-        parents = torch.tensor([0, *tree.parents[1:]], device=logits.device)
-        tokens = torch.tensor(tree.tokens, device=logits.device)
-        return logits.softmax(-1)[parents, tokens].tolist()
