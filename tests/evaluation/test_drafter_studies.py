@@ -19,6 +19,7 @@ from slipstream.evaluation.prompts import Prompt, PromptSets
 from slipstream.evaluation.studies.acceptance import AcceptanceStudy
 from slipstream.evaluation.studies.draft_lengths import DraftLengthStudy
 from slipstream.evaluation.studies.draft_size import DraftSizeStudy
+from slipstream.evaluation.studies.drafting_costs import DraftingCostStudy
 
 PROMPTS = [
     Prompt(text, name)
@@ -139,3 +140,17 @@ def test_calibrating_keeps_a_choice_that_auto_picks_up(tmp_path, capsys):
 
 def test_a_budget_must_be_a_number_or_auto():
     assert refused(lambda: Speculative(PromptLookup(2, 3), "many")).startswith("budget: ")
+
+
+def test_costs_are_measured_by_vocabulary_and_by_corpus(target):
+    study = DraftingCostStudy({"unispec": untrained.unispec()}, 6, [100], [3000], lookups=20)
+    found = study.run(target, PROMPTS)
+    (row,) = found.rows
+    names = (f"{target.vocab_size} (the target)", "100")
+    assert all(row[f"ms a step, {name}"] > 0 for name in names)
+    assert row["store MB, 100"] == pytest.approx(100 * 2 * 8 / 1e6)
+    assert 0 < row["share of the target's step, %"] < 100
+    (corpus,) = found.more["Sorted corpora"]
+    assert corpus["tokens"] == 3000 + 3000 // 512
+    assert corpus["MB"] == pytest.approx(8 * corpus["tokens"] / 1e6)
+    assert corpus["found a look-up, tokens"] > 1

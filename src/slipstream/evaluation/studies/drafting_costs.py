@@ -1,0 +1,126 @@
+"""What drafting itself costs, by the size of the vocabulary and of a corpus."""
+
+import time
+
+import numpy as np
+import torch
+
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.statistics import Statistics
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.suffixes import SuffixStore
+from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.studies.findings import Findings
+from slipstream.targets.target import Target
+
+PROMPT_TOKENS, ANSWERS = 64, 6
+ENDING = 8
+"""Tokens of the text that are looked up in a corpus."""
+
+
+class DraftingCostStudy:
+    """`drafters` that know only tokens and the target's predictions, with trees of `budget` nodes,
+    for the run's target and for random ones of one layer with `vocabularies`, whose answers have
+    nothing to find: what is timed is the work. corpora: tokens of a sorted corpus; lookups: how
+    many endings are looked up in each."""
+
+    def __init__(
+        self,
+        drafters: dict[str, Drafter],
+        budget: int,
+        vocabularies: list[int],
+        corpora: list[int],
+        lookups: int,
+    ):
+        self.drafters, self.budget, self.vocabularies = drafters, budget, vocabularies
+        self.corpora, self.lookups = corpora, lookups
+
+    def run(self, target: Target, prompts: list[Prompt]) -> Findings:
+        targets = {f"{target.vocab_size:,} (the target)": target} | {
+            f"{size:,}": random_target(size, target.device) for size in self.vocabularies
+        }
+        rows = []
+        for name, drafter in self.drafters.items():
+            row: dict[str, object] = {"drafter": name}
+            for vocabulary, verifying in targets.items():
+                total, stored = self._decoded(verifying, drafter)
+                seconds = total.shares.get("draft", 0.0) / total.target_forwards
+                row[f"ms a step, {vocabulary}"] = 1000 * seconds
+                row[f"store MB, {vocabulary}"] = stored / 1e6
+                if verifying is target:
+                    step = total.seconds - total.shares["prefill"]
+                    row["share of the target's step, %"] = 100 * total.shares["draft"] / step
+            rows.append(row)
+        corpora = [corpus_cost(size, self.lookups) for size in self.corpora]
+        return Findings(
+            "What drafting costs",
+            rows,
+            lambda figure: _draw(figure, rows),
+            {"Sorted corpora": corpora},
+        )
+
+    def _decoded(self, target: Target, drafter: Drafter) -> tuple[Statistics, int]:
+        """The sum over some answers to random prompts, and the bytes of the last stores."""
+        engine = Engine(target, drafter, Sampling(), Limits(64), self.budget)
+        chance = np.random.default_rng(0)
+        total = Statistics()
+        for place in range(-1, ANSWERS):
+            prompt = chance.integers(5, target.vocab_size - 1, PROMPT_TOKENS).tolist()
+            statistics = engine.generate(prompt).statistics
+            total = total + statistics if place >= 0 else total
+        return total, drafter.store_bytes
+
+
+def random_target(vocabulary: int, device: torch.device) -> Target:
+    """A Llama of one layer and width 64 with random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "llama", vocab_size=vocabulary, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=1024,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).to(device).eval().requires_grad_(False)
+    return Target(model, name=f"random-{vocabulary}")
+
+
+def corpus_cost(size: int, lookups: int) -> dict[str, object]:
+    """Of a corpus of about `size` tokens with the frequencies of words (Zipf, exponent 1.2)."""
+    chance = np.random.default_rng(0)
+    tokens = np.minimum(chance.zipf(1.2, size), 149_999)
+    texts = [text.tolist() for text in np.array_split(tokens, max(1, size // 512))]
+    started = time.perf_counter()
+    store = SuffixStore.of_texts(texts)
+    built = time.perf_counter() - started
+    places = chance.integers(0, len(texts), 2 * lookups)
+    endings = [texts[place][:ENDING] for place in places]
+    found = 0
+    for place, ending in enumerate(endings):
+        if place == lookups:  # the first half warms up
+            started = time.perf_counter()
+        low, high, length = store.longest(ending, ENDING)
+        found += len(store.after((low + high) // 2, length, ENDING)) if high > low else 0
+    seconds = (time.perf_counter() - started) / lookups
+    return {
+        "tokens": len(store),
+        "sorted in, s": built,
+        "MB": store.nbytes / 1e6,
+        "a look-up, ms": 1000 * seconds,
+        "found a look-up, tokens": found / len(endings),
+    }
+
+
+def _draw(figure, rows: list[dict]) -> None:
+    axes = figure.subplots()
+    columns = [name for name in rows[0] if name.startswith("ms a step")]
+    height = 0.8 / len(columns)
+    for place, column in enumerate(columns):
+        places = [number + place * height for number in range(len(rows))]
+        axes.barh(places, [row[column] for row in rows], height=height * 0.9, label=column)
+    axes.set_yticks([number + 0.4 for number in range(len(rows))], [r["drafter"] for r in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms of drafting a step")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend()
