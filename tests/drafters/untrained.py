@@ -90,8 +90,8 @@ def gammatune(threshold: float | None = None, initial: float = 2, **changes) -> 
 RULES = {
     "heuristic": lambda: Heuristic(initial=2, carry=False),
     "gammatune": gammatune,
-    "gammatune_plus": lambda: gammatune(0.4),
-    "assistant_threshold": lambda: AssistantThreshold(0.4),
+    "gammatune_plus": lambda: gammatune(0.6, initial=3),
+    "assistant_threshold": lambda: AssistantThreshold(0.6),
 }
 
 
