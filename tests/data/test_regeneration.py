@@ -44,11 +44,11 @@ def test_answers_are_cached_and_an_interrupted_run_goes_on(tmp_path, monkeypatch
 
     done, answer = [], PlainDecoder.generate_batch
 
-    def breaking(decoder, batch):
+    def breaking(decoder, batch, seeds):
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(len(batch))
-        return answer(decoder, batch)
+        return answer(decoder, batch, seeds)
 
     monkeypatch.setattr(PlainDecoder, "generate_batch", breaking)
     with pytest.raises(KeyboardInterrupt):

@@ -17,6 +17,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import Sample
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
+from slipstream.targets.compiled import uncompiled
 from slipstream.targets.packed import is_packed
 from slipstream.targets.target import Target
 
@@ -44,9 +45,8 @@ def regenerate(
     lower = target.dtype == torch.float32 and not is_packed(target.model)
     path = Path(cache_dir) / f"{_key(target, prompts, max_new_tokens, sampling)}.jsonl"
     answers = _read_answers(path)
-    compiled, target.compiled = target.compiled, None  # its graphs know no other arithmetic
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8") as file, uncompiled(target):
         for batch in tqdm(batches, desc="regenerating", disable=len(answers) == len(prompts)):
             if all(index in answers for index in batch):
                 continue
@@ -56,7 +56,6 @@ def regenerate(
                 answers[index] = answer.ids
                 file.write(json.dumps([index, answer.ids]) + "\n")
             file.flush()
-    target.compiled = compiled
     ended = [index for index in range(len(prompts)) if answers[index][-1] in target.end_ids]
     if len(ended) < len(prompts):
         log.warning(

@@ -165,12 +165,13 @@ class Streaming(Drafter):
         ]
         if self.length.looks_at == "nothing":
             return depths
-        for level in range(max(depths)):
-            places = [place for place, depth in enumerate(depths) if level < depth]
+        level = 0
+        while places := [place for place, depth in enumerate(depths) if level < depth]:
             logits = torch.stack([contexts[place].state.levels[level] for place in places])
             stops = self.length.stops(Drawn(places, logits, logits.argmax(-1).tolist()))
             for place, stop in zip(places, stops, strict=True):
                 depths[place] = level + 1 if stop else depths[place]
+            level += 1
         return depths
 
     def _grown(self, context: Context, depth: int, budget: int) -> DraftTree:

@@ -139,6 +139,7 @@ def drafted_positions(answer: Generation) -> list[int]:
     """Which tokens of an answer were drafted: all but the first and those that followed a cap.
 
     >>> from slipstream.decoding.answer import Run
+    >>> from slipstream.decoding.statistics import Statistics
     >>> runs = (Run(2, "doubt"), Run(1, "cap"), Run(1, "end"))
     >>> drafted_positions(Generation([9, 8, 7, 6, 5, 4, 3], "", "end", Statistics(), runs))
     [1, 2, 3, 4, 6]
