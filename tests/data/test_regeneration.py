@@ -59,7 +59,7 @@ def test_answers_are_cached_and_an_interrupted_run_goes_on(tmp_path, monkeypatch
     monkeypatch.setattr(
         PlainDecoder,
         "generate_batch",
-        lambda decoder, batch: calls.append(len(batch)) or answer(decoder, batch),
+        lambda decoder, batch, seeds: calls.append(len(batch)) or answer(decoder, batch, seeds),
     )
     assert regenerate(target, prompts, 40, tmp_path / "parts", Sampling(), batch_size=2) == whole
     assert sum(calls) == len(prompts) - sum(done)
