@@ -91,7 +91,7 @@ RULES = {
     "heuristic": lambda: Heuristic(initial=2, carry=False),
     "gammatune": gammatune,
     "gammatune_plus": lambda: gammatune(0.6, initial=3),
-    "assistant_threshold": lambda: AssistantThreshold(0.6),
+    "assistant_threshold": lambda: AssistantThreshold(0.45),
 }
 
 
