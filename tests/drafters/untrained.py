@@ -47,7 +47,13 @@ def unispec(**changes) -> UniSpec:
 
 
 def token_recycling(**changes) -> TokenRecycling:
-    settings = dict(rank_probabilities=[0.5, 0.2, 0.1], max_depth=3, prompt=True, keep=False)
+    settings = dict(
+        rank_probabilities=[0.5, 0.2, 0.1],
+        max_depth=3,
+        wide_first_level=False,
+        prompt=True,
+        keep=False,
+    )
     return TokenRecycling(**(settings | changes))
 
 

@@ -53,14 +53,17 @@ def test_calibrated_sizes_are_compared_with_all_sizes(target):
         "streaming": Streaming(tiny_speculator(target), "auto", 2),
         "lookup": PromptLookup(2, 8),
     }
-    study = DraftSizeStudy(drafters, [2, 4, 8], 1, [2], calibration_prompts=1, repeats=1)
+    usual = {"lookup": 12}
+    study = DraftSizeStudy(drafters, [2, 4, 8], 1, [2], usual, calibration_prompts=1, repeats=1)
     found = study.run(target, PROMPTS)
     for row in found.rows:
-        assert row["drafter"] in drafters and 2 <= row["best g"] <= 10
+        assert row["drafter"] in drafters and 2 <= row["best g"] <= 12
         assert 0 < row["g* vs best"] <= 1
         low, high = map(float, row["95 %"].split(" to "))
         assert low <= row["g* vs best"] <= high
         assert 0.1 < row["share of the search's measurements"] < 0.2
+    assert [row["usual g"] for row in found.rows] == ["", 12]
+    assert found.rows[0]["g* vs usual"] == "" and found.rows[1]["g* vs usual"] > 0
     around = found.more["Sizes around g* (Table 13)"]
     assert {row["minus g*"] for row in around if row["vs g*"] == 1.0} == {0}
 

@@ -41,9 +41,12 @@ def study_of(tmp_path, draft, weight: float) -> VerifierStudy:
 def test_a_row_for_every_task_and_lambda_with_its_area(tmp_path):
     target, draft = models()
     rows = study_of(tmp_path, draft, -1.0).run(target, PROMPTS).rows
-    names = [(task, name) for task in ("first", "second") for name in ("lambda_1", "lambda_1.5")]
+    outputs = "lambda_1", "lambda_1.5"
+    names = [(task, name) for task in ("first", "second", "all") for name in outputs]
     assert [(row["task"], row["label"]) for row in rows] == names
-    assert all(row["prompts"] == 12 and row["drafted tokens"] > 100 for row in rows)
+    assert [row["prompts"] for row in rows] == [12, 12, 12, 12, 24, 24]
+    drafted = [row["drafted tokens"] for row in rows]
+    assert drafted[0] > 100 and drafted[4] == drafted[0] + drafted[2]
     # Tokens that the draft model finds likely are those it overrates.
     assert all(0.55 < row["AUROC"] < 1 for row in rows)
     other = study_of(tmp_path, draft, 1.0).run(target, PROMPTS)
@@ -58,7 +61,7 @@ def test_weights_reordered_for_small_batches_are_no_hindrance(tmp_path):
     target.model.float()
     draft.model.float()
     assert pack_linears(target.model) and pack_linears(draft.model)
-    assert len(study_of(tmp_path, draft, -1.0).run(target, PROMPTS).rows) == 4
+    assert len(study_of(tmp_path, draft, -1.0).run(target, PROMPTS).rows) == 6
 
 
 def test_labels_are_made_once(tmp_path, monkeypatch):

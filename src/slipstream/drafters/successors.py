@@ -7,6 +7,9 @@ forgetting cost the same at any vocabulary: k = 10 takes 80 bytes a token, 12 MB
 
 import numpy as np
 
+Successions = tuple[list[int], list[float]]
+"""Tokens that may follow one, most probable first, and how probable each is."""
+
 
 class Successors:
     """For each of V tokens the `k` likeliest successors, most probable first, and how probable.
@@ -29,7 +32,7 @@ class Successors:
         self.tokens[ids], self.probabilities[ids] = tokens, probabilities
         self.known.update(ids)
 
-    def of(self, token: int) -> tuple[list[int], list[float]]:
+    def of(self, token: int) -> Successions:
         """Up to k successors, and their probabilities.
 
         >>> store = Successors(4, 2)

@@ -12,7 +12,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.growth import grow_by_confidence
 from slipstream.core.tree import DraftTree
 from slipstream.drafters.base import Context, Drafter, Outlook, Step
-from slipstream.drafters.successors import Successors
+from slipstream.drafters.successors import Successions, Successors
 from slipstream.targets.target import Target
 
 ROWS = 128
@@ -126,15 +126,20 @@ class UniSpec(Drafter):
     def _grown(self, context: Context, budget: int) -> DraftTree:
         known: _Known = context.state
 
-        def children(token: int, depth: int) -> tuple[list[int], list[float]]:
+        def children(token: int, depth: int) -> Successions:
+            stored = self._rated(known.store.of(token))
             if depth == 1 and self.wide_first_level:
-                return _merged(known.store.of(token), known.instead_of(token))
-            return known.store.of(token)
+                return _merged(stored, self._rated(known.instead_of(token)))
+            return stored
 
         depth = min(self.max_depth, context.max_depth)
         return grow_by_confidence(
             context.tokens[-1], children, budget, depth, self.threshold, self.top_k
         )
+
+    def _rated(self, successors: Successions) -> Successions:
+        """Successors, most probable first, with the probabilities that trees are grown by."""
+        return successors
 
 
 class TokenRecycling(UniSpec):
@@ -143,12 +148,14 @@ class TokenRecycling(UniSpec):
 
     rank_probabilities: how probable the first, second ... stored successor is taken to be; the
     tree of a budget has the nodes that are most probable by that, up to `max_depth`.
+    wide_first_level: as in UNISPEC, which then lacks its scores alone.
     """
 
     def __init__(
         self,
         rank_probabilities: list[float],
         max_depth: int,
+        wide_first_level: bool,
         prompt: bool,
         keep: bool,
     ):
@@ -157,18 +164,12 @@ class TokenRecycling(UniSpec):
             raise InputError(
                 "drafter.rank_probabilities: give numbers in (0, 1], none above the one before"
             )
-        super().__init__(len(ranks), max_depth, 0.0, False, prompt, keep)
+        super().__init__(len(ranks), max_depth, 0.0, wide_first_level, prompt, keep)
         self.ranks = ranks
 
-    def _grown(self, context: Context, budget: int) -> DraftTree:
-        store = context.state.store
-
-        def ranked(token: int, _: int) -> tuple[list[int], list[float]]:
-            tokens, _ = store.of(token)
-            return tokens, self.ranks[: len(tokens)]
-
-        depth = min(self.max_depth, context.max_depth)
-        return grow_by_confidence(context.tokens[-1], ranked, budget, depth)
+    def _rated(self, successors: Successions) -> Successions:
+        tokens, _ = successors
+        return tokens, self.ranks[: len(tokens)]
 
 
 class _Known:
@@ -176,16 +177,14 @@ class _Known:
 
     def __init__(self, store: Successors):
         self.store = store
-        self.instead: tuple[list[int], list[float]] = [], []
+        self.instead: Successions = [], []
 
-    def instead_of(self, root: int) -> tuple[list[int], list[float]]:
+    def instead_of(self, root: int) -> Successions:
         pairs = [(one, share) for one, share in zip(*self.instead, strict=True) if one != root]
         return [token for token, _ in pairs], [share for _, share in pairs]
 
 
-def _merged(
-    first: tuple[list[int], list[float]], second: tuple[list[int], list[float]]
-) -> tuple[list[int], list[float]]:
+def _merged(first: Successions, second: Successions) -> Successions:
     """Both lists of tokens as one, each token with its higher probability, most probable first."""
     best = dict(zip(*first, strict=True))
     for token, probability in zip(*second, strict=True):

@@ -1,4 +1,4 @@
-"""Calibrated draft sizes against a search of all sizes (UNISPEC, Figure 5, Tables 13 and 15)."""
+"""Calibrated draft sizes against a search of all sizes (UNISPEC, Figure 5, Tables 13 to 17)."""
 
 import numpy as np
 
@@ -27,8 +27,8 @@ RESAMPLES = 2000
 class DraftSizeStudy:
     """Each of `drafters` is calibrated with the sizes `budgets` on `calibration_prompts` prompts;
     then every size from the smallest to the largest, in steps of `step`, decodes the others.
-    deviations: nodes that the draft is made larger and smaller than g*; repeats: how often each
-    prompt is decoded."""
+    deviations: nodes that the draft is made larger and smaller than g*; usual: by drafter, the size
+    that its paper has, if that is to be tried, too; repeats: how often each prompt is decoded."""
 
     def __init__(
         self,
@@ -36,12 +36,13 @@ class DraftSizeStudy:
         budgets: list[int],
         step: int,
         deviations: list[int],
+        usual: dict[str, int],
         calibration_prompts: int,
         repeats: int,
     ):
         self.drafters, self.budgets, self.step = drafters, budgets, step
         self.deviations, self.calibration_prompts = deviations, calibration_prompts
-        self.repeats = repeats
+        self.usual, self.repeats = usual, repeats
 
     def run(self, target: Target, prompts: list[Prompt]) -> Findings:
         warm_up, others = (
@@ -54,7 +55,7 @@ class DraftSizeStudy:
             found = calibrate(
                 target, drafter.ways(), warm_up, Sampling(), Limits(96), self.budgets, self.repeats
             )
-            grid = self._grid(target, drafter, found, others)
+            grid = self._grid(target, drafter, found, self.usual.get(name), others)
             rows.append(self._row(name, found, grid, len(warm_up) / len(others)))
             around += [{"drafter": name} | row for row in self._around(found, grid)]
             calibrations[name], grids[name] = found, grid
@@ -66,13 +67,18 @@ class DraftSizeStudy:
         )
 
     def _grid(
-        self, target: Target, drafter: Drafter, found: Calibration, prompts: list[list[int]]
+        self,
+        target: Target,
+        drafter: Drafter,
+        found: Calibration,
+        usual: int | None,
+        prompts: list[list[int]],
     ) -> dict[int, list[Statistics]]:
         """Each size's statistics, by prompt, the way to draft being the one chosen."""
         way, _ = fastest(found.points)
         chosen = drafter.ways()[way]
         sizes = {*range(self.budgets[0], self.budgets[-1] + 1, self.step)}
-        sizes |= set(self._sizes_around(found))
+        sizes |= {*self._sizes_around(found), *([] if usual is None else [usual])}
         decoders: dict[tuple[str, int], Decoder] = {
             ("", size): Engine(target, chosen, Sampling(), Limits(96), size)
             for size in sorted(sizes)
@@ -90,6 +96,7 @@ class DraftSizeStudy:
         rates = {size: point_of(size, own).rate for size, own in grid.items()}
         best, (way, own) = max(rates, key=rates.__getitem__), fastest(found.points)
         low, high = _interval(grid[own], grid[best])
+        usual = self.usual.get(name)
         seconds, tau = Curve(tuple(found.points[way])).at(own)
         return {
             "drafter": name,
@@ -103,6 +110,8 @@ class DraftSizeStudy:
             "g* vs best": rates[own] / rates[best],
             "95 %": f"{low:.3f} to {high:.3f}",
             "share of the search's measurements": share * len(self.budgets) / len(grid),
+            "usual g": usual or "",
+            "g* vs usual": rates[own] / rates[usual] if usual else "",
         }
 
     def _around(

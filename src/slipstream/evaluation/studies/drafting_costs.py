@@ -86,14 +86,29 @@ def random_target(vocabulary: int, device: torch.device) -> Target:
     return Target(model, name=f"random-{vocabulary}")
 
 
+class ZipfCorpus:
+    """A corpus of random texts in any target's tokens (`drafters.suffixes.Corpus`)."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def store(self, target: Target) -> SuffixStore:
+        return SuffixStore.of_texts(zipf_texts(self.size, target.vocab_size))
+
+
+def zipf_texts(size: int, vocabulary: int) -> list[list[int]]:
+    """Texts of 512 tokens that are as frequent as words are (Zipf, exponent 1.2)."""
+    tokens = np.minimum(np.random.default_rng(0).zipf(1.2, size), vocabulary - 1)
+    return [text.tolist() for text in np.array_split(tokens, max(1, size // 512))]
+
+
 def corpus_cost(size: int, lookups: int) -> dict[str, object]:
-    """Of a corpus of about `size` tokens with the frequencies of words (Zipf, exponent 1.2)."""
-    chance = np.random.default_rng(0)
-    tokens = np.minimum(chance.zipf(1.2, size), 149_999)
-    texts = [text.tolist() for text in np.array_split(tokens, max(1, size // 512))]
+    """Of a corpus of `size` tokens, and an end for each text."""
+    texts = zipf_texts(size, 150_000)
     started = time.perf_counter()
     store = SuffixStore.of_texts(texts)
     built = time.perf_counter() - started
+    chance = np.random.default_rng(0)
     places = chance.integers(0, len(texts), 2 * lookups)
     endings = [texts[place][:ENDING] for place in places]
     found = 0

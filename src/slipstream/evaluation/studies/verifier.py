@@ -5,11 +5,13 @@ neither training nor the choice of its best state has seen them. SPRINTER, Figur
 """
 
 import torch
+from torch import nn
 from torchmetrics.functional.classification import binary_auroc, binary_roc
 
 from slipstream.core.errors import InputError
 from slipstream.data.labelled_drafts import labelled_drafts
 from slipstream.data.rendering import render_sample
+from slipstream.evaluation.comparison import ALL_SETS
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.studies.findings import Findings
 from slipstream.speculators.checkpoint import load_speculator
@@ -35,31 +37,43 @@ class VerifierStudy:
             raise InputError(
                 "data: this study reads the prompts' references; give test files with data.path="
             )
-        verifier, rows, curves = load_speculator(self.verifier, self.draft), [], {}
-        for task in dict.fromkeys(prompt.source for prompt in prompts):
-            samples = [
-                render_sample(target.tokenizer, prompt.text, prompt.references[0])
-                for prompt in prompts
-                if prompt.source == task
-            ]
-            settings = self.max_new_tokens, self.cache_dir, self.seed
-            drafts = labelled_drafts(self.draft, target, samples, *settings)
-            probabilities = verifier(drafts.features(verifier.features)).sigmoid().cpu()
-            labels = (verifier.labels(drafts.log_ratios) >= 0.5).int()
+        verifier = load_speculator(self.verifier, self.draft)
+        judged = {
+            task: self._judged(verifier, target, [p for p in prompts if p.source == task])
+            for task in dict.fromkeys(prompt.source for prompt in prompts)
+        }
+        if len(judged) > 1:
+            columns = zip(*judged.values(), strict=True)
+            judged[ALL_SETS] = tuple(torch.cat(column) for column in columns)
+        rows, curves = [], {}
+        for task, (probabilities, labels) in judged.items():
             for place, name in enumerate(verifier.outputs):
                 pair = probabilities[:, place], labels[:, place]
                 rows.append(
                     {
                         "task": task,
                         "label": name,
-                        "prompts": len(samples),
-                        "drafted tokens": len(drafts),
+                        "prompts": sum(task in (ALL_SETS, prompt.source) for prompt in prompts),
+                        "drafted tokens": len(labels),
                         "acceptable, %": 100 * pair[1].float().mean().item(),
                         "AUROC": binary_auroc(*pair).item(),
                     }
                 )
                 curves[task, name] = binary_roc(*pair)[:2]
         return Findings("Verifier of drafts", rows, lambda figure: _draw(figure, curves))
+
+    def _judged(
+        self, verifier: nn.Module, target: Target, prompts: list[Prompt]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of n drafted tokens how probably each is acceptable, and whether it is, by lambda:
+        (n, outputs) each."""
+        samples = [
+            render_sample(target.tokenizer, prompt.text, prompt.references[0]) for prompt in prompts
+        ]
+        settings = self.max_new_tokens, self.cache_dir, self.seed
+        drafts = labelled_drafts(self.draft, target, samples, *settings)
+        probabilities = verifier(drafts.features(verifier.features)).sigmoid().cpu()
+        return probabilities, (verifier.labels(drafts.log_ratios) >= 0.5).int()
 
 
 def _draw(figure, curves: dict) -> None:
