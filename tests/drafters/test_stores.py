@@ -12,7 +12,6 @@ from tests.drafters.untrained import (
     lookahead,
     retrieval,
     spectra,
-    token_recycling,
     unispec,
     untrained,
 )
@@ -31,6 +30,7 @@ from slipstream.drafters.prompt_lookup import AdaptiveNgram, PromptLookup
 from slipstream.drafters.rest import Rest
 from slipstream.drafters.spectra import Dictionaries
 from slipstream.drafters.suffixes import COMPARED, Retrieval, SuffixStore
+from slipstream.drafters.unispec import UniSpec
 
 LENGTH = 24
 PROMPT = [3, 14, 15, 9, 26, 5, 3, 14, 15]
@@ -178,7 +178,7 @@ def test_stored_successors_are_the_targets_own_predictions(temperature):
     in that place; of equal tokens those of the last accepted node, else of the likeliest."""
     target, seen = tiny_target(), []
 
-    class Watched(type(unispec())):
+    class Watched(UniSpec):
         def propose(self, contexts, budget):
             self.before = list(contexts[0].tokens)
             return super().propose(contexts, budget)
@@ -203,8 +203,7 @@ def test_stored_successors_are_the_targets_own_predictions(temperature):
             best = logits_after(target, [*text[:-1], *(tree.tokens[n] for n in step.path)]).topk(2)
             assert context.state.instead[0] == best.indices.tolist()
 
-    settings = dict(top_k=2, max_depth=3, threshold=0.0, wide_first_level=True)
-    answered(Watched(**settings, prompt=True, keep=False), target, temperature=temperature)
+    answered(unispec(Watched, threshold=0.0), target, temperature=temperature)
     assert max(seen) > 3
 
 
@@ -349,8 +348,9 @@ def test_what_cannot_be_combined_is_refused():
     [
         (lambda: unispec(top_k=0), "drafter.top_k"),
         (lambda: unispec(threshold=1.0), "drafter.threshold"),
-        (lambda: token_recycling(rank_probabilities=[]), "drafter.rank_probabilities"),
-        (lambda: token_recycling(rank_probabilities=[0.2, 0.5]), "drafter.rank_probabilities"),
+        (lambda: unispec(trust=1.5), "drafter.trust"),
+        (lambda: unispec(ranks=[0.5]), "drafter.ranks: give top_k"),
+        (lambda: unispec(ranks=[0.2, 0.5]), "drafter.ranks: none"),
         (lambda: lookahead(ngram=1), "ngram of at least 2"),
         (lambda: spectra(candidates=0), "at least 1 guess and 1 candidate"),
         (lambda: spectra(unseen_probability=1.5), "drafter.unseen_probability"),

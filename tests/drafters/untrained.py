@@ -9,7 +9,7 @@ from slipstream.drafters.rest import Rest
 from slipstream.drafters.spectra import Spectra
 from slipstream.drafters.streaming import Streaming
 from slipstream.drafters.suffixes import Retrieval, SuffixStore
-from slipstream.drafters.unispec import TokenRecycling, UniSpec
+from slipstream.drafters.unispec import UniSpec
 
 
 class Texts:
@@ -39,22 +39,17 @@ def lookahead(**changes) -> Lookahead:
     return Lookahead(**(settings | changes))
 
 
-def unispec(**changes) -> UniSpec:
+def unispec(kind: type[UniSpec] = UniSpec, **changes) -> UniSpec:
     settings = dict(
-        top_k=2, max_depth=3, threshold=0.05, wide_first_level=True, prompt=True, keep=False
-    )
-    return UniSpec(**(settings | changes))
+        top_k=2, max_depth=3, threshold=0.05, trust=1.0, ranks=[0.5, 0.2, 0.1],
+        wide_first_level=True, prompt=True, keep=False,
+    )  # fmt: skip
+    return kind(**(settings | changes))
 
 
-def token_recycling(**changes) -> TokenRecycling:
-    settings = dict(
-        rank_probabilities=[0.5, 0.2, 0.1],
-        max_depth=3,
-        wide_first_level=False,
-        prompt=True,
-        keep=False,
-    )
-    return TokenRecycling(**(settings | changes))
+def token_recycling(**changes) -> UniSpec:
+    settings = dict(top_k=3, threshold=0.0, trust=0.0, wide_first_level=False)
+    return unispec(**(settings | changes))
 
 
 def combined(speculator=None, schedule: str = "deferred", **more) -> Combined:
@@ -73,6 +68,7 @@ def untrained(texts: list[list[int]]) -> dict[str, object]:
         "token recycling": token_recycling(),
         "unispec": unispec(),
         "unispec, last row of the prompt": unispec(prompt=False, wide_first_level=False),
+        "unispec, trusted in part": unispec(trust=0.3),
         "unispec, kept": unispec(keep=True),
         "lookahead": lookahead(),
         "lookahead, text, corpus, kept": lookahead(

@@ -58,13 +58,13 @@ class GuessPool:
 
 
 def riding(most: int, ngram: int, budget: int) -> int:
-    """How many sequences of `ngram` - 1 rows ride along in a tree of `budget` nodes: at least a
-    third of them, root apart, are left to guesses.
+    """How many sequences of `ngram` - 1 rows ride along in a tree of `budget` nodes: at least half
+    of them, root apart, are left to guesses.
 
-    >>> riding(4, 4, 20), riding(4, 4, 12), riding(4, 4, 4)
+    >>> riding(4, 4, 25), riding(4, 4, 13), riding(4, 4, 4)
     (4, 2, 0)
     """
-    return min(most, (budget - 1) * 2 // 3 // (ngram - 1))
+    return min(most, (budget - 1) // 2 // (ngram - 1))
 
 
 class Stored(Protocol):

@@ -1,4 +1,4 @@
-"""UNISPEC and Token Recycling: trees from what the target last predicted after each token.
+"""Trees from what the target last predicted after each token: UNISPEC, and Token Recycling.
 
 The verifying forward predicts a token after every node, also after those that are not accepted.
 The `top_k` likeliest ones are stored for the node's token and become its children in later trees.
@@ -20,11 +20,14 @@ ROWS = 128
 
 
 class UniSpec(Drafter):
-    """A tree of stored successors, whose nodes are as confident as the product of the probabilities
-    on their path; the most confident ones are verified.
+    """A tree of stored successors, whose nodes are as confident as the product of the scores on
+    their path; the most confident ones are verified.
 
     top_k: successors kept of a token, and the nodes of a level that have children; max_depth: of
-    the tree; threshold: least confidence of a node (r). wide_first_level: the first level also has
+    the tree; threshold: least confidence of a node (r). trust: a successor's score is this part of
+    the probability that the target gave it, in the place where it did, and the rest of what is
+    usual for its rank, `ranks`: UNISPEC trusts wholly (1), Token Recycling, whose tree has a fixed
+    shape, not at all (0). wide_first_level: the first level also has
     what else than the root the target thought likely in its place (the paper does not leave out
     the root itself, which would be its own likeliest child). prompt: whether the target's
     predictions within the prompt (its last part, if it is long) are stored, too. keep: whether
@@ -36,6 +39,8 @@ class UniSpec(Drafter):
         top_k: int,
         max_depth: int,
         threshold: float,
+        trust: float,
+        ranks: list[float],
         wide_first_level: bool,
         prompt: bool,
         keep: bool,
@@ -44,6 +49,13 @@ class UniSpec(Drafter):
             raise InputError("drafter.top_k, drafter.max_depth: must be at least 1")
         if not 0 <= threshold < 1:
             raise InputError("drafter.threshold: must be in [0, 1)")
+        if not 0 <= trust <= 1:
+            raise InputError("drafter.trust: must be between 0 and 1")
+        if len(ranks) < top_k or not all(0 < rank <= 1 for rank in ranks):
+            raise InputError("drafter.ranks: give top_k numbers in (0, 1]")
+        if sorted(ranks, reverse=True) != list(ranks):
+            raise InputError("drafter.ranks: none may be above the one before")
+        self.trust, self.ranks = trust, list(ranks)
         self.top_k, self.max_depth, self.threshold = top_k, max_depth, threshold
         self.wide_first_level, self.prompt, self.keep = wide_first_level, prompt, keep
         self.stores: list[Successors] = []
@@ -127,9 +139,9 @@ class UniSpec(Drafter):
         known: _Known = context.state
 
         def children(token: int, depth: int) -> Successions:
-            stored = self._rated(known.store.of(token))
+            stored = self._scored(known.store.of(token))
             if depth == 1 and self.wide_first_level:
-                return _merged(stored, self._rated(known.instead_of(token)))
+                return _merged(stored, self._scored(known.instead_of(token)))
             return stored
 
         depth = min(self.max_depth, context.max_depth)
@@ -137,39 +149,11 @@ class UniSpec(Drafter):
             context.tokens[-1], children, budget, depth, self.threshold, self.top_k
         )
 
-    def _rated(self, successors: Successions) -> Successions:
-        """Successors, most probable first, with the probabilities that trees are grown by."""
-        return successors
-
-
-class TokenRecycling(UniSpec):
-    """As UNISPEC, but a tree of fixed shape: what was stored is ranked, and how probable it was is
-    forgotten.
-
-    rank_probabilities: how probable the first, second ... stored successor is taken to be; the
-    tree of a budget has the nodes that are most probable by that, up to `max_depth`.
-    wide_first_level: as in UNISPEC, which then lacks its scores alone.
-    """
-
-    def __init__(
-        self,
-        rank_probabilities: list[float],
-        max_depth: int,
-        wide_first_level: bool,
-        prompt: bool,
-        keep: bool,
-    ):
-        ranks = list(rank_probabilities)
-        if not ranks or not all(0 < rank <= 1 for rank in ranks) or sorted(ranks)[::-1] != ranks:
-            raise InputError(
-                "drafter.rank_probabilities: give numbers in (0, 1], none above the one before"
-            )
-        super().__init__(len(ranks), max_depth, 0.0, wide_first_level, prompt, keep)
-        self.ranks = ranks
-
-    def _rated(self, successors: Successions) -> Successions:
-        tokens, _ = successors
-        return tokens, self.ranks[: len(tokens)]
+    def _scored(self, successors: Successions) -> Successions:
+        """Successors with their scores in place of their probabilities."""
+        tokens, probabilities = successors
+        pairs = zip(probabilities, self.ranks, strict=False)
+        return tokens, [self.trust * own + (1 - self.trust) * rank for own, rank in pairs]
 
 
 class _Known:
