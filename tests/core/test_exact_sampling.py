@@ -11,7 +11,7 @@ import torch
 
 from slipstream.core import verification
 from slipstream.core.growth import grow_best_first, independent_children
-from slipstream.core.tree import DraftTree, Proposal, most_confident, prune
+from slipstream.core.tree import DraftTree, Proposal, most_confident, prune, union
 from slipstream.core.verification import verify_sampling
 
 VOCABULARY = 4
@@ -154,8 +154,8 @@ def merged_and_cut(prefix: tuple[int, ...], _) -> DraftTree:
     """Two drafts in one tree, its most confident nodes kept."""
     chain = DraftTree([prefix[-1], 1, 2], [-1, 0, 1], [1.0, 0.9, 0.2])
     wide = DraftTree([prefix[-1], 1, 3, 0], [-1, 0, 0, 1], [1.0, 0.5, 0.4, 0.3])
-    merged = chain.merge(wide, 4)
-    assert len(merged) == 4
+    merged, _ = union([chain, wide])
+    assert len(merged) == 5
     return merged.keep(most_confident(merged, 3))
 
 

@@ -8,7 +8,7 @@ import torch
 from tests.tiny import random_tree
 
 from slipstream.core.growth import grow_best_first, independent_children
-from slipstream.core.tree import DraftTree, Proposal, most_confident, prune
+from slipstream.core.tree import DraftTree, Proposal, most_confident, prune, union
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -96,7 +96,7 @@ def test_sampled_children_may_leave_together_with_a_deterministic_parent():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_merge_is_the_union_of_paths_with_the_higher_confidence(seed):
+def test_a_union_has_all_paths_with_the_higher_confidence(seed):
     generator = seeded(seed)
     trees = []
     for _ in range(2):
@@ -110,32 +110,37 @@ def test_merge_is_the_union_of_paths_with_the_higher_confidence(seed):
             tokens.append(token)
         trees.append(DraftTree(tokens, shape.parents, random_confidences(shape, generator)))
     ours, theirs = (token_paths(tree) for tree in trees)
-    union = {path: max(ours.get(path, 0.0), theirs.get(path, 0.0)) for path in ours.keys() | theirs}
-    assert len(union) < len(ours) + len(theirs) - 1
-    assert token_paths(trees[0].merge(trees[1], 100)) == union
+    paths = {path: max(ours.get(path, 0.0), theirs.get(path, 0.0)) for path in ours.keys() | theirs}
+    assert len(paths) < len(ours) + len(theirs) - 1
+    both, places = union(trees)
+    assert token_paths(both) == paths
+    for tree, own in zip(trees, places, strict=True):
+        for node in range(len(tree)):
+            there = [both.tokens[each] for each in both.path(own[node])]
+            assert there == [tree.tokens[each] for each in tree.path(node)]
     for budget in (1, 4, 8):
-        cut = token_paths(trees[0].merge(trees[1], budget))
-        best = sorted(union.values(), reverse=True)[:budget]
+        cut = token_paths(both.keep(most_confident(both, budget)))
+        best = sorted(paths.values(), reverse=True)[:budget]
         assert sorted(cut.values(), reverse=True) == best
-        assert cut.items() <= union.items()
+        assert cut.items() <= paths.items()
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_merge_joins_equal_siblings_wherever_they_stand(swapped):
+def test_a_union_joins_equal_siblings_wherever_they_stand(swapped):
     repeated = DraftTree([7, 1, 1, 2, 3], [-1, 0, 0, 1, 2], [1.0, 0.2, 0.5, 0.1, 0.4])
     other = DraftTree([7, 1], [-1, 0], [1.0, 0.3])
-    merged = other.merge(repeated, 9) if swapped else repeated.merge(other, 9)
+    merged, _ = union([other, repeated] if swapped else [repeated, other])
     assert token_paths(merged) == {(7,): 1.0, (7, 1): 0.5, (7, 1, 2): 0.1, (7, 1, 3): 0.4}
 
 
-def test_merge_refuses_other_roots_and_sampled_trees():
+def test_a_union_refuses_other_roots_and_sampled_trees():
     chain = DraftTree.chain([7, 1])
     with pytest.raises(ValueError, match="root"):
-        chain.merge(DraftTree.chain([8, 1]), 4)
+        union([chain, DraftTree.chain([8, 1])])
     sampled = DraftTree([7, 1], [-1, 0], proposals={0: Proposal(torch.tensor([0.5, 0.5]))})
     for one, other in ((chain, sampled), (sampled, chain)):
         with pytest.raises(ValueError, match="sampled"):
-            one.merge(other, 4)
+            union([one, other])
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -22,7 +22,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.tree import DraftTree
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
-from slipstream.drafters.combined import Combined, Record
+from slipstream.drafters.combined import Combined, Record, together
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
@@ -312,15 +312,19 @@ def test_stores_are_forgotten_from_prompt_to_prompt_unless_they_are_kept(name):
 
 def test_trees_of_several_drafters_share_the_budget_by_what_they_have_proven():
     """Prompt lookup is never right here: its word wears off."""
-    record, chain = Record(), DraftTree([7, 1, 2], [-1, 0, 1], [1.0, 0.9, 0.81])
-    before = record.proven(chain)
+    lookup = DraftTree([7, 1, 2], [-1, 0, 1], [1.0, 0.9, 0.81])
+    other = DraftTree([7, 4], [-1, 0], [1.0, 0.5])
+    record, (tree, words) = Record(), together([lookup, other])
+    assert words == [(1.0, 1.0), (0.9, 0), (pytest.approx(0.9), None), (0, 0.5)]
+    before = record.proven(tree, words)
     for _ in range(50):
-        record.test(chain, [5, 6])
-    after = record.proven(chain)
-    assert before == pytest.approx([1.0, 0.9, 0.81])
-    assert after[1] == pytest.approx(10 * 0.9 / 60)
-    record.test(chain, [1, 2])
-    assert record.tested[9] == 52 and record.right[9] == 2.0
+        record.test(tree, words, [4, 6])
+    after = record.proven(tree, words)
+    assert before == pytest.approx([1.0, 0.9, 0.81, 0.5])
+    assert after[1] == pytest.approx(10 * 0.9 / 60) and after[3] == pytest.approx(55 / 60)
+    assert after[2] / after[1] == pytest.approx(0.9)  # of it nothing has been learned
+    record.test(tree, words, [1, 2])
+    assert record.tested[5, 0] == 51 and record.right[5, 0] == record.right[5, None] == 1
 
 
 def test_a_combination_is_told_and_verified_as_its_parts_are():
@@ -330,7 +334,7 @@ def test_a_combination_is_told_and_verified_as_its_parts_are():
     together = answered(drafter, target)
     assert together.ids == alone.ids
     trees = drafter.trees
-    assert len(trees) == 3 and all(len(each) == 1 for each in trees)
+    assert len(trees) == 1 and all(len(said) == 3 for said in trees[0][1])
     assert drafter.store_bytes == sum(each.store_bytes for each in drafter.drafters)
 
 

@@ -8,6 +8,7 @@ Nothing here knows where the tokens come from or how they are verified.
 """
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -127,35 +128,38 @@ class DraftTree:
             {index[node]: value for node, value in self.proposals.items() if node in index},
         )
 
-    def merge(self, other: "DraftTree", budget: int) -> "DraftTree":
-        """One tree with both trees' paths, the `budget` most confident nodes kept.
 
-        Equal siblings become one node with the higher confidence. Both roots must be the same
-        token and both trees deterministic (ValueError otherwise).
+def union(trees: Sequence[DraftTree]) -> tuple[DraftTree, list[list[int]]]:
+    """One tree with the paths of all, and for each tree where its nodes are in it.
 
-        >>> a, b = DraftTree.chain([7, 1, 2]), DraftTree.chain([7, 1, 3])
-        >>> a.merge(b, 4).tokens, a.merge(b, 4).parents
-        ([7, 1, 2, 3], [-1, 0, 1, 1])
-        """
-        if self.tokens[0] != other.tokens[0]:
-            raise ValueError("trees with different roots cannot be merged")
-        if self.proposals or other.proposals:
-            raise ValueError("merging sampled siblings would change their distribution")
-        tokens, parents, confidences = [self.tokens[0]], [-1], [1.0]
-        index: dict[tuple[int, int], int] = {}
-        for tree in (self, other):
-            moved = [0]
-            for node in range(1, len(tree)):
-                key = (moved[tree.parents[node]], tree.tokens[node])
-                if key not in index:
-                    index[key] = len(tokens)
-                    tokens.append(key[1])
-                    parents.append(key[0])
-                    confidences.append(0.0)
-                moved.append(index[key])
-                confidences[index[key]] = max(confidences[index[key]], tree.confidences[node])
-        merged = DraftTree(tokens, parents, confidences)
-        return merged.keep(most_confident(merged, budget))
+    Equal siblings become one node with the highest confidence. All roots must be the same token and
+    all trees deterministic (ValueError otherwise).
+
+    >>> tree, places = union([DraftTree.chain([7, 1, 2]), DraftTree.chain([7, 1, 3])])
+    >>> tree.tokens, tree.parents, places
+    ([7, 1, 2, 3], [-1, 0, 1, 1], [[0, 1, 2], [0, 1, 3]])
+    """
+    root = trees[0].tokens[0]
+    tokens, parents, confidences = [root], [-1], [1.0]
+    index: dict[tuple[int, int], int] = {}
+    places = []
+    for tree in trees:
+        if tree.tokens[0] != root:
+            raise ValueError("trees with different roots have no union")
+        if tree.proposals:
+            raise ValueError("a union of sampled siblings would change their distribution")
+        own = [0]
+        for node in range(1, len(tree)):
+            key = (own[tree.parents[node]], tree.tokens[node])
+            if key not in index:
+                index[key] = len(tokens)
+                tokens.append(key[1])
+                parents.append(key[0])
+                confidences.append(0.0)
+            own.append(index[key])
+            confidences[index[key]] = max(confidences[index[key]], tree.confidences[node])
+        places.append(own)
+    return DraftTree(tokens, parents, confidences), places
 
 
 def most_confident(tree: DraftTree, budget: int) -> list[int]:

@@ -1,30 +1,37 @@
 """One tree of several drafters' trees, under one budget: each node as confident as it has proven.
 
-A drafter's confidence in a token, given the one before, is taken at its word only until it has been
-put to the test: how often tokens of that drafter and that confidence were right is counted, also of
-those that found no room in the tree, whenever the target's answer is known.
+What the drafters say of a token, given the one before, is taken at its word only until it has been
+put to the test: how often tokens of which they said the like were right is counted, also of those
+that found no room in the tree, whenever the target's answer is known. All drafters' words together
+are what is counted, because a token that one of them is sure of means less where another, which
+knows the text better, has named others.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
+from math import ceil
 
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.tree import DraftTree
+from slipstream.core.tree import DraftTree, most_confident, union
 from slipstream.drafters.base import Context, Drafter, Outlook, Step
 from slipstream.targets.target import Target
 
-BINS = 10
-"""Kinds of confidence whose record is kept."""
+BINS = 5
+"""Kinds of confidence of one drafter that are told apart."""
 TRUST = 10.0
-"""A drafter's word counts as much as so many tested tokens."""
+"""The drafters' word counts as much as so many tested tokens."""
+
+Words = tuple[float | None, ...]
+"""How sure each drafter is of a token, given its parent: 0 where it has named others, None where it
+has named none."""
 
 
 class Combined(Drafter):
-    """Merges the trees of `drafters`, by name. Their records go on from prompt to prompt."""
+    """Merges the trees of `drafters`, by name. The record goes on from prompt to prompt."""
 
     mergeable = False
 
@@ -38,9 +45,9 @@ class Combined(Drafter):
                     "of larger ones; leave it out"
                 )
         self.drafters = list(drafters.values())
-        self.records = [Record() for _ in self.drafters]
+        self.record = Record()
         self.exact = all(drafter.exact for drafter in self.drafters)
-        self.trees: list[list[DraftTree]] | None = None
+        self.trees: list[tuple[DraftTree, list[Words]]] | None = None
         self.foreseen: list[slice] = []
 
     @property
@@ -69,19 +76,17 @@ class Combined(Drafter):
         return sum(drafter.extra_rows(budget) for drafter in self.drafters)
 
     def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
-        self.trees = [drafter.propose(contexts, budget) for drafter in self._each(contexts)]
+        proposed = [drafter.propose(contexts, budget) for drafter in self._each(contexts)]
         with contexts[0].clock.share("draft"):
-            together = [self._together(trees, budget) for trees in zip(*self.trees, strict=True)]
+            self.trees = [together(trees) for trees in zip(*proposed, strict=True)]
+            chosen = [self._chosen(*each, budget) for each in self.trees]
         for drafter in self.drafters:
-            drafter.replaced(together)
-        return together
+            drafter.replaced(chosen)
+        return chosen
 
-    def _together(self, trees: Sequence[DraftTree], budget: int) -> DraftTree:
-        proven = [
-            replace(tree, confidences=record.proven(tree))
-            for record, tree in zip(self.records, trees, strict=True)
-        ]
-        return reduce(lambda one, other: one.merge(other, budget), proven)
+    def _chosen(self, tree: DraftTree, words: list[Words], budget: int) -> DraftTree:
+        proven = replace(tree, confidences=self.record.proven(tree, words))
+        return proven.keep(most_confident(proven, budget))
 
     def foresee(self, contexts: list[Context], outlook: Outlook) -> tuple[torch.Tensor, ...]:
         found: list[torch.Tensor] = []
@@ -97,11 +102,10 @@ class Combined(Drafter):
             drafter.observe(context, replace(step, foreseen=step.foreseen[self.foreseen[place]]))
         if self.trees is not None:
             with context.clock.share("draft"):
-                for record, trees in zip(self.records, self.trees, strict=True):
-                    record.test(trees[step.sequence], step.answer)
+                self.record.test(*self.trees[step.sequence], step.answer)
 
     def forget(self) -> None:
-        self.records = [Record() for _ in self.drafters]
+        self.record = Record()
         for drafter in self.drafters:
             drafter.forget()
 
@@ -126,41 +130,64 @@ def _own_state(contexts: list[Context], place: int) -> Iterator[None]:
         all_states[place], context.state = context.state, all_states
 
 
-class Record:
-    """How often a drafter's tokens were right, by how sure it was of them given their parents.
+def together(trees: Sequence[DraftTree]) -> tuple[DraftTree, list[Words]]:
+    """The union of the trees, and what each drafter says of each of its N nodes.
 
-    >>> record, tree = Record(), DraftTree([7, 1, 2], [-1, 0, 1], [1.0, 0.8, 0.8])
-    >>> record.test(tree, [1, 3])  # the target said 1, then not 2
-    >>> [round(confidence, 3) for confidence in record.proven(tree)]
-    [1.0, 0.818, 0.744]
+    >>> one = DraftTree([7, 1, 2], [-1, 0, 1], [1.0, 0.8, 0.4])
+    >>> other = DraftTree([7, 1, 3], [-1, 0, 0], [1.0, 0.6, 0.3])
+    >>> together([one, other])[1]
+    [(1.0, 1.0), (0.8, 0.6), (0.5, None), (0, 0.3)]
+    """
+    both, places = union(trees)
+    columns = []
+    for tree, own in zip(trees, places, strict=True):
+        named = {own[parent] for parent in tree.parents[1:]}
+        said: list[float | None] = [0 if parent in named else None for parent in both.parents]
+        said[0] = 1.0
+        for node in range(1, len(tree)):
+            above = tree.confidences[tree.parents[node]]
+            sure = min(1.0, tree.confidences[node] / above) if above > 0 else 0
+            said[own[node]] = max(sure, said[own[node]] or 0)
+        columns.append(said)
+    return both, list(zip(*columns, strict=True))
+
+
+class Record:
+    """How often tokens of which the drafters said the like were right.
+
+    >>> record, tree = Record(), DraftTree([7, 1, 2], [-1, 0, 1])
+    >>> words = [(1.0,), (0.8,), (0.8,)]
+    >>> record.test(tree, words, [1, 3])  # the target said 1, then not 2
+    >>> [round(confidence, 3) for confidence in record.proven(tree, words)]
+    [1.0, 0.75, 0.562]
     """
 
     def __init__(self):
-        self.right, self.tested = [0.0] * (BINS + 1), [0] * (BINS + 1)
+        self.right: Counter[Words] = Counter()
+        self.tested: Counter[Words] = Counter()
 
-    def test(self, tree: DraftTree, answer: list[int]) -> None:
+    def test(self, tree: DraftTree, words: list[Words], answer: list[int]) -> None:
         """The target went on with `answer`: of every node that it reached, was a child right?"""
         reached = {0: 0}
-        for node, (parent, sure) in enumerate(_edges(tree), start=1):
-            if parent in reached and reached[parent] < len(answer):
-                right = tree.tokens[node] == answer[reached[parent]]
-                self.tested[round(sure * BINS)] += 1
-                self.right[round(sure * BINS)] += right
+        for node in range(1, len(tree)):
+            depth = reached.get(tree.parents[node], len(answer))
+            if depth < len(answer):
+                kind = _kind(words[node])
+                right = tree.tokens[node] == answer[depth]
+                self.tested[kind] += 1
+                self.right[kind] += right
                 if right:
-                    reached[node] = reached[parent] + 1
+                    reached[node] = depth + 1
 
-    def proven(self, tree: DraftTree) -> list[float]:
+    def proven(self, tree: DraftTree, words: list[Words]) -> list[float]:
         """N confidences of the nodes, products along their paths."""
         confidences = [1.0]
-        for parent, sure in _edges(tree):
-            place = round(sure * BINS)
-            share = (self.right[place] + TRUST * sure) / (self.tested[place] + TRUST)
+        for parent, said in zip(tree.parents[1:], words[1:], strict=True):
+            kind, sure = _kind(said), max(each or 0 for each in said)
+            share = (self.right[kind] + TRUST * sure) / (self.tested[kind] + TRUST)
             confidences.append(confidences[parent] * share)
         return confidences
 
 
-def _edges(tree: DraftTree) -> Iterator[tuple[int, float]]:
-    """Of each node but the root its parent, and its confidence given the parent."""
-    for parent, confidence in zip(tree.parents[1:], tree.confidences[1:], strict=True):
-        above = tree.confidences[parent]
-        yield parent, min(1.0, confidence / above) if above > 0 else 0.0
+def _kind(said: Words) -> Words:
+    return tuple(None if sure is None else ceil(sure * BINS) for sure in said)

@@ -1,10 +1,12 @@
 """Side-by-side runs: the same prompts through every method, interleaved, in one process.
 
-Each prompt is answered by all methods in turn before the next prompt, in rotating order, in several
-passes over all prompts; per prompt and method the median run counts. So drift of the machine hits
-all alike. What a method learns from its answers it forgets between passes.
+Each prompt is answered by all methods in turn before the next prompt, in an order drawn anew each
+time, in several passes over all prompts; per prompt and method the median run counts. So drift of
+the machine, and what a method leaves in its caches, hit all alike. What a method learns from its
+answers it forgets between passes.
 """
 
+import random
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
@@ -96,7 +98,7 @@ def compare(
     for method in methods.values():
         method.prepare(target, sampling, limits)
     runs = {name: Run(name, method.drafter, method.exact) for name, method in methods.items()}
-    names = list(methods)
+    names, chance = list(methods), random.Random(seed)
     with Progress() as progress:
         task = progress.add_task("decoding", total=len(ids) * len(names) * repeats)
         batches = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
@@ -108,13 +110,12 @@ def compare(
         tries: dict[str, list[list[list[Generation]]]] = {
             name: [[] for _ in batches] for name in names
         }
-        for repeat in range(repeats):
+        for _ in range(repeats):
             for method in methods.values():
                 method.forget()  # the answers of this pass are new to it
             for number, batch in enumerate(batches):
                 seeds = [seed + number * batch_size + place for place in range(len(batch))]
-                shift = (number + repeat) % len(names)
-                for name in names[shift:] + names[:shift]:
+                for name in chance.sample(names, len(names)):
                     methods[name].expect(prompts[number * batch_size].source)
                     tries[name][number].append(methods[name].generate(batch, seeds))
                     most = max(runs[name].store_bytes, methods[name].store_bytes)
