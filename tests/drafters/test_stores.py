@@ -320,11 +320,13 @@ def test_trees_of_several_drafters_share_the_budget_by_what_they_have_proven():
     for _ in range(50):
         record.test(tree, words, [4, 6])
     after = record.proven(tree, words)
-    assert before == pytest.approx([1.0, 0.9, 0.81, 0.5])
-    assert after[1] == pytest.approx(10 * 0.9 / 60) and after[3] == pytest.approx(55 / 60)
+    assert before == pytest.approx([1.0, 0.9, 0.81, 0.15])  # the first named another token
+    assert after[1] == pytest.approx(0.9 * 3 / (45 + 3))
+    assert after[3] == pytest.approx(0.15 * (50 + 3) / (7.5 + 3))
     assert after[2] / after[1] == pytest.approx(0.9)  # of it nothing has been learned
     record.test(tree, words, [1, 2])
-    assert record.tested[5, 0] == 51 and record.right[5, 0] == record.right[5, None] == 1
+    assert record.claimed[5, 0] == pytest.approx(51 * 0.9)
+    assert record.right[5, 0] == record.right[5, None] == 1
 
 
 def test_a_combination_is_told_and_verified_as_its_parts_are():

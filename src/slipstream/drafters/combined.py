@@ -7,7 +7,7 @@ are what is counted, because a token that one of them is sure of means less wher
 knows the text better, has named others.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,8 +22,11 @@ from slipstream.targets.target import Target
 
 BINS = 5
 """Kinds of confidence of one drafter that are told apart."""
-TRUST = 10.0
-"""The drafters' word counts as much as so many tested tokens."""
+TRUST = 3.0
+"""The drafters' word counts as much as tests in which so many tokens were right."""
+DOUBT = 0.3
+"""What the others say of a token is believed so much, to begin with, where the first drafter has
+named other tokens. Measured on validation prompts, streams being the first, as `TRUST` was."""
 
 Words = tuple[float | None, ...]
 """How sure each drafter is of a token, given its parent: 0 where it has named others, None where it
@@ -31,7 +34,7 @@ has named none."""
 
 
 class Combined(Drafter):
-    """Merges the trees of `drafters`, by name. The record goes on from prompt to prompt."""
+    """Merges the trees of `drafters`, by name, the one that is trusted most first. The record goes on from prompt to prompt."""
 
     mergeable = False
 
@@ -153,18 +156,18 @@ def together(trees: Sequence[DraftTree]) -> tuple[DraftTree, list[Words]]:
 
 
 class Record:
-    """How often tokens of which the drafters said the like were right.
+    """How often tokens of which the drafters said the like were right, and should have been.
 
     >>> record, tree = Record(), DraftTree([7, 1, 2], [-1, 0, 1])
     >>> words = [(1.0,), (0.8,), (0.8,)]
     >>> record.test(tree, words, [1, 3])  # the target said 1, then not 2
     >>> [round(confidence, 3) for confidence in record.proven(tree, words)]
-    [1.0, 0.75, 0.562]
+    [1.0, 0.696, 0.484]
     """
 
     def __init__(self):
         self.right: Counter[Words] = Counter()
-        self.tested: Counter[Words] = Counter()
+        self.claimed: dict[Words, float] = defaultdict(float)
 
     def test(self, tree: DraftTree, words: list[Words], answer: list[int]) -> None:
         """The target went on with `answer`: of every node that it reached, was a child right?"""
@@ -174,7 +177,7 @@ class Record:
             if depth < len(answer):
                 kind = _kind(words[node])
                 right = tree.tokens[node] == answer[depth]
-                self.tested[kind] += 1
+                self.claimed[kind] += _sure(words[node])
                 self.right[kind] += right
                 if right:
                     reached[node] = depth + 1
@@ -183,10 +186,16 @@ class Record:
         """N confidences of the nodes, products along their paths."""
         confidences = [1.0]
         for parent, said in zip(tree.parents[1:], words[1:], strict=True):
-            kind, sure = _kind(said), max(each or 0 for each in said)
-            share = (self.right[kind] + TRUST * sure) / (self.tested[kind] + TRUST)
-            confidences.append(confidences[parent] * share)
+            kind = _kind(said)
+            proven = (self.right[kind] + TRUST) / (self.claimed[kind] + TRUST)
+            confidences.append(confidences[parent] * min(1.0, _sure(said) * proven))
         return confidences
+
+
+def _sure(said: Words) -> float:
+    first, *_ = said
+    most = first or max(each or 0 for each in said)
+    return DOUBT * most if first == 0 else most
 
 
 def _kind(said: Words) -> Words:
