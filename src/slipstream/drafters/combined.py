@@ -34,7 +34,8 @@ has named none."""
 
 
 class Combined(Drafter):
-    """Merges the trees of `drafters`, by name, the one that is trusted most first. The record goes on from prompt to prompt."""
+    """Merges the trees of `drafters`, by name, the one that is trusted most first. The record goes
+    on from prompt to prompt."""
 
     mergeable = False
 
