@@ -24,7 +24,7 @@ BINS = 5
 """Kinds of confidence of one drafter that are told apart."""
 TRUST = 3.0
 """The drafters' word counts as much as tests in which so many tokens were right."""
-DOUBT = 0.3
+DOUBT = 0.2
 """What the others say of a token is believed so much, to begin with, where the first drafter has
 named other tokens. Measured on validation prompts, streams being the first, as `TRUST` was."""
 

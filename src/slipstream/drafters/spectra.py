@@ -51,7 +51,7 @@ class Spectra(Guessing):
 
     def guesses(self, tokens: list[int], stored: "Dictionaries") -> list[Sequence[int]]:
         """The backward dictionary's chain, which matches most tokens, then the forward one's."""
-        chain = stored.chain(tokens, self.ngram) if self.backward else []
+        chain = stored.chain(tokens) if self.backward else []
         found = list(stored.forward.starting_with(tokens[-1])) if self.forward else []
         return [chain, *found] if chain else found
 
@@ -74,10 +74,11 @@ class Dictionaries:
             self.forward.add(ngram[start:])
             self.backward[tuple(before[start:])] = last
 
-    def chain(self, tokens: list[int], length: int) -> list[int]:
-        """Token by token what the backward dictionary has for the longest suffix it knows."""
+    def chain(self, tokens: list[int]) -> list[int]:
+        """Token by token what the backward dictionary has for the longest suffix it knows, as far
+        as two n-grams."""
         ending, found = tokens[-self.ngram + 1 :], []
-        while len(found) < length:
+        while len(found) < 2 * self.ngram:
             suffixes = (tuple(ending[start:]) for start in range(len(ending)))
             token = next((self.backward[each] for each in suffixes if each in self.backward), None)
             if token is None:

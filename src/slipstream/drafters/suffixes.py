@@ -7,7 +7,7 @@ compared by their first `COMPARED` tokens, which is more than any look-up asks.
 
 import json
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Protocol
 
@@ -36,7 +36,7 @@ class SuffixStore:
         """Sorted by doubling: the order by 2n tokens comes from the order by n (Manber, Myers).
 
         >>> store = SuffixStore.of_texts([[1, 2, 3], [1, 2, 4]])
-        >>> store.find([1, 2]), [store.after(place, 2, 9) for place in range(*store.find([1, 2]))]
+        >>> store.find([1, 2]), store.after(np.arange(*store.find([1, 2])), 2, 9)
         ((0, 2), [[3], [4]])
         """
         ended = [np.asarray([*text, cls.END], dtype=np.uint32) for text in texts]
@@ -107,11 +107,14 @@ class SuffixStore:
                 high = size - 1
         return found
 
-    def after(self, place: int, skipped: int, length: int) -> list[int]:
-        """Up to `length` tokens of the text at `place` of `order`, from `skipped` tokens on."""
-        start = int(self.order[place]) + skipped
-        tokens = self.tokens[start : start + length].tolist()
-        return tokens[: tokens.index(self.END)] if self.END in tokens else tokens
+    def after(self, places: np.ndarray, skipped: int, length: int) -> list[list[int]]:
+        """Up to `length` tokens of the text at each of these places of `order`, from `skipped`
+        tokens on."""
+        starts = self.order[places].astype(np.int64)[:, None] + skipped
+        # The last token ends a text.
+        within = np.minimum(starts + np.arange(length), len(self) - 1)
+        rows = self.tokens[within].tolist()
+        return [row[: row.index(self.END)] if self.END in row else row for row in rows]
 
 
 class Corpus(Protocol):
@@ -155,11 +158,14 @@ class Retrieval:
         begin."""
         low, high, size = self.store.longest(tokens, self.max_ngram)
         count = min(self.max_matches, high - low)
-        counts: Counter[tuple[int, ...]] = Counter()
-        for number in range(count):
-            place = low + number * (high - low) // count
-            text = self.store.after(place, size, self.length)
-            counts.update(tuple(text[:end]) for end in range(1, len(text) + 1))
+        if not count:
+            return []
+        places = low + np.arange(count) * (high - low) // count
+        texts = Counter(map(tuple, self.store.after(places, size, self.length)))
+        counts: dict[tuple[int, ...], int] = defaultdict(int)
+        for text, times in texts.items():
+            for end in range(1, len(text) + 1):
+                counts[text[:end]] += times
         ranked = sorted(counts, key=lambda path: (-counts[path], len(path)))
         return [(path, counts[path] / count) for path in ranked]
 

@@ -116,7 +116,8 @@ def corpus_cost(size: int, lookups: int) -> dict[str, object]:
         if place == lookups:  # the first half warms up
             started = time.perf_counter()
         low, high, length = store.longest(ending, ENDING)
-        found += len(store.after((low + high) // 2, length, ENDING)) if high > low else 0
+        middle = np.array([(low + high) // 2])
+        found += len(store.after(middle, length, ENDING)[0]) if high > low else 0
     seconds = (time.perf_counter() - started) / lookups
     return {
         "tokens": len(store),
