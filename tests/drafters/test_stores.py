@@ -280,6 +280,15 @@ def test_windows_and_candidates_are_extended_by_what_the_target_says_there():
     assert {"window", "candidate"} == set(checked) and len(checked) > 60
 
 
+@pytest.mark.parametrize(
+    ("trust", "scores"),
+    [(1.0, [0.9, 0.05]), (0.0, [0.5, 0.2]), (0.3, [0.3 * 0.9 + 0.35, 0.3 * 0.05 + 0.14])],
+)
+def test_stored_probabilities_count_as_far_as_they_are_trusted(trust, scores):
+    tokens, found = unispec(trust=trust).scored(([2, 3], [0.9, 0.05]))
+    assert tokens == [2, 3] and found == pytest.approx(scores)
+
+
 def test_dictionaries_hold_all_parts_of_a_candidate_or_whole_ones_alone():
     parts, whole = Dictionaries(4, 5, True), Dictionaries(4, 5, False)
     for stored in (parts, whole):
@@ -293,6 +302,9 @@ def test_dictionaries_hold_all_parts_of_a_candidate_or_whole_ones_alone():
     assert parts.chain([9, 2, 3]) == [4]  # (2, 3) -> 4; nothing is known to follow 4 here ...
     parts.add([0, 3, 4, 7])
     assert parts.chain([9, 2, 3]) == [4, 7]  # ... and now 7 follows (3, 4)
+    parts.add([1, 2, 1, 2])
+    parts.add([2, 1, 2, 1])
+    assert parts.chain([9, 1, 2]) == [1, 2] * 4  # two n-grams, not for ever
 
 
 @pytest.mark.parametrize("name", untrained([]))
@@ -305,7 +317,7 @@ def test_stores_are_forgotten_from_prompt_to_prompt_unless_they_are_kept(name):
     batch = engine.generate_batch([[1, 2], PROMPT, [7] * 5])
     if "kept" in name:
         assert forwards[1] < forwards[0]
-    elif name != "combined":  # it keeps records of how often its drafters were right
+    elif name != "combined":  # it keeps a record of how often its drafters were right
         assert len(set(forwards)) == 1
         assert batch[1].statistics.target_forwards == forwards[0]
     assert (drafter.store_bytes > 0) == (name != "nothing")
@@ -334,8 +346,7 @@ def test_a_combination_is_told_and_verified_as_its_parts_are():
     target = tiny_target()
     drafter = combined(more=AdaptiveNgram(2, 3))
     alone = answered(unispec(), target)
-    together = answered(drafter, target)
-    assert together.ids == alone.ids
+    assert answered(drafter, target).ids == alone.ids
     trees = drafter.trees
     assert len(trees) == 1 and all(len(said) == 3 for said in trees[0][1])
     assert drafter.store_bytes == sum(each.store_bytes for each in drafter.drafters)

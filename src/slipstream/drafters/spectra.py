@@ -13,6 +13,9 @@ from slipstream.core.errors import InputError
 from slipstream.drafters.guesses import Guessing, GuessPool, Riders
 from slipstream.drafters.suffixes import Retrieval
 
+CHAIN = 2
+"""N-grams that the backward dictionary's chain goes on for. Measured on validation prompts."""
+
 
 class Spectra(Guessing):
     """candidates: most of them (W); ngram: N; guesses: most sequences verified at once, and kept of
@@ -76,9 +79,9 @@ class Dictionaries:
 
     def chain(self, tokens: list[int]) -> list[int]:
         """Token by token what the backward dictionary has for the longest suffix it knows, as far
-        as two n-grams."""
+        as `CHAIN` n-grams."""
         ending, found = tokens[-self.ngram + 1 :], []
-        while len(found) < 2 * self.ngram:
+        while len(found) < CHAIN * self.ngram:
             suffixes = (tuple(ending[start:]) for start in range(len(ending)))
             token = next((self.backward[each] for each in suffixes if each in self.backward), None)
             if token is None:

@@ -27,11 +27,11 @@ class UniSpec(Drafter):
     the tree; threshold: least confidence of a node (r). trust: a successor's score is this part of
     the probability that the target gave it, in the place where it did, and the rest of what is
     usual for its rank, `ranks`: UNISPEC trusts wholly (1), Token Recycling, whose tree has a fixed
-    shape, not at all (0). wide_first_level: the first level also has
-    what else than the root the target thought likely in its place (the paper does not leave out
-    the root itself, which would be its own likeliest child). prompt: whether the target's
-    predictions within the prompt (its last part, if it is long) are stored, too. keep: whether
-    later prompts find what earlier ones stored.
+    shape, not at all (0). wide_first_level: the first level also has what else than the root the
+    target thought likely in its place, ranked without it (the paper does not leave out the root
+    itself, which would be its own likeliest child). prompt: whether the target's predictions within
+    the prompt (its last part, if it is long) are stored, too. keep: whether later prompts find what
+    earlier ones stored.
     """
 
     def __init__(
@@ -139,9 +139,9 @@ class UniSpec(Drafter):
         known: _Known = context.state
 
         def children(token: int, depth: int) -> Successions:
-            stored = self._scored(known.store.of(token))
+            stored = self.scored(known.store.of(token))
             if depth == 1 and self.wide_first_level:
-                return _merged(stored, self._scored(known.instead_of(token)))
+                return _merged(stored, self.scored(known.instead_of(token)))
             return stored
 
         depth = min(self.max_depth, context.max_depth)
@@ -149,7 +149,7 @@ class UniSpec(Drafter):
             context.tokens[-1], children, budget, depth, self.threshold, self.top_k
         )
 
-    def _scored(self, successors: Successions) -> Successions:
+    def scored(self, successors: Successions) -> Successions:
         """Successors with their scores in place of their probabilities."""
         tokens, probabilities = successors
         pairs = zip(probabilities, self.ranks, strict=False)

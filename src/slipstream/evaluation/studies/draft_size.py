@@ -1,7 +1,8 @@
-"""Calibrated draft sizes against a search of all sizes (UNISPEC, Figure 5, Tables 13 to 17)."""
+"""Calibrated draft sizes against a search of sizes (UNISPEC, Figure 5, Tables 13 and 15 to 17)."""
 
 import numpy as np
 
+from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
@@ -26,7 +27,7 @@ RESAMPLES = 2000
 
 class DraftSizeStudy:
     """Each of `drafters` is calibrated with the sizes `budgets` on `calibration_prompts` prompts;
-    then every size from the smallest to the largest, in steps of `step`, decodes the others.
+    then sizes from the smallest to the largest, in steps of `step`, decode the others.
     deviations: nodes that the draft is made larger and smaller than g*; usual: by drafter, the size
     that its paper has, if that is to be tried, too; repeats: how often each prompt is decoded."""
 
@@ -40,9 +41,12 @@ class DraftSizeStudy:
         calibration_prompts: int,
         repeats: int,
     ):
-        self.drafters, self.budgets, self.step = drafters, budgets, step
-        self.deviations, self.calibration_prompts = deviations, calibration_prompts
-        self.usual, self.repeats = usual, repeats
+        if unknown := set(usual) - set(drafters):
+            raise InputError(f"study.usual: there is no drafter {', '.join(sorted(unknown))}")
+        self.drafters, self.budgets = drafters, budgets
+        self.searched = sorted({*range(budgets[0], budgets[-1], step), budgets[-1]})
+        self.deviations, self.usual = deviations, usual
+        self.calibration_prompts, self.repeats = calibration_prompts, repeats
 
     def run(self, target: Target, prompts: list[Prompt]) -> Findings:
         warm_up, others = (
@@ -55,12 +59,13 @@ class DraftSizeStudy:
             found = calibrate(
                 target, drafter.ways(), warm_up, Sampling(), Limits(96), self.budgets, self.repeats
             )
-            grid = self._grid(target, drafter, found, self.usual.get(name), others)
-            rows.append(self._row(name, found, grid, len(warm_up) / len(others)))
+            usual = self.usual.get(name)
+            grid = self._grid(target, drafter, found, usual, others)
+            rows.append(self._row(name, found, grid, usual, len(warm_up) / len(others)))
             around += [{"drafter": name} | row for row in self._around(found, grid)]
             calibrations[name], grids[name] = found, grid
         return Findings(
-            "Calibrated draft sizes against a search of all sizes",
+            "Calibrated draft sizes against a search",
             rows,
             lambda figure: _draw(figure, calibrations, grids),
             {"Sizes around g* (Table 13)": around},
@@ -77,8 +82,7 @@ class DraftSizeStudy:
         """Each size's statistics, by prompt, the way to draft being the one chosen."""
         way, _ = fastest(found.points)
         chosen = drafter.ways()[way]
-        sizes = {*range(self.budgets[0], self.budgets[-1] + 1, self.step)}
-        sizes |= {*self._sizes_around(found), *([] if usual is None else [usual])}
+        sizes = {*self.searched, *self._sizes_around(found), *([] if usual is None else [usual])}
         decoders: dict[tuple[str, int], Decoder] = {
             ("", size): Engine(target, chosen, Sampling(), Limits(96), size)
             for size in sorted(sizes)
@@ -91,12 +95,17 @@ class DraftSizeStudy:
         return [own + each for each in deviations if own + each >= 2]
 
     def _row(
-        self, name: str, found: Calibration, grid: dict[int, list[Statistics]], share: float
+        self,
+        name: str,
+        found: Calibration,
+        grid: dict[int, list[Statistics]],
+        usual: int | None,
+        share: float,
     ) -> dict[str, object]:
         rates = {size: point_of(size, own).rate for size, own in grid.items()}
-        best, (way, own) = max(rates, key=rates.__getitem__), fastest(found.points)
+        way, own = fastest(found.points)
+        best = max({*self.searched, own}, key=rates.__getitem__)
         low, high = _interval(grid[own], grid[best])
-        usual = self.usual.get(name)
         seconds, tau = Curve(tuple(found.points[way])).at(own)
         return {
             "drafter": name,
@@ -109,9 +118,9 @@ class DraftSizeStudy:
             "tokens/s there": rates[best],
             "g* vs best": rates[own] / rates[best],
             "95 %": f"{low:.3f} to {high:.3f}",
-            "share of the search's measurements": share * len(self.budgets) / len(grid),
-            "usual g": usual or "",
-            "g* vs usual": rates[own] / rates[usual] if usual else "",
+            "share of the search's measurements": share * len(self.budgets) / len(self.searched),
+            "usual g": usual or "-",
+            "g* vs usual": rates[own] / rates[usual] if usual else "-",
         }
 
     def _around(

@@ -16,6 +16,7 @@ from slipstream.evaluation.studies.findings import Findings
 from slipstream.targets.target import Target
 
 PROMPT_TOKENS, ANSWERS = 64, 6
+TEXT = 512
 ENDING = 8
 """Tokens of the text that are looked up in a corpus."""
 
@@ -64,12 +65,12 @@ class DraftingCostStudy:
     def _decoded(self, target: Target, drafter: Drafter) -> tuple[Statistics, int]:
         """The sum over some answers to random prompts, and the bytes of the last stores."""
         engine = Engine(target, drafter, Sampling(), Limits(64), self.budget)
-        chance = np.random.default_rng(0)
+        texts = zipf_texts((1 + ANSWERS) * TEXT, target.vocab_size, seed=1)
         total = Statistics()
-        for place in range(-1, ANSWERS):
-            prompt = chance.integers(5, target.vocab_size - 1, PROMPT_TOKENS).tolist()
+        for place, text in enumerate(texts):
+            prompt = text[:PROMPT_TOKENS]
             statistics = engine.generate(prompt).statistics
-            total = total + statistics if place >= 0 else total
+            total = total + statistics if place else total  # the first warms up
         return total, drafter.store_bytes
 
 
@@ -96,10 +97,10 @@ class ZipfCorpus:
         return SuffixStore.of_texts(zipf_texts(self.size, target.vocab_size))
 
 
-def zipf_texts(size: int, vocabulary: int) -> list[list[int]]:
-    """Texts of 512 tokens that are as frequent as words are (Zipf, exponent 1.2)."""
-    tokens = np.minimum(np.random.default_rng(0).zipf(1.2, size), vocabulary - 1)
-    return [text.tolist() for text in np.array_split(tokens, max(1, size // 512))]
+def zipf_texts(size: int, vocabulary: int, seed: int = 0) -> list[list[int]]:
+    """Texts of `TEXT` tokens that are as frequent as words are (Zipf, exponent 1.2)."""
+    tokens = np.random.default_rng(seed).zipf(1.2, size) % vocabulary
+    return [text.tolist() for text in np.array_split(tokens, max(1, size // TEXT))]
 
 
 def corpus_cost(size: int, lookups: int) -> dict[str, object]:
