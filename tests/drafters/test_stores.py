@@ -23,7 +23,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.tree import DraftTree
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
-from slipstream.drafters.combined import Combined, Record, together
+from slipstream.drafters.combined import Combined, PromptRecord, Record, outcomes, together
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
@@ -323,23 +323,37 @@ def test_stores_are_forgotten_from_prompt_to_prompt_unless_they_are_kept(name):
     assert (drafter.store_bytes > 0) == (name != "nothing")
 
 
-def test_trees_of_several_drafters_share_the_budget_by_what_they_have_proven():
+def test_words_of_several_drafters_count_as_far_as_they_have_proven():
     """Prompt lookup is never right here: its word wears off."""
     lookup = DraftTree([7, 1, 2], [-1, 0, 1], [1.0, 0.9, 0.81])
     other = DraftTree([7, 4], [-1, 0], [1.0, 0.5])
     record, (tree, words) = Record(), together([lookup, other])
     assert words == [(1.0, 1.0), (0.9, 0), (pytest.approx(0.9), None), (0, 0.5)]
-    before = record.proven(tree, words)
+    assert [record.proven(said) for said in words[1:]] == pytest.approx([0.9, 0.9, 0.5])
     for _ in range(50):
-        record.test(tree, words, [4, 6])
-    after = record.proven(tree, words)
-    assert before == pytest.approx([1.0, 0.9, 0.81, 0.1])  # the first named another token
-    assert after[1] == pytest.approx(0.9 * 3 / (45 + 3))
-    assert after[3] == pytest.approx(0.1 * (50 + 3) / (5 + 3))
-    assert after[2] / after[1] == pytest.approx(0.9)  # of it nothing has been learned
-    record.test(tree, words, [1, 2])
-    assert record.claimed[5, 0] == pytest.approx(51 * 0.9)
-    assert record.right[5, 0] == record.right[5, None] == 1
+        for node, right in outcomes(tree, [4, 6]):
+            record.count(words[node], right)
+    assert record.proven(words[1]) == pytest.approx(0.9 * 1 / (50 * 0.9 + 1))
+    assert record.proven(words[2]) == pytest.approx(0.9)  # of it nothing has been learned
+    assert record.proven(words[3]) == pytest.approx(min(1, 0.5 * (50 + 1) / (50 * 0.5 + 1)))
+
+
+def test_only_children_of_nodes_that_the_target_reached_are_tested():
+    tree = DraftTree([7, 1, 2, 3, 4], [-1, 0, 0, 1, 3])
+    assert list(outcomes(tree, [1, 5])) == [(1, True), (2, False), (3, False)]
+    assert list(outcomes(tree, [1, 3])) == [(1, True), (2, False), (3, True)]
+    assert list(outcomes(tree, [])) == []
+
+
+def test_a_combination_believes_each_prompt_in_what_it_shows():
+    """Both name one token each; in this prompt those of the second are right."""
+    here, first, second = PromptRecord(), (0.6, 0), (0, 0.6)
+    assert here.correction(first) == 1 > here.correction(second)
+    for _ in range(20):
+        here.count(first, right=False, expected=0.3)
+        here.count(second, right=True, expected=0.3)
+    assert here.correction(second) > 2 > 0.5 > here.correction(first)
+    assert here.correction((None, 0.6)) == PromptRecord().correction((None, 0.6))
 
 
 def test_a_combination_is_told_and_verified_as_its_parts_are():

@@ -4,14 +4,16 @@ What the drafters say of a token, given the one before, is taken at its word onl
 put to the test: how often tokens of which they said the like were right is counted, also of those
 that found no room in the tree, whenever the target's answer is known. All drafters' words together
 are what is counted, because a token that one of them is sure of means less where another, which
-knows the text better, has named others.
+knows the text better, has named others. Texts differ in which drafter knows them, so the count of
+all prompts is corrected by how well the first drafter's and the others' tokens do in this one.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 import torch
 
@@ -20,13 +22,15 @@ from slipstream.core.tree import DraftTree, most_confident, union
 from slipstream.drafters.base import Context, Drafter, Outlook, Step
 from slipstream.targets.target import Target
 
-BINS = 5
+BINS = 3
 """Kinds of confidence of one drafter that are told apart."""
-TRUST = 3.0
+TRUST = 1.0
 """The drafters' word counts as much as tests in which so many tokens were right."""
-DOUBT = 0.2
-"""What the others say of a token is believed so much, to begin with, where the first drafter has
-named other tokens. Measured on validation prompts, streams being the first, as `TRUST` was."""
+PROMPT_TRUST = 2.0
+"""What other prompts have shown counts as much as tests in this one that expected so many right."""
+DOUBT = 0.4
+"""Tokens that the first drafter has not named are believed so much, to begin with, in each prompt.
+The four were measured on validation prompts, streams being the first."""
 
 Words = tuple[float | None, ...]
 """How sure each drafter is of a token, given its parent: 0 where it has named others, None where it
@@ -72,7 +76,7 @@ class Combined(Drafter):
             )
         self.trees = None
         for context in contexts:
-            context.state = [None] * len(self.drafters)
+            context.state = _Own([None] * len(self.drafters), PromptRecord())
         for drafter in self._each(contexts):
             drafter.begin(contexts, budget)
 
@@ -83,13 +87,22 @@ class Combined(Drafter):
         proposed = [drafter.propose(contexts, budget) for drafter in self._each(contexts)]
         with contexts[0].clock.share("draft"):
             self.trees = [together(trees) for trees in zip(*proposed, strict=True)]
-            chosen = [self._chosen(*each, budget) for each in self.trees]
+            chosen = [
+                self._chosen(*each, context.state.record, budget)
+                for each, context in zip(self.trees, contexts, strict=True)
+            ]
         for drafter in self.drafters:
             drafter.replaced(chosen)
         return chosen
 
-    def _chosen(self, tree: DraftTree, words: list[Words], budget: int) -> DraftTree:
-        proven = replace(tree, confidences=self.record.proven(tree, words))
+    def _chosen(
+        self, tree: DraftTree, words: list[Words], here: "PromptRecord", budget: int
+    ) -> DraftTree:
+        confidences = [1.0]
+        for parent, said in zip(tree.parents[1:], words[1:], strict=True):
+            sure = min(1.0, self.record.proven(said) * here.correction(said))
+            confidences.append(confidences[parent] * sure)
+        proven = replace(tree, confidences=confidences)
         return proven.keep(most_confident(proven, budget))
 
     def foresee(self, contexts: list[Context], outlook: Outlook) -> tuple[torch.Tensor, ...]:
@@ -105,8 +118,11 @@ class Combined(Drafter):
         for place, drafter in enumerate(self._each([context])):
             drafter.observe(context, replace(step, foreseen=step.foreseen[self.foreseen[place]]))
         if self.trees is not None:
+            tree, words = self.trees[step.sequence]
             with context.clock.share("draft"):
-                self.record.test(*self.trees[step.sequence], step.answer)
+                for node, right in outcomes(tree, step.answer):
+                    context.state.record.count(words[node], right, self.record.proven(words[node]))
+                    self.record.count(words[node], right)
 
     def forget(self) -> None:
         self.record = Record()
@@ -124,14 +140,22 @@ class Combined(Drafter):
                 yield drafter
 
 
+@dataclass
+class _Own:
+    """Of one prompt: each drafter's state, and how well their tokens do."""
+
+    states: list[Any]
+    record: "PromptRecord"
+
+
 @contextmanager
 def _own_state(contexts: list[Context], place: int) -> Iterator[None]:
-    states = [context.state for context in contexts]
-    for context, all_states in zip(contexts, states, strict=True):
-        context.state = all_states[place]
+    owns = [context.state for context in contexts]
+    for context, own in zip(contexts, owns, strict=True):
+        context.state = own.states[place]
     yield
-    for context, all_states in zip(contexts, states, strict=True):
-        all_states[place], context.state = context.state, all_states
+    for context, own in zip(contexts, owns, strict=True):
+        own.states[place], context.state = context.state, own
 
 
 def together(trees: Sequence[DraftTree]) -> tuple[DraftTree, list[Words]]:
@@ -156,48 +180,88 @@ def together(trees: Sequence[DraftTree]) -> tuple[DraftTree, list[Words]]:
     return both, list(zip(*columns, strict=True))
 
 
+def outcomes(tree: DraftTree, answer: list[int]) -> Iterator[tuple[int, bool]]:
+    """The target went on with `answer`: the children of every node that it reached, and whether
+    they were right.
+
+    >>> list(outcomes(DraftTree([7, 1, 2, 3], [-1, 0, 1, 0]), [1, 5]))
+    [(1, True), (2, False), (3, False)]
+    """
+    reached = {0: 0}
+    for node in range(1, len(tree)):
+        depth = reached.get(tree.parents[node], len(answer))
+        if depth < len(answer):
+            right = tree.tokens[node] == answer[depth]
+            yield node, right
+            if right:
+                reached[node] = depth + 1
+
+
 class Record:
     """How often tokens of which the drafters said the like were right, and should have been.
 
-    >>> record, tree = Record(), DraftTree([7, 1, 2], [-1, 0, 1])
-    >>> words = [(1.0,), (0.8,), (0.8,)]
-    >>> record.test(tree, words, [1, 3])  # the target said 1, then not 2
-    >>> [round(confidence, 3) for confidence in record.proven(tree, words)]
-    [1.0, 0.696, 0.484]
+    >>> record = Record()
+    >>> record.proven((0.6, None))
+    0.6
+    >>> for right in (True, False, False, False):
+    ...     record.count((0.6, None), right)
+    >>> round(record.proven((0.6, None)), 3)  # 1 + 1 right of 1 + 4 * 0.6
+    0.353
     """
 
     def __init__(self):
         self.right: Counter[Words] = Counter()
         self.claimed: dict[Words, float] = defaultdict(float)
 
-    def test(self, tree: DraftTree, words: list[Words], answer: list[int]) -> None:
-        """The target went on with `answer`: of every node that it reached, was a child right?"""
-        reached = {0: 0}
-        for node in range(1, len(tree)):
-            depth = reached.get(tree.parents[node], len(answer))
-            if depth < len(answer):
-                kind = _kind(words[node])
-                right = tree.tokens[node] == answer[depth]
-                self.claimed[kind] += _sure(words[node])
-                self.right[kind] += right
-                if right:
-                    reached[node] = depth + 1
+    def count(self, said: Words, right: bool) -> None:
+        kind = _kind(said)
+        self.right[kind] += right
+        self.claimed[kind] += _most(said)
 
-    def proven(self, tree: DraftTree, words: list[Words]) -> list[float]:
-        """N confidences of the nodes, products along their paths."""
-        confidences = [1.0]
-        for parent, said in zip(tree.parents[1:], words[1:], strict=True):
-            kind = _kind(said)
-            proven = (self.right[kind] + TRUST) / (self.claimed[kind] + TRUST)
-            confidences.append(confidences[parent] * min(1.0, _sure(said) * proven))
-        return confidences
+    def proven(self, said: Words) -> float:
+        """The probability of a token of which the drafters say this, given its parent."""
+        kind = _kind(said)
+        proven = (self.right[kind] + TRUST) / (self.claimed[kind] + TRUST)
+        return min(1.0, _most(said) * proven)
 
 
-def _sure(said: Words) -> float:
-    first, *_ = said
-    most = first or max(each or 0 for each in said)
-    return DOUBT * most if first == 0 else most
+class PromptRecord:
+    """How often tokens were right in one prompt, and were expected to be: of those that the first
+    drafter has named, where it has named others, and where it has named none.
+
+    >>> here = PromptRecord()
+    >>> here.correction((0.5, 0.9)), here.correction((None, 0.9))
+    (1.0, 0.4)
+    >>> for _ in range(4):
+    ...     here.count((None, 0.9), right=True, expected=0.5)
+    >>> here.correction((None, 0.9))  # 4 + 0.4 * 2 right of 4 * 0.5 + 2
+    1.2
+    """
+
+    def __init__(self):
+        self.right: Counter[bool | None] = Counter()
+        self.expected: dict[bool | None, float] = defaultdict(float)
+
+    def count(self, said: Words, right: bool, expected: float) -> None:
+        self.right[_named(said)] += right
+        self.expected[_named(said)] += expected
+
+    def correction(self, said: Words) -> float:
+        """What to multiply the probability by that other prompts have shown."""
+        named = _named(said)
+        prior = PROMPT_TRUST if named else PROMPT_TRUST * DOUBT
+        return (self.right[named] + prior) / (self.expected[named] + PROMPT_TRUST)
+
+
+def _most(said: Words) -> float:
+    """What is taken at its word: the first drafter's, else the surest of the others'."""
+    return said[0] or max(sure or 0 for sure in said)
 
 
 def _kind(said: Words) -> Words:
     return tuple(None if sure is None else ceil(sure * BINS) for sure in said)
+
+
+def _named(said: Words) -> bool | None:
+    """By the first drafter: whether it has, None where it has named nothing."""
+    return None if said[0] is None else said[0] > 0

@@ -9,8 +9,11 @@ from torch import nn
 from slipstream.core.errors import InputError
 from slipstream.targets.target import Target
 
-FEATURES = ("hidden", "token", "distribution")
+FEATURES = ("hidden", "token", "distribution", "rank")
 NUM_SHAPES = 3
+NUM_RANKS = 3
+SAME = 1e-4
+"""Logarithms that differ by less are those of the same probability, rounded differently."""
 
 
 def shape_of(logits: torch.Tensor) -> torch.Tensor:
@@ -26,12 +29,27 @@ def shape_of(logits: torch.Tensor) -> torch.Tensor:
     return torch.stack([entropy, first.exp(), first - second], dim=-1)
 
 
+def rank_of(log_probabilities: torch.Tensor, shapes: torch.Tensor) -> torch.Tensor:
+    """(...) log-probabilities of tokens, and (..., 3) `shape_of` what they were drawn from -> (...,
+    3): the probability, how much smaller its logarithm is than the largest's, and 1 for the most
+    probable token, else 0.
+
+    >>> logits = torch.tensor([3.0, 1.0]).log()
+    >>> rank_of(logits.log_softmax(-1)[1], shape_of(logits)).tolist()  # 1/4, log 3, not the first
+    [0.25, 1.0986123085021973, 0.0]
+    """
+    logs = log_probabilities.float()
+    behind = (shapes[..., 1].float().log() - logs).clamp(min=0)
+    return torch.stack([logs.exp(), behind, (behind < SAME).float()], dim=-1)
+
+
 class DraftFeatures:
     """Features of a drafted token, of the kinds in `kinds`, in this order:
 
     'hidden' (D): the draft model's last hidden state, after its norm, that the token was drawn
     from; it knows the prefix alone. 'token' (E): the token's embedding. 'distribution' (4):
-    `shape_of` the distribution it was drawn from, and the token's log-probability there.
+    `shape_of` the distribution it was drawn from, and the token's log-probability there. 'rank'
+    (3): `rank_of` the token in this distribution.
     """
 
     def __init__(self, draft: Target, kinds: tuple[str, ...]):
@@ -42,7 +60,8 @@ class DraftFeatures:
                 f"{', '.join(FEATURES)}"
             )
         self.draft, self.kinds = draft, kinds
-        sizes = (draft.hidden_size, draft.embedding_size, NUM_SHAPES + 1)
+        self.reads_distribution = bool({"distribution", "rank"} & set(kinds))
+        sizes = (draft.hidden_size, draft.embedding_size, NUM_SHAPES + 1, NUM_RANKS)
         self.size = sum(size for kind, size in zip(FEATURES, sizes, strict=True) if kind in kinds)
 
     def __call__(
@@ -56,13 +75,15 @@ class DraftFeatures:
 
         hidden: (..., D) normed states; tokens: (...); shapes: (..., 3) of `shape_of`;
         log_probabilities: (...) of the tokens in the draft model's distribution; these two None
-        where 'distribution' is not among the kinds.
+        where neither 'distribution' nor 'rank' is among the kinds.
         """
         parts = [hidden] if "hidden" in self.kinds else []
         if "token" in self.kinds:
             parts.append(self.draft.token_embeddings(tokens))
         if "distribution" in self.kinds:
             parts += [shapes, log_probabilities[..., None]]
+        if "rank" in self.kinds:
+            parts.append(rank_of(log_probabilities, shapes))
         return torch.cat([part.float() for part in parts], -1)
 
     def of_drawn(
@@ -71,7 +92,7 @@ class DraftFeatures:
         """(P, size) of tokens (P,), drawn where the draft model has the states (P, D), before its
         final norm, and the logits (P, V)."""
         shapes = logs = None
-        if "distribution" in self.kinds:
+        if self.reads_distribution:
             shapes = shape_of(logits)
             logs = logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
         return self(self.draft.norm(hidden), tokens, shapes, logs)
