@@ -333,9 +333,9 @@ def test_words_of_several_drafters_count_as_far_as_they_have_proven():
     for _ in range(50):
         for node, right in outcomes(tree, [4, 6]):
             record.count(words[node], right)
-    assert record.proven(words[1]) == pytest.approx(0.9 * 1 / (50 * 0.9 + 1))
+    assert record.proven(words[1]) == pytest.approx(0.9 * 3 / (50 * 0.9 + 3))
     assert record.proven(words[2]) == pytest.approx(0.9)  # of it nothing has been learned
-    assert record.proven(words[3]) == pytest.approx(min(1, 0.5 * (50 + 1) / (50 * 0.5 + 1)))
+    assert record.proven(words[3]) == pytest.approx(min(1, 0.5 * (50 + 3) / (50 * 0.5 + 3)))
 
 
 def test_only_children_of_nodes_that_the_target_reached_are_tested():

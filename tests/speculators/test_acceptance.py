@@ -12,11 +12,11 @@ from tests.tiny import VOCABULARY, save_tiny_target, tiny_speculator, tiny_targe
 
 from slipstream.speculators.acceptance import AcceptanceConfig, AcceptanceHead
 from slipstream.speculators.checkpoint import load_speculator, new_speculator, save_speculator
-from slipstream.speculators.draft_features import FEATURES, DraftFeatures, shape_of
+from slipstream.speculators.draft_features import FEATURES, DraftFeatures, rank_of, shape_of
 from slipstream.targets.loading import load_target
 
 CONFIG = AcceptanceConfig(("hidden", "distribution"), width=6, depth=2, rejection_weight=4.0)
-KINDS = [kinds for count in (1, 2, 3) for kinds in combinations(FEATURES, count)]
+KINDS = [kinds for count in (1, 2, 3, 4) for kinds in combinations(FEATURES, count)]
 
 
 def random_head(draft, config: AcceptanceConfig = CONFIG, seed: int = 0) -> AcceptanceHead:
@@ -177,6 +177,27 @@ def test_the_shape_of_a_distribution_by_numbers():
     assert shape_of(torch.tensor([0.0, -1e4, -1e4])).tolist() == [0.0, 1.0, 1e4]
 
 
+def test_the_rank_of_each_token_by_numbers():
+    """Of (1/8, 1/2, 3/8, 0) the second is the first; of (1/2, 1/2, 0) two are."""
+    logits = torch.tensor([1.0, 4.0, 3.0, 0.0]).log()
+    ranks = rank_of(logits.log_softmax(-1), shape_of(logits).expand(4, -1))
+    expected = [
+        [1 / 8, math.log(4), 0],
+        [1 / 2, 0, 1],
+        [3 / 8, math.log(4 / 3), 0],
+        [0, math.inf, 0],
+    ]
+    torch.testing.assert_close(ranks, torch.tensor(expected))
+    both = torch.tensor([9.0, 9.0, -9.0])
+    assert rank_of(both.log_softmax(-1), shape_of(both).expand(3, -1))[:, 2].tolist() == [1, 1, 0]
+
+
+def test_the_most_probable_token_is_known_however_large_the_vocabulary():
+    logits = 3 * torch.randn(200, 32_000, generator=torch.Generator().manual_seed(0))
+    first = logits.log_softmax(-1).max(-1).values
+    assert (rank_of(first, shape_of(logits))[:, 2] == 1).all()
+
+
 def test_entropies_are_never_below_zero():
     """A square root is taken of them."""
     generator = torch.Generator().manual_seed(0)
@@ -188,11 +209,12 @@ def test_entropies_are_never_below_zero():
 @pytest.mark.parametrize("kinds", KINDS)
 def test_features_come_in_their_order_whatever_the_order_of_kinds(draft, kinds):
     hidden, tokens, shapes, logs = drafted(5)
-    sizes = dict(hidden=24, token=24, distribution=4)
+    sizes = dict(hidden=24, token=24, distribution=4, rank=3)
     parts = dict(
         hidden=hidden,
         token=draft.model.get_input_embeddings().weight[tokens],
         distribution=torch.cat([shapes, logs[:, None]], 1),
+        rank=rank_of(logs, shapes),
     )
     expected = torch.cat([parts[kind] for kind in FEATURES if kind in kinds], 1)
     for order in (kinds, kinds[::-1]):
@@ -206,7 +228,7 @@ def test_features_never_depend_on_other_rows(architecture):
     """float32, whatever the draft model computes in; OPT's embeddings are narrower."""
     model = tiny_target(architecture)
     features = DraftFeatures(model, FEATURES)
-    assert features.size == 24 + (16 if architecture == "opt" else 24) + 4
+    assert features.size == 24 + (16 if architecture == "opt" else 24) + 4 + 3
     given, others = drafted(4, 3), drafted(4, 3, seed=1)
     everything = features(*given)
     assert everything.dtype == torch.float32 and everything.shape == (4, 3, features.size)
@@ -215,7 +237,7 @@ def test_features_never_depend_on_other_rows(architecture):
         own[2, 1] = tensor[2, 1]
     found = features(*mixed)
     assert torch.equal(found[2, 1], everything[2, 1])
-    assert not torch.isclose(found, everything)[1].any(-1).all()
+    assert not torch.isclose(found, everything)[1, :, :-1].any(-1).all()  # all but a yes or no
     assert torch.equal(features(*(tensor[2, 1] for tensor in given)), everything[2, 1])
 
 

@@ -24,11 +24,11 @@ from slipstream.targets.target import Target
 
 BINS = 3
 """Kinds of confidence of one drafter that are told apart."""
-TRUST = 1.0
+TRUST = 3.0
 """The drafters' word counts as much as tests in which so many tokens were right."""
-PROMPT_TRUST = 2.0
+PROMPT_TRUST = 1.0
 """What other prompts have shown counts as much as tests in this one that expected so many right."""
-DOUBT = 0.4
+DOUBT = 0.3
 """Tokens that the first drafter has not named are believed so much, to begin with, in each prompt.
 The four were measured on validation prompts, streams being the first."""
 
@@ -205,8 +205,8 @@ class Record:
     0.6
     >>> for right in (True, False, False, False):
     ...     record.count((0.6, None), right)
-    >>> round(record.proven((0.6, None)), 3)  # 1 + 1 right of 1 + 4 * 0.6
-    0.353
+    >>> round(record.proven((0.6, None)), 3)  # 3 + 1 right of 3 + 4 * 0.6
+    0.444
     """
 
     def __init__(self):
@@ -231,11 +231,11 @@ class PromptRecord:
 
     >>> here = PromptRecord()
     >>> here.correction((0.5, 0.9)), here.correction((None, 0.9))
-    (1.0, 0.4)
+    (1.0, 0.3)
     >>> for _ in range(4):
     ...     here.count((None, 0.9), right=True, expected=0.5)
-    >>> here.correction((None, 0.9))  # 4 + 0.4 * 2 right of 4 * 0.5 + 2
-    1.2
+    >>> round(here.correction((None, 0.9)), 3)  # 4 + 0.3 right of 4 * 0.5 + 1
+    1.433
     """
 
     def __init__(self):
