@@ -9,7 +9,6 @@ import torch
 from tests.commands import refused
 from tests.drafters.untrained import (
     Texts,
-    combined,
     lookahead,
     retrieval,
     spectra,
@@ -23,11 +22,9 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.tree import DraftTree
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
-from slipstream.drafters.combined import Combined, PromptRecord, Record, outcomes, together
-from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
-from slipstream.drafters.prompt_lookup import AdaptiveNgram, PromptLookup
+from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.rest import Rest
 from slipstream.drafters.spectra import Dictionaries
 from slipstream.drafters.suffixes import COMPARED, Retrieval, SuffixStore
@@ -321,58 +318,6 @@ def test_stores_are_forgotten_from_prompt_to_prompt_unless_they_are_kept(name):
         assert len(set(forwards)) == 1
         assert batch[1].statistics.target_forwards == forwards[0]
     assert (drafter.store_bytes > 0) == (name != "nothing")
-
-
-def test_words_of_several_drafters_count_as_far_as_they_have_proven():
-    """Prompt lookup is never right here: its word wears off."""
-    lookup = DraftTree([7, 1, 2], [-1, 0, 1], [1.0, 0.9, 0.81])
-    other = DraftTree([7, 4], [-1, 0], [1.0, 0.5])
-    record, (tree, words) = Record(), together([lookup, other])
-    assert words == [(1.0, 1.0), (0.9, 0), (pytest.approx(0.9), None), (0, 0.5)]
-    assert [record.proven(said) for said in words[1:]] == pytest.approx([0.9, 0.9, 0.5])
-    for _ in range(50):
-        for node, right in outcomes(tree, [4, 6]):
-            record.count(words[node], right)
-    assert record.proven(words[1]) == pytest.approx(0.9 * 3 / (50 * 0.9 + 3))
-    assert record.proven(words[2]) == pytest.approx(0.9)  # of it nothing has been learned
-    assert record.proven(words[3]) == pytest.approx(min(1, 0.5 * (50 + 3) / (50 * 0.5 + 3)))
-
-
-def test_only_children_of_nodes_that_the_target_reached_are_tested():
-    tree = DraftTree([7, 1, 2, 3, 4], [-1, 0, 0, 1, 3])
-    assert list(outcomes(tree, [1, 5])) == [(1, True), (2, False), (3, False)]
-    assert list(outcomes(tree, [1, 3])) == [(1, True), (2, False), (3, True)]
-    assert list(outcomes(tree, [])) == []
-
-
-def test_a_combination_believes_each_prompt_in_what_it_shows():
-    """Both name one token each; in this prompt those of the second are right."""
-    here, first, second = PromptRecord(), (0.6, 0), (0, 0.6)
-    assert here.correction(first) == 1 > here.correction(second)
-    for _ in range(20):
-        here.count(first, right=False, expected=0.3)
-        here.count(second, right=True, expected=0.3)
-    assert here.correction(second) > 2 > 0.5 > here.correction(first)
-    assert here.correction((None, 0.6)) == PromptRecord().correction((None, 0.6))
-
-
-def test_a_combination_is_told_and_verified_as_its_parts_are():
-    target = tiny_target()
-    drafter = combined(more=AdaptiveNgram(2, 3))
-    alone = answered(unispec(), target)
-    assert answered(drafter, target).ids == alone.ids
-    trees = drafter.trees
-    assert len(trees) == 1 and all(len(said) == 3 for said in trees[0][1])
-    assert drafter.store_bytes == sum(each.store_bytes for each in drafter.drafters)
-
-
-def test_what_cannot_be_combined_is_refused():
-    target = tiny_target()
-    assert "cannot be parts" in refused(lambda: combined(more=lookahead()))
-    assert "cannot be parts" in refused(lambda: combined(more=spectra()))
-    assert "at least one" in refused(lambda: Combined({}))
-    sampled = combined(more=DraftModel(target, 3))
-    assert "cannot be combined" in refused(lambda: answered(sampled, target, temperature=1.0))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Auto, and the studies of draft lengths, draft sizes and acceptance, on tiny models."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.commands import config_of, refused
@@ -105,7 +106,7 @@ class Slow(Plain):
 
 
 def test_auto_takes_what_is_fastest_on_each_set(target, capsys):
-    auto = Auto({"one": Slow("a"), "other": Slow("b")}, 2)
+    auto = Auto({"one": Slow("a"), "other": Slow("b")}, 2, 2)
     assert "nothing was tried" in refused(lambda: auto.prepare(target, Sampling(), Limits(4)))
     auto.choose(PROMPTS, target, Sampling(), Limits(4))
     assert auto.choices == {"a": "other", "b": "one"}
@@ -114,6 +115,25 @@ def test_auto_takes_what_is_fastest_on_each_set(target, capsys):
     auto.expect("a")
     assert auto.chosen is auto.candidates["other"]
     assert "not tried" in refused(lambda: auto.expect("c"))
+
+
+def test_only_the_fastest_on_some_prompts_are_tried_on_all(target):
+    class Counting(Slow):
+        answered = 0
+
+        def generate(self, prompts, seeds):
+            self.answered += 1
+            return super().generate(prompts, seeds)
+
+    prompts = [replace(PROMPTS[0], source="a")] * 6
+    candidates = {"slow": Counting("a"), "one": Counting("b"), "two": Counting("b")}
+    auto = Auto(candidates, 6, 2)
+    auto.choose(prompts, target, Sampling(), Limits(4))
+    counts = [candidate.answered for candidate in candidates.values()]
+    warm_ups = 2
+    assert counts == [2 + warm_ups, *[2 + 6 + 2 * warm_ups] * 2]
+    assert auto.choices["a"] in ("one", "two")
+    assert "finalists" in refused(lambda: Auto(candidates, 6, 0))
 
 
 def test_prompts_to_choose_by_are_other_ones():

@@ -27,7 +27,7 @@ BINS = 3
 TRUST = 3.0
 """The drafters' word counts as much as tests in which so many tokens were right."""
 PROMPT_TRUST = 1.0
-"""What other prompts have shown counts as much as tests in this one that expected so many right."""
+"""What all prompts have shown counts as much as tests in this one that expected so many right."""
 DOUBT = 0.3
 """Tokens that the first drafter has not named are believed so much, to begin with, in each prompt.
 The four were measured on validation prompts, streams being the first."""
@@ -38,8 +38,8 @@ has named none."""
 
 
 class Combined(Drafter):
-    """Merges the trees of `drafters`, by name, the one that is trusted most first. The record goes
-    on from prompt to prompt."""
+    """Merges the trees of `drafters`, by name, the one that is trusted most first. `record` goes on
+    from prompt to prompt."""
 
     mergeable = False
 
@@ -76,7 +76,7 @@ class Combined(Drafter):
             )
         self.trees = None
         for context in contexts:
-            context.state = _Own([None] * len(self.drafters), PromptRecord())
+            context.state = _PromptState([None] * len(self.drafters), PromptRecord())
         for drafter in self._each(contexts):
             drafter.begin(contexts, budget)
 
@@ -141,7 +141,7 @@ class Combined(Drafter):
 
 
 @dataclass
-class _Own:
+class _PromptState:
     """Of one prompt: each drafter's state, and how well their tokens do."""
 
     states: list[Any]
@@ -247,7 +247,7 @@ class PromptRecord:
         self.expected[_named(said)] += expected
 
     def correction(self, said: Words) -> float:
-        """What to multiply the probability by that other prompts have shown."""
+        """What to multiply the probability by that all prompts have shown."""
         named = _named(said)
         prior = PROMPT_TRUST if named else PROMPT_TRUST * DOUBT
         return (self.right[named] + prior) / (self.expected[named] + PROMPT_TRUST)

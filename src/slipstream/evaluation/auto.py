@@ -3,24 +3,27 @@
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits
-from slipstream.evaluation.comparison import ALL_SETS, compare, summarise
+from slipstream.evaluation.comparison import compare, summarise
 from slipstream.evaluation.methods import Method
 from slipstream.evaluation.prompts import Prompt
 from slipstream.targets.target import Target
 
 
 class Auto(Method):
-    """candidates: methods by name; num_prompts: how many prompts of each set they are tried on.
+    """candidates: methods by name; num_prompts: how many prompts of each set they are tried on, all
+    of them on a third, and the `finalists` fastest of these on the others, too.
 
     Plain decoding should be one of them: then a set on which no draft pays is decoded plainly.
     """
 
     drafter = "Auto"
 
-    def __init__(self, candidates: dict[str, Method], num_prompts: int):
+    def __init__(self, candidates: dict[str, Method], num_prompts: int, finalists: int):
         if not candidates:
             raise InputError("methods.auto.candidates: name at least one method")
-        self.candidates, self.num_prompts = candidates, num_prompts
+        if finalists < 1:
+            raise InputError("methods.auto.finalists: must be at least 1")
+        self.candidates, self.num_prompts, self.finalists = candidates, num_prompts, finalists
         self.exact = all(method.exact for method in candidates.values())
         self.choices: dict[str, str] = {}
         self.chosen: Method | None = None
@@ -28,14 +31,30 @@ class Auto(Method):
     def choose(
         self, prompts: list[Prompt], target: Target, sampling: Sampling, limits: Limits
     ) -> None:
-        """Try all candidates on `prompts`, and note the fastest on each set."""
-        runs = compare(self.candidates, prompts, target, sampling, limits, 1, seed=0)
-        best: dict[str, float] = {}
-        for record in summarise(runs, prompts, str(target.dtype)):
-            speed, prompt_set = record.tokens_per_second, record.prompt_set
-            if prompt_set != ALL_SETS and speed > best.get(prompt_set, 0.0):
-                best[prompt_set], self.choices[prompt_set] = speed, record.method
+        """Try candidates on `prompts`, and note the fastest on each set."""
+        for name in dict.fromkeys(prompt.source for prompt in prompts):
+            own = [prompt for prompt in prompts if prompt.source == name]
+            heat = max(1, len(own) // 3)
+            speeds = self._speeds(list(self.candidates), own[:heat], target, sampling, limits)
+            best = sorted(speeds, key=speeds.get, reverse=True)[: self.finalists]
+            if own[heat:] and len(best) > 1:
+                speeds = self._speeds(best, own, target, sampling, limits)
+            self.choices[name] = max(best, key=speeds.get)
         print("auto: " + ", ".join(f"{method} on {name}" for name, method in self.choices.items()))
+
+    def _speeds(
+        self,
+        names: list[str],
+        prompts: list[Prompt],
+        target: Target,
+        sampling: Sampling,
+        limits: Limits,
+    ) -> dict[str, float]:
+        """Tokens a second of candidates, on prompts of one set."""
+        methods = {name: self.candidates[name] for name in names}
+        runs = compare(methods, prompts, target, sampling, limits, 1, seed=0)
+        records = summarise(runs, prompts, str(target.dtype))
+        return {record.method: record.tokens_per_second for record in records}
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         if not self.choices:

@@ -14,6 +14,8 @@ NUM_SHAPES = 3
 NUM_RANKS = 3
 SAME = 1e-4
 """Logarithms that differ by less are those of the same probability, rounded differently."""
+FARTHEST = 100.0
+"""How far behind, in nats, a token is said to be that cannot be drawn."""
 
 
 def shape_of(logits: torch.Tensor) -> torch.Tensor:
@@ -39,7 +41,7 @@ def rank_of(log_probabilities: torch.Tensor, shapes: torch.Tensor) -> torch.Tens
     [0.25, 1.0986123085021973, 0.0]
     """
     logs = log_probabilities.float()
-    behind = (shapes[..., 1].float().log() - logs).clamp(min=0)
+    behind = (shapes[..., 1].float().log() - logs).clamp(0, FARTHEST)
     return torch.stack([logs.exp(), behind, (behind < SAME).float()], dim=-1)
 
 
