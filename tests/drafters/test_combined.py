@@ -72,6 +72,7 @@ def chosen(drafter: Combined, contexts: list[Context], budget: int) -> list[list
 def contexts_of(drafter: Combined, count: int) -> list[Context]:
     contexts = [Context([7], None, Sampling(), None) for _ in range(count)]
     drafter.begin(contexts, 2)
+    drafter.foresee(contexts, None)
     return contexts
 
 

@@ -7,6 +7,7 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import fields
 
 import pytest
 import torch
@@ -365,3 +366,16 @@ def test_the_labels_are_made_once(sprinter, world, tmp_path, monkeypatch):
         "slipstream.data.labelled_drafts._labelled", lambda *_: pytest.fail("labelled again")
     )
     train(world, tmp_path, f"training.cache_dir={cache}", "check=true")
+
+
+@pytest.mark.parametrize("kind", ["sprinter", "acceptance"])
+def test_shipped_classifiers_are_those_of_their_experiments(kind):
+    draft = load_target("slipstream/small-draft", packed=False)
+    shipped = load_speculator(f"slipstream/small-{kind}", draft).config
+    recipe = config_of("train", f"experiment={kind}_small")
+    made = new_speculator(draft, build(recipe.speculator)).config
+    assert type(shipped) is type(made)
+    for field in fields(shipped):
+        if field.name != "judged":
+            one, other = (getattr(config, field.name) for config in (shipped, made))
+            assert one == (tuple(other) if isinstance(one, tuple) else other)
