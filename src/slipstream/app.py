@@ -135,11 +135,10 @@ def infer(config: DictConfig) -> list:
             raise InputError("methods: nothing to answer with; name at least one method")
         return answer_one(target, build(chosen[-1]), sampling, limits, config.prompt, config.seed)
     data = build(config.data)
-    # what is chosen by prompts is chosen by other ones than are measured
-    others = build(OmegaConf.merge(config.data, {"split": "validation"}))
     cut_to = target.max_positions - limits.max_new_tokens if data.cut else None
     if config.calibrate:
         calibrating, output = build(config.calibration), Path(config.output_dir)
+        others = build(OmegaConf.merge(config.data, {"split": "validation"}))
         prompts = fitting(others.take(calibrating.num_prompts), target, cut_to)
         return calibrating.run(target, build(config.drafter), prompts, sampling, limits, output)
     taken = data.take(config.num_prompts)
@@ -155,7 +154,8 @@ def infer(config: DictConfig) -> list:
     methods = {name: build(node) for name, node in config.methods.items() if node is not None}
     for method in methods.values():
         if isinstance(method, Auto):
-            tried = fitting(others.beside(taken, method.num_prompts), target, cut_to)
+            # of the same split, and none of those that are measured
+            tried = fitting(data.beside(taken, method.num_prompts), target, cut_to)
             method.choose(tried, target, sampling, limits)
     if config.verify:
         return verify_methods(target, methods, prompts, sampling, limits, config.seed)
