@@ -136,7 +136,8 @@ def print_tables(records: list[Record], console: Console) -> None:
 
 
 def plot(path: Path, records: list[Record]) -> None:
-    """Speed of every method on every prompt set, relative to the first method."""
+    """Speed of every method on every prompt set, relative to transformers, else to plain decoding,
+    else to the first method."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -144,11 +145,13 @@ def plot(path: Path, records: list[Record]) -> None:
 
     sets = list(dict.fromkeys(record.prompt_set for record in records))
     methods = list(dict.fromkeys(record.method for record in records))
+    base = next((name for name in ("transformers", "plain") if name in methods), methods[0])
     height = 0.8 / len(sets)
     figure, axes = plt.subplots(figsize=(9, 1.6 + 0.32 * len(methods) * len(sets)))
     for place, prompt_set in enumerate(sets):
         chosen = [record for record in records if record.prompt_set == prompt_set]
-        speeds = [record.tokens_per_second / chosen[0].tokens_per_second for record in chosen]
+        (unit,) = [record.tokens_per_second for record in chosen if record.method == base]
+        speeds = [record.tokens_per_second / unit for record in chosen]
         rows = [methods.index(record.method) + place * height for record in chosen]
         bars = axes.barh(rows, speeds, height=height * 0.92, label=prompt_set)
         labels = [
@@ -159,8 +162,8 @@ def plot(path: Path, records: list[Record]) -> None:
     axes.axvline(1.0, color="grey", linewidth=0.8)
     axes.set_yticks([place + 0.4 - height / 2 for place in range(len(methods))], methods)
     axes.invert_yaxis()
-    axes.set_xlabel(f"tokens per second, relative to {methods[0]}")
-    axes.margins(x=0.18)
+    axes.set_xlabel(f"tokens per second, relative to {base}")
+    axes.margins(x=0.18, y=0.01)
     axes.legend(loc="lower right", fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
