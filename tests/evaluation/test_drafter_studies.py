@@ -77,15 +77,22 @@ def test_calibrated_sizes_are_compared_with_all_sizes(target):
 def test_acceptance_is_counted_by_source_and_by_confidence(target):
     retrieval = untrained.retrieval([[3, 5, 8], [9, 4, 7, 9, 4]])
     spectra = untrained.spectra(text=True, retrieval=retrieval)
-    found = AcceptanceStudy(spectra, untrained.unispec(threshold=0.0), 12).run(target, PROMPTS)
+    scores = {"one": untrained.unispec(threshold=0.0), "other": untrained.unispec(threshold=0.2)}
+    found = AcceptanceStudy(spectra, scores, 12).run(target, PROMPTS)
     assert [row["source"] for row in found.rows] == [
         "backward dictionary", "forward dictionary", "corpus"
     ]  # fmt: skip
     steps = {row["steps"] for row in found.rows}
     assert len(steps) == 1 and all(0 <= row["accepted share of tokens"] <= 1 for row in found.rows)
     (bins,) = found.more.values()
-    assert sum(row["share of nodes"] for row in bins) == pytest.approx(1)
-    assert all(0 <= row["accepted"] <= 1 for row in bins)
+    for name in scores:
+        own = [row for row in bins if row["scores"] == name]
+        assert sum(row["share of nodes"] for row in own) == pytest.approx(1)
+        assert all(0 <= row["accepted"] <= 1 for row in own)
+        for row in own:
+            low, high = map(float, row["confidence"].split(" to "))
+            assert low <= row["mean"] <= high
+    assert min(row["mean"] for row in bins if row["scores"] == "other") >= 0.2
 
 
 class Slow(Plain):

@@ -19,22 +19,27 @@ BINS = 10
 
 
 class AcceptanceStudy:
-    """Greedy decoding with `spectra` and with `unispec`, with trees of `budget` nodes; what every
-    source had to say is judged, also what found no room."""
+    """Greedy decoding with `spectra`, and with UNISPEC's trees scored in each of the ways of
+    `unispec`, by name; trees have `budget` nodes. What every source had to say is judged, also what
+    found no room."""
 
-    def __init__(self, spectra: Spectra, unispec: UniSpec, budget: int):
+    def __init__(self, spectra: Spectra, unispec: dict[str, UniSpec], budget: int):
         self.spectra, self.unispec, self.budget = spectra, unispec, budget
 
     def run(self, target: Target, prompts: list[Prompt]) -> Findings:
-        sources, confidences = _Sources(self.spectra), _Confidences(self.unispec)
+        sources = _Sources(self.spectra)
+        confidences = {name: _Confidences(drafter) for name, drafter in self.unispec.items()}
         engines = [
             Engine(target, watched, Sampling(), Limits(96), self.budget)
-            for watched in (sources, confidences)
+            for watched in (sources, *confidences.values())
         ]
         for prompt in track(prompts, description="decoding"):
             for engine in engines:
                 engine.generate(render_prompt(target.tokenizer, prompt.text))
-        by_source, by_confidence = sources.rows(), confidences.rows()
+        by_source = sources.rows()
+        by_confidence = [
+            {"scores": name} | row for name, own in confidences.items() for row in own.rows()
+        ]
         return Findings(
             "Acceptance by source of the guess (SPECTRA, Figure 3)",
             by_source,
@@ -111,13 +116,15 @@ class _Confidences(_Watched):
 
     def __init__(self, drafter: UniSpec):
         super().__init__(drafter)
-        self.nodes, self.accepted = Counter(), Counter()
+        self.nodes, self.accepted, self.confidence = Counter(), Counter(), Counter()
 
     def observe(self, context, step) -> None:
         if context.max_depth:  # not of the prefill
             for node in range(1, len(step.tree)):
-                place = min(BINS - 1, int(step.tree.confidences[node] * BINS))
+                confidence = step.tree.confidences[node]
+                place = min(BINS - 1, int(confidence * BINS))
                 self.nodes[place] += 1
+                self.confidence[place] += confidence
                 self.accepted[place] += node in step.path
         self.drafter.observe(context, step)
 
@@ -126,6 +133,7 @@ class _Confidences(_Watched):
         return [
             {
                 "confidence": f"{place / BINS:.1f} to {(place + 1) / BINS:.1f}",
+                "mean": self.confidence[place] / self.nodes[place],
                 "nodes": self.nodes[place],
                 "share of nodes": self.nodes[place] / total,
                 "accepted": self.accepted[place] / self.nodes[place],
@@ -146,18 +154,19 @@ def _agreeing(guess, answer: list[int]) -> int:
 
 def _draw(figure, by_source: list[dict], by_confidence: list[dict]) -> None:
     left, right = figure.subplots(1, 2)
-    left.bar(
+    left.barh(
         [row["source"] for row in by_source],
         [row["accepted share of tokens"] for row in by_source],
     )
-    left.set_ylabel("accepted share of guessed tokens")
-    labels = [row["confidence"] for row in by_confidence]
-    right.plot(labels, [row["accepted"] for row in by_confidence], "-o", label="accepted")
-    right.bar(
-        labels, [row["share of nodes"] for row in by_confidence], alpha=0.3, label="share of nodes"
-    )
-    right.set_xlabel("confidence of a node")
-    right.tick_params(axis="x", rotation=60)
+    left.invert_yaxis()
+    left.set_xlabel("accepted share of guessed tokens")
+    for scores in dict.fromkeys(row["scores"] for row in by_confidence):
+        own = [row for row in by_confidence if row["scores"] == scores]
+        right.plot(
+            [row["mean"] for row in own], [row["accepted"] for row in own], "-o", label=scores
+        )
+    right.plot([0, 1], [0, 1], ":", color="gray", label="confidence = acceptance")
+    right.set(xlabel="confidence of a node", ylabel="accepted share of nodes")
     right.legend()
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
