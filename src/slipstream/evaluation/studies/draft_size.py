@@ -68,7 +68,7 @@ class DraftSizeStudy:
             "Calibrated draft sizes against a search",
             rows,
             lambda figure: _draw(figure, calibrations, grids),
-            {"Sizes around g* (Table 13)": around},
+            {"Sizes around g* (Table 13)": around} if self.deviations else {},
         )
 
     def _grid(
