@@ -117,8 +117,8 @@ class SprinterDecoder(Decoder):
                 break
             unread = self.reader.unread(texts)
             fed = [own if place in running else [] for place, own in enumerate(unread)]
-            hidden = self.reader.read(fed)[running]
-            logits = self.draft.logits(hidden)
+            hidden = self.draft.norm(self.reader.read(fed)[running])
+            logits = self.draft.logits_of_normed(hidden)
             drawn_from = self.sampling.probabilities(logits).cpu()
             tokens = [
                 lines[place].context.randomness.draw(own)
@@ -138,7 +138,8 @@ class SprinterDecoder(Decoder):
     def _acceptable(
         self, hidden: torch.Tensor, logits: torch.Tensor, tokens: list[int]
     ) -> list[bool]:
-        """What the verifier says of a token drawn from each row of (P, V) logits."""
+        """What the verifier says of a token drawn from each row of (P, V) logits; hidden: (P, D)
+        normed states."""
         drawn = on_device(tokens, hidden.device)
         features = self.verifier.features.of_drawn(hidden, drawn, logits)
         scores = self.verifier(features)[:, self.output]

@@ -37,8 +37,8 @@ class _Classified(DraftLength):
 
     def accepted(self, drawn: Drawn) -> list[float]:
         """What the head says of each token drawn: how surely it is accepted."""
-        tokens = on_device(drawn.tokens, drawn.hidden.device)
-        features = self.head.features.of_drawn(drawn.hidden, tokens, drawn.logits)
+        kinds, tokens = self.head.features, on_device(drawn.tokens, drawn.hidden.device)
+        features = kinds.of_drawn(kinds.draft.norm(drawn.hidden), tokens, drawn.logits)
         return self.head(features)[:, 0].sigmoid().tolist()
 
 

@@ -186,7 +186,8 @@ def approximation(decoder: SprinterDecoder, prompt: list[int], answer: Generatio
 
 def _verdicts(decoder: SprinterDecoder, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """(V,) whether the verifier would keep each token, drawn from (V,) logits at a (D,) state."""
-    scores = decoder.verifier(decoder.verifier.features.of_all(hidden, logits))[:, decoder.output]
+    features = decoder.verifier.features.of_all(decoder.draft.norm(hidden), logits)
+    scores = decoder.verifier(features)[:, decoder.output]
     return scores.sigmoid() >= decoder.threshold
 
 

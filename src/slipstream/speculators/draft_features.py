@@ -25,10 +25,15 @@ def shape_of(logits: torch.Tensor) -> torch.Tensor:
     >>> shape_of(torch.tensor([2.0, 2.0]).log()).tolist()  # log 2, 1/2, 0
     [0.6931471824645996, 0.5, 0.0]
     """
-    logs = logits.float().log_softmax(-1)
-    entropy = -torch.where(logs.isneginf(), 0.0, logs.exp() * logs).sum(-1)
-    first, second = logs.topk(2).values.unbind(-1)
-    return torch.stack([entropy, first.exp(), first - second], dim=-1)
+    return _shape(logits.float().log_softmax(-1))
+
+
+def _shape(logs: torch.Tensor) -> torch.Tensor:
+    """`shape_of` normalised logarithms."""
+    finite = logs.clamp(min=torch.finfo(logs.dtype).min)  # 0 log 0 is 0
+    entropy = -(logs.exp() * finite).sum(-1, keepdim=True)
+    first, second = logs.topk(2).values.split(1, dim=-1)
+    return torch.cat([entropy, first.exp(), first - second], dim=-1)
 
 
 def rank_of(log_probabilities: torch.Tensor, shapes: torch.Tensor) -> torch.Tensor:
@@ -40,9 +45,9 @@ def rank_of(log_probabilities: torch.Tensor, shapes: torch.Tensor) -> torch.Tens
     >>> rank_of(logits.log_softmax(-1)[1], shape_of(logits)).tolist()  # 1/4, log 3, not the first
     [0.25, 1.0986123085021973, 0.0]
     """
-    logs = log_probabilities.float()
-    behind = (shapes[..., 1].float().log() - logs).clamp(0, FARTHEST)
-    return torch.stack([logs.exp(), behind, (behind < SAME).float()], dim=-1)
+    logs = log_probabilities.float()[..., None]
+    behind = (shapes[..., 1:2].float().log() - logs).clamp(0, FARTHEST)
+    return torch.cat([logs.exp(), behind, (behind < SAME).float()], dim=-1)
 
 
 class DraftFeatures:
@@ -91,23 +96,23 @@ class DraftFeatures:
     def of_drawn(
         self, hidden: torch.Tensor, tokens: torch.Tensor, logits: torch.Tensor
     ) -> torch.Tensor:
-        """(P, size) of tokens (P,), drawn where the draft model has the states (P, D), before its
-        final norm, and the logits (P, V)."""
-        shapes = logs = None
+        """(P, size) of tokens (P,), drawn where the draft model has the normed states (P, D) and
+        the logits (P, V)."""
+        shapes = drawn = None
         if self.reads_distribution:
-            shapes = shape_of(logits)
-            logs = logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-        return self(self.draft.norm(hidden), tokens, shapes, logs)
+            logs = logits.float().log_softmax(-1)
+            shapes, drawn = _shape(logs), logs.gather(1, tokens[:, None])[:, 0]
+        return self(hidden, tokens, shapes, drawn)
 
     def of_all(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """(V, size) of every token of the vocabulary, were it drawn at one place: hidden (D),
-        before the final norm, logits (V,)."""
-        count = len(logits)
+        normed, logits (V,)."""
+        count, logs = len(logits), logits.float().log_softmax(-1)
         return self(
-            self.draft.norm(hidden).expand(count, -1),
+            hidden.expand(count, -1),
             torch.arange(count, device=logits.device),
-            shape_of(logits).expand(count, -1),
-            logits.float().log_softmax(-1),
+            _shape(logs).expand(count, -1),
+            logs,
         )
 
 

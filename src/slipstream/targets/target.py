@@ -240,7 +240,7 @@ class Target:
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """What stands between the layers and the LM head."""
-        return self.family.norm(hidden)
+        return self.family.norm(hidden).to(hidden.device)
 
     @property
     def head(self) -> nn.Module:
@@ -248,4 +248,8 @@ class Target:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and LM head: (..., D) -> (..., V)."""
-        return self.head(self.norm(hidden)).to(hidden.device)
+        return self.logits_of_normed(self.norm(hidden))
+
+    def logits_of_normed(self, normed: torch.Tensor) -> torch.Tensor:
+        """LM head alone: (..., D) -> (..., V)."""
+        return self.head(normed).to(normed.device)
