@@ -117,15 +117,15 @@ class SprinterDecoder(Decoder):
                 break
             unread = self.reader.unread(texts)
             fed = [own if place in running else [] for place, own in enumerate(unread)]
-            hidden = self.draft.norm(self.reader.read(fed)[running])
-            logits = self.draft.logits_of_normed(hidden)
+            normed = self.draft.norm(self.reader.read(fed)[running])
+            logits = self.draft.logits_of_normed(normed)
             drawn_from = self.sampling.probabilities(logits).cpu()
             tokens = [
                 lines[place].context.randomness.draw(own)
                 for place, own in zip(running, drawn_from, strict=True)
             ]
             for place, token, own, kept in zip(
-                running, tokens, drawn_from, self._acceptable(hidden, logits, tokens), strict=True
+                running, tokens, drawn_from, self._acceptable(normed, logits, tokens), strict=True
             ):
                 if kept:
                     self._emit(lines[place], token, drafted=True)
@@ -136,12 +136,12 @@ class SprinterDecoder(Decoder):
         return doubted
 
     def _acceptable(
-        self, hidden: torch.Tensor, logits: torch.Tensor, tokens: list[int]
+        self, normed: torch.Tensor, logits: torch.Tensor, tokens: list[int]
     ) -> list[bool]:
-        """What the verifier says of a token drawn from each row of (P, V) logits; hidden: (P, D)
-        normed states."""
-        drawn = on_device(tokens, hidden.device)
-        features = self.verifier.features.of_drawn(hidden, drawn, logits)
+        """What the verifier says of a token drawn from each row of (P, V) logits; normed: (P, D)
+        states."""
+        drawn = on_device(tokens, normed.device)
+        features = self.verifier.features.of_drawn(normed, drawn, logits)
         scores = self.verifier(features)[:, self.output]
         return (scores.sigmoid() >= self.threshold).tolist()
 

@@ -37,9 +37,9 @@ class _Classified(DraftLength):
 
     def accepted(self, drawn: Drawn) -> list[float]:
         """What the head says of each token drawn: how surely it is accepted."""
-        kinds, tokens = self.head.features, on_device(drawn.tokens, drawn.hidden.device)
-        features = kinds.of_drawn(kinds.draft.norm(drawn.hidden), tokens, drawn.logits)
-        return self.head(features)[:, 0].sigmoid().tolist()
+        features, tokens = self.head.features, on_device(drawn.tokens, drawn.hidden.device)
+        told = features.of_drawn(features.draft.norm(drawn.hidden), tokens, drawn.logits)
+        return self.head(told)[:, 0].sigmoid().tolist()
 
 
 class AnyRejected(_Classified):

@@ -162,11 +162,12 @@ def approximation(decoder: SprinterDecoder, prompt: list[int], answer: Generatio
         return Approximation(len(answer.ids))
     text, before = prompt + answer.ids[:-1], [len(prompt) + place - 1 for place in places]
     hidden = _states(decoder.draft, text)[before]
-    logits = decoder.draft.logits(hidden)
+    normed = decoder.draft.norm(hidden)
+    logits = decoder.draft.logits_of_normed(normed)
     q = decoder.sampling.probabilities(logits).double()
     judging = decoder.target.logits(_states(decoder.target, text)[before])
     p = decoder.sampling.probabilities(judging).double().to(q.device)
-    verdicts = torch.stack([_verdicts(decoder, *each) for each in zip(hidden, logits, strict=True)])
+    verdicts = torch.stack([_verdicts(decoder, *each) for each in zip(normed, logits, strict=True)])
     good, emitted, apart = q <= p, emitted_distribution(p, q, verdicts), total_variation(p, q)
     others = (q * ~good).sum(-1)
     false_positive = (q * (verdicts & ~good)).sum(-1) / others.clamp(min=1e-12)
@@ -184,9 +185,9 @@ def approximation(decoder: SprinterDecoder, prompt: list[int], answer: Generatio
     )
 
 
-def _verdicts(decoder: SprinterDecoder, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+def _verdicts(decoder: SprinterDecoder, normed: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """(V,) whether the verifier would keep each token, drawn from (V,) logits at a (D,) state."""
-    features = decoder.verifier.features.of_all(decoder.draft.norm(hidden), logits)
+    features = decoder.verifier.features.of_all(normed, logits)
     scores = decoder.verifier(features)[:, decoder.output]
     return scores.sigmoid() >= decoder.threshold
 

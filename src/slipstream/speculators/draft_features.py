@@ -53,8 +53,8 @@ def rank_of(log_probabilities: torch.Tensor, shapes: torch.Tensor) -> torch.Tens
 class DraftFeatures:
     """Features of a drafted token, of the kinds in `kinds`, in this order:
 
-    'hidden' (D): the draft model's last hidden state, after its norm, that the token was drawn
-    from; it knows the prefix alone. 'token' (E): the token's embedding. 'distribution' (4):
+    'hidden' (D): the draft model's last hidden state, as its LM head takes it, that the token was
+    drawn from; it knows the prefix alone. 'token' (E): the token's embedding. 'distribution' (4):
     `shape_of` the distribution it was drawn from, and the token's log-probability there. 'rank'
     (3): `rank_of` the token in this distribution.
     """
@@ -68,23 +68,23 @@ class DraftFeatures:
             )
         self.draft, self.kinds = draft, kinds
         self.reads_distribution = bool({"distribution", "rank"} & set(kinds))
-        sizes = (draft.hidden_size, draft.embedding_size, NUM_SHAPES + 1, NUM_RANKS)
+        sizes = (draft.head.in_features, draft.embedding_size, NUM_SHAPES + 1, NUM_RANKS)
         self.size = sum(size for kind, size in zip(FEATURES, sizes, strict=True) if kind in kinds)
 
     def __call__(
         self,
-        hidden: torch.Tensor,
+        normed: torch.Tensor,
         tokens: torch.Tensor,
         shapes: torch.Tensor | None,
         log_probabilities: torch.Tensor | None,
     ) -> torch.Tensor:
         """(..., size) float32 features of drafted tokens.
 
-        hidden: (..., D) normed states; tokens: (...); shapes: (..., 3) of `shape_of`;
+        normed: (..., D) states after the final norm; tokens: (...); shapes: (..., 3) of `shape_of`;
         log_probabilities: (...) of the tokens in the draft model's distribution; these two None
         where neither 'distribution' nor 'rank' is among the kinds.
         """
-        parts = [hidden] if "hidden" in self.kinds else []
+        parts = [normed] if "hidden" in self.kinds else []
         if "token" in self.kinds:
             parts.append(self.draft.token_embeddings(tokens))
         if "distribution" in self.kinds:
@@ -94,22 +94,22 @@ class DraftFeatures:
         return torch.cat([part.float() for part in parts], -1)
 
     def of_drawn(
-        self, hidden: torch.Tensor, tokens: torch.Tensor, logits: torch.Tensor
+        self, normed: torch.Tensor, tokens: torch.Tensor, logits: torch.Tensor
     ) -> torch.Tensor:
-        """(P, size) of tokens (P,), drawn where the draft model has the normed states (P, D) and
-        the logits (P, V)."""
+        """(P, size) of tokens (P,), drawn where the draft model has the states (P, D), after its
+        final norm, and the logits (P, V)."""
         shapes = drawn = None
         if self.reads_distribution:
             logs = logits.float().log_softmax(-1)
             shapes, drawn = _shape(logs), logs.gather(1, tokens[:, None])[:, 0]
-        return self(hidden, tokens, shapes, drawn)
+        return self(normed, tokens, shapes, drawn)
 
-    def of_all(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """(V, size) of every token of the vocabulary, were it drawn at one place: hidden (D),
-        normed, logits (V,)."""
+    def of_all(self, normed: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """(V, size) of every token of the vocabulary, were it drawn at one place: the state (D),
+        after the final norm, and the logits (V,)."""
         count, logs = len(logits), logits.float().log_softmax(-1)
         return self(
-            hidden.expand(count, -1),
+            normed.expand(count, -1),
             torch.arange(count, device=logits.device),
             _shape(logs).expand(count, -1),
             logs,

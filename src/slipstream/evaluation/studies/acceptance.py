@@ -20,8 +20,8 @@ BINS = 10
 
 class AcceptanceStudy:
     """Greedy decoding with `spectra`, and with UNISPEC's trees scored in each of the ways of
-    `unispec`, by name; trees have `budget` nodes. What every source had to say is judged, also what
-    found no room."""
+    `unispec`, by name; trees have `budget` nodes. What every source had to say is held against the
+    finished answer, also what found no room."""
 
     def __init__(self, spectra: Spectra, unispec: dict[str, UniSpec], budget: int):
         self.spectra, self.unispec, self.budget = spectra, unispec, budget
@@ -63,13 +63,13 @@ class _Sources(_Watched):
 
     def __init__(self, drafter: Spectra):
         super().__init__(drafter)
-        self.steps, self.guesses = Counter(), Counter()
-        self.guessed, self.accepted, self.longest = Counter(), Counter(), Counter()
-        self.said: list[dict[str, list]] = []
+        self.said: list[tuple[list[int], int, dict[str, list]]] = []
+        """Of each step: the text, which goes on growing, its length then, and the guesses."""
 
     def propose(self, contexts, budget: int) -> list[DraftTree]:
         trees = self.drafter.propose(contexts, budget)
-        self.said = [self._sources(context) for context in contexts]
+        for context in contexts:
+            self.said.append((context.tokens, len(context.tokens), self._sources(context)))
         return trees
 
     def _sources(self, context) -> dict[str, list]:
@@ -83,31 +83,28 @@ class _Sources(_Watched):
             found["corpus"] = self.drafter.retrieval.continuations(tokens)
         return found
 
-    def observe(self, context, step) -> None:
-        for source, guesses in self.said[step.sequence].items() if self.said else ():
-            agreed = [_agreeing(guess, step.answer) for guess in guesses]
-            self.steps[source] += 1
-            self.guesses[source] += len(guesses)
-            self.guessed[source] += sum(map(len, guesses))
-            self.accepted[source] += sum(agreed)
-            self.longest[source] += max(agreed, default=0)
-        self.drafter.observe(context, step)
-
-    def begin(self, contexts, budget: int) -> None:
-        self.said = []
-        self.drafter.begin(contexts, budget)
-
     def rows(self) -> list[dict[str, object]]:
+        """All texts being finished: what would have come after the end of one does not count."""
+        guesses, guessed, accepted, longest = Counter(), Counter(), Counter(), Counter()
+        for text, length, found in self.said:
+            answer = text[length:]
+            for source, own in found.items():
+                agreed = [_agreeing(guess, answer) for guess in own]
+                guesses[source] += len(own)
+                guessed[source] += sum(min(len(guess), len(answer)) for guess in own)
+                accepted[source] += sum(agreed)
+                longest[source] += max(agreed, default=0)
+        steps = len(self.said)
         return [
             {
                 "source": source,
-                "steps": self.steps[source],
-                "guesses a step": self.guesses[source] / self.steps[source],
-                "tokens a guess": self.guessed[source] / max(1, self.guesses[source]),
-                "accepted share of tokens": self.accepted[source] / max(1, self.guessed[source]),
-                "longest accepted, mean": self.longest[source] / self.steps[source],
+                "steps": steps,
+                "guesses a step": guesses[source] / steps,
+                "tokens a guess": guessed[source] / max(1, guesses[source]),
+                "right share of tokens": accepted[source] / max(1, guessed[source]),
+                "longest right, mean": longest[source] / steps,
             }
-            for source in self.steps
+            for source in guesses
         ]
 
 
@@ -156,10 +153,10 @@ def _draw(figure, by_source: list[dict], by_confidence: list[dict]) -> None:
     left, right = figure.subplots(1, 2)
     left.barh(
         [row["source"] for row in by_source],
-        [row["accepted share of tokens"] for row in by_source],
+        [row["right share of tokens"] for row in by_source],
     )
     left.invert_yaxis()
-    left.set_xlabel("accepted share of guessed tokens")
+    left.set_xlabel("share of guessed tokens that are the answer's")
     for scores in dict.fromkeys(row["scores"] for row in by_confidence):
         own = [row for row in by_confidence if row["scores"] == scores]
         right.plot(

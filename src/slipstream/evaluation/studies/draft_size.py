@@ -107,6 +107,7 @@ class DraftSizeStudy:
         best = max({*self.searched, own}, key=rates.__getitem__)
         low, high = _interval(grid[own], grid[best])
         seconds, tau = Curve(tuple(found.points[way])).at(own)
+        calibrated = 1 + sum(map(len, found.points.values()))  # plain decoding, and every way
         return {
             "drafter": name,
             "way": way,
@@ -118,7 +119,7 @@ class DraftSizeStudy:
             "tokens/s there": rates[best],
             "g* vs best": rates[own] / rates[best],
             "95 %": f"{low:.3f} to {high:.3f}",
-            "share of the search's measurements": share * len(self.budgets) / len(self.searched),
+            "share of the search's measurements": share * calibrated / len(self.searched),
             "usual g": usual or "-",
             "g* vs usual": rates[own] / rates[usual] if usual else "-",
         }

@@ -213,6 +213,10 @@ def _predictions(
     }
 
 
+def _threshold(row: dict) -> str:
+    return row["method"].rpartition("_")[2]
+
+
 def _last_task(rows: list[dict]) -> list[dict]:
     return [row for row in rows if row["task"] == rows[-1]["task"]]
 
@@ -221,19 +225,24 @@ def _draw(figure, rows: list[dict], predictions: list[dict]) -> None:
     """Quality against latency; distance and tokens per call, measured and predicted."""
     axes = figure.subplots(1, 3, width_ratios=[1.8, 1, 1])
     curve = [row for row in rows if row["exact"] == "no"]
-    axes[0].plot(
-        [row["ms/token"] for row in curve], [row["ROUGE-L"] for row in curve], "-", color="C0"
-    )
-    for row in rows:
-        approximate = row["exact"] == "no"
-        place = row["ms/token"], row["ROUGE-L"]
-        axes[0].plot(*place, "o" if approximate else "s", color="C0" if approximate else "C3")
+    places = [(row["ms/token"], row["ROUGE-L"]) for row in curve]
+    axes[0].plot(*zip(*places, strict=True), "o-", label="sprinter, by threshold")
+    for row, place in zip(curve, places, strict=True):
         axes[0].annotate(
-            row["method"], place, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8
+            _threshold(row),
+            place,
+            xytext=(-4, 5),
+            textcoords="offset points",
+            ha="right",
+            fontsize=8,
         )
+    for row in rows:
+        if row["exact"] == "yes":
+            axes[0].plot(row["ms/token"], row["ROUGE-L"], "s", label=row["method"])
     axes[0].set(xlabel="ms per token", ylabel="ROUGE-L", title="quality and latency")
-    axes[0].margins(0.15)
-    thresholds = [row["method"].rpartition("_")[2] for row in predictions]
+    axes[0].margins(0.2)
+    axes[0].legend(fontsize=8)
+    thresholds = [_threshold(row) for row in predictions]
     for part, names, title in (
         (
             axes[1],
