@@ -118,7 +118,7 @@ class Slow(Plain):
 
 
 def test_auto_takes_what_is_fastest_on_each_set(target, capsys):
-    auto = Auto({"one": Slow("a"), "other": Slow("b")}, 2, 2)
+    auto = Auto({"one": Slow("a"), "other": Slow("b")}, 2)
     assert "nothing was tried" in refused(lambda: auto.prepare(target, Sampling(), Limits(4)))
     auto.choose(PROMPTS, target, Sampling(), Limits(4))
     assert auto.choices == {"a": "other", "b": "one"}
@@ -129,23 +129,36 @@ def test_auto_takes_what_is_fastest_on_each_set(target, capsys):
     assert "not tried" in refused(lambda: auto.expect("c"))
 
 
-def test_only_the_fastest_on_some_prompts_are_tried_on_all(target):
-    class Counting(Slow):
-        answered = 0
+class Timed(Plain):
+    """Plain decoding that says how long an answer takes: one of `seconds` after the other."""
 
-        def generate(self, prompts, seeds):
-            self.answered += 1
-            return super().generate(prompts, seeds)
+    def __init__(self, *seconds: float):
+        super().__init__()
+        self.seconds, self.answered = seconds, 0
 
-    prompts = [replace(PROMPTS[0], source="a")] * 6
-    candidates = {"slow": Counting("a"), "one": Counting("b"), "two": Counting("b")}
-    auto = Auto(candidates, 6, 2)
-    auto.choose(prompts, target, Sampling(), Limits(4))
-    counts = [candidate.answered for candidate in candidates.values()]
+    def generate(self, prompts, seeds):
+        (answer,) = super().generate(prompts, seeds)
+        answer.statistics.seconds = self.seconds[min(self.answered, len(self.seconds) - 1)]
+        self.answered += 1
+        return [answer]
+
+
+def test_only_the_faster_half_goes_on_to_twice_as_many_prompts(target):
+    """One seventh, two, four; `late` is fast on the first prompt alone."""
     warm_ups = 2
-    assert counts == [2 + warm_ups, *[2 + 6 + 2 * warm_ups] * 2]
-    assert auto.choices["a"] in ("one", "two")
-    assert "finalists" in refused(lambda: Auto(candidates, 6, 0))
+    candidates = {
+        "slow": Timed(5.0), "slower": Timed(6.0), "third": Timed(3.0), "fast": Timed(2.0),
+        "late": Timed(*[1.0] * (1 + warm_ups), 9.0),
+    }  # fmt: skip
+    auto = Auto(candidates, 7)
+    auto.choose([replace(PROMPTS[0], source="a")] * 7, target, Sampling(), Limits(4))
+    answered = {name: candidate.answered for name, candidate in candidates.items()}
+    once, twice, thrice = 1 + warm_ups, 3 + 2 * warm_ups, 7 + 3 * warm_ups
+    assert answered == dict(slow=once, slower=once, third=thrice, fast=thrice, late=twice)
+    assert auto.choices == {"a": "fast"}
+    alone = Auto({"one": Timed(1.0)}, 7)
+    alone.choose(PROMPTS, target, Sampling(), Limits(4))
+    assert set(alone.choices.values()) == {"one"}
 
 
 def test_prompts_to_choose_by_are_other_ones():

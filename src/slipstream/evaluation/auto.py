@@ -3,27 +3,29 @@
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits
-from slipstream.evaluation.comparison import compare, summarise
+from slipstream.decoding.statistics import Statistics
+from slipstream.evaluation.comparison import compare, total_of
 from slipstream.evaluation.methods import Method
 from slipstream.evaluation.prompts import Prompt
 from slipstream.targets.target import Target
 
+HEATS = 3
+
 
 class Auto(Method):
-    """candidates: methods by name; num_prompts: how many prompts of each set they are tried on, all
-    of them on a third, and the `finalists` fastest of these on the others, too.
+    """candidates: methods by name; num_prompts: how many prompts of each set they are tried on. In
+    each of up to three heats the faster half goes on to twice as many prompts, so all are tried on
+    a seventh of the prompts and the fastest on all of them (successive halving).
 
     Plain decoding should be one of them: then a set on which no draft pays is decoded plainly.
     """
 
     drafter = "Auto"
 
-    def __init__(self, candidates: dict[str, Method], num_prompts: int, finalists: int):
+    def __init__(self, candidates: dict[str, Method], num_prompts: int):
         if not candidates:
             raise InputError("methods.auto.candidates: name at least one method")
-        if finalists < 1:
-            raise InputError("methods.auto.finalists: must be at least 1")
-        self.candidates, self.num_prompts, self.finalists = candidates, num_prompts, finalists
+        self.candidates, self.num_prompts = candidates, num_prompts
         self.exact = all(method.exact for method in candidates.values())
         self.choices: dict[str, str] = {}
         self.chosen: Method | None = None
@@ -34,27 +36,24 @@ class Auto(Method):
         """Try candidates on `prompts`, and note the fastest on each set."""
         for name in dict.fromkeys(prompt.source for prompt in prompts):
             own = [prompt for prompt in prompts if prompt.source == name]
-            heat = max(1, len(own) // 3)
-            speeds = self._speeds(list(self.candidates), own[:heat], target, sampling, limits)
-            best = sorted(speeds, key=speeds.get, reverse=True)[: self.finalists]
-            if own[heat:] and len(best) > 1:
-                speeds = self._speeds(best, own, target, sampling, limits)
-            self.choices[name] = max(best, key=speeds.get)
+            self.choices[name] = self._fastest(own, target, sampling, limits)
         print("auto: " + ", ".join(f"{method} on {name}" for name, method in self.choices.items()))
 
-    def _speeds(
-        self,
-        names: list[str],
-        prompts: list[Prompt],
-        target: Target,
-        sampling: Sampling,
-        limits: Limits,
-    ) -> dict[str, float]:
-        """Tokens a second of candidates, on prompts of one set."""
-        methods = {name: self.candidates[name] for name in names}
-        runs = compare(methods, prompts, target, sampling, limits, 1, seed=0)
-        records = summarise(runs, prompts, str(target.dtype))
-        return {record.method: record.tokens_per_second for record in records}
+    def _fastest(
+        self, prompts: list[Prompt], target: Target, sampling: Sampling, limits: Limits
+    ) -> str:
+        """By tokens a second over all prompts of one set that a candidate has been tried on."""
+        names = list(self.candidates)
+        totals = dict.fromkeys(names, Statistics())
+        count = max(1, len(prompts) // (2**HEATS - 1))
+        while prompts and len(names) > 1:
+            heat, prompts = prompts[:count], prompts[count:]
+            methods = {name: self.candidates[name] for name in names}
+            for run in compare(methods, heat, target, sampling, limits, 1, seed=0):
+                totals[run.method] += total_of(run, range(len(heat)))
+            names.sort(key=lambda name: totals[name].tokens_per_second, reverse=True)
+            names, count = names[: (len(names) + 1) // 2], 2 * count
+        return names[0]
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         if not self.choices:

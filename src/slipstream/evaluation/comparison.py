@@ -7,6 +7,7 @@ answers it forgets between passes.
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
@@ -169,7 +170,7 @@ def _seconds(answers: list[Generation]) -> float:
     return sum(answer.statistics.seconds for answer in answers)
 
 
-def total_of(run: Run, chosen: list[int]) -> Statistics:
+def total_of(run: Run, chosen: Iterable[int]) -> Statistics:
     """What a method took for these prompts."""
     return sum((run.generations[place].statistics for place in chosen), Statistics())
 
