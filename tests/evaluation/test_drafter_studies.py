@@ -169,6 +169,20 @@ def test_prompts_to_choose_by_are_other_ones():
     assert not {each.text for each in others} & {each.text for each in taken}
 
 
+def test_prompts_to_choose_by_come_from_all_over_the_file(tmp_path):
+    """Files are sorted, by task or by name: their beginning says little about the rest."""
+    path = tmp_path / "sorted.jsonl"
+    rows = [{"prompt": f"prompt {place}", "completion": "yes"} for place in range(300)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = PromptSets(str(path), None, None, "test", 0)
+    taken = sets.take(20)
+    places = [int(each.text.split()[-1]) for each in sets.beside(taken, 40)]
+    assert len(set(places)) == 40
+    for part in (places, places[:20]):  # a heat as well as the whole
+        assert 0.3 < sum(place < 150 for place in part) / len(part) < 0.7
+    assert not set(places) & {int(each.text.split()[-1]) for each in taken}
+
+
 def test_calibrating_keeps_a_choice_that_auto_picks_up(tmp_path, capsys):
     """The whole way, on the shipped target; the record says which split was decoded."""
     settings = (

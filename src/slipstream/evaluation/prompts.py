@@ -1,5 +1,6 @@
 """The prompts a run decodes: rows of test files, or generated ones, with their references."""
 
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,16 +71,17 @@ class PromptSets:
         ]
 
     def beside(self, prompts: list[Prompt], count: int) -> list[Prompt]:
-        """`count` prompts of each of the sets that `prompts` come from, other ones."""
+        """`count` prompts of each of the sets that `prompts` come from, other ones, drawn from all
+        over the set: files are in an order of their own."""
         sets = list(dict.fromkeys(prompt.source for prompt in prompts))
         known = {prompt.text for prompt in prompts}
         found = self.take(len(prompts) + 2 * count * len(sets))
         fresh = [prompt for prompt in found if prompt.text not in known]
-        return [
-            prompt
-            for name in sets
-            for prompt in [each for each in fresh if each.source == name][:count]
-        ]
+        chance, others = random.Random(self.seed), []
+        for name in sets:
+            own = [prompt for prompt in fresh if prompt.source == name]
+            others += chance.sample(own, min(count, len(own)))
+        return others
 
 
 def divided(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
