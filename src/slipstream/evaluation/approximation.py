@@ -161,8 +161,7 @@ def approximation(decoder: SprinterDecoder, prompt: list[int], answer: Generatio
     if not places:
         return Approximation(len(answer.ids))
     text, before = prompt + answer.ids[:-1], [len(prompt) + place - 1 for place in places]
-    hidden = _states(decoder.draft, text)[before]
-    normed = decoder.draft.norm(hidden)
+    normed = decoder.draft.norm(_states(decoder.draft, text)[before])
     logits = decoder.draft.logits_of_normed(normed)
     q = decoder.sampling.probabilities(logits).double()
     judging = decoder.target.logits(_states(decoder.target, text)[before])

@@ -10,6 +10,7 @@ from slipstream.evaluation.prompts import Prompt
 from slipstream.targets.target import Target
 
 HEATS = 3
+"""Most rounds of trials, each on twice as many prompts as the one before."""
 
 
 class Auto(Method):

@@ -29,7 +29,7 @@ def shape_of(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _shape(logs: torch.Tensor) -> torch.Tensor:
-    """`shape_of` normalised logarithms."""
+    """`shape_of` normalised logarithms, (..., V) -> (..., 3)."""
     finite = logs.clamp(min=torch.finfo(logs.dtype).min)  # 0 log 0 is 0
     entropy = -(logs.exp() * finite).sum(-1, keepdim=True)
     first, second = logs.topk(2).values.split(1, dim=-1)

@@ -239,7 +239,8 @@ class Target:
             return rows
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What stands between the layers and the LM head, on the device of `hidden`."""
+        """What stands between the layers and the LM head: (..., D) -> (..., width that the head
+        takes), on the device of `hidden`."""
         return self.family.norm(hidden).to(hidden.device)
 
     @property
@@ -251,5 +252,5 @@ class Target:
         return self.logits_of_normed(self.norm(hidden))
 
     def logits_of_normed(self, normed: torch.Tensor) -> torch.Tensor:
-        """LM head alone, of what `norm` returned: (..., V)."""
+        """LM head alone, of what `norm` returned -> (..., V)."""
         return self.head(normed).to(normed.device)
