@@ -110,9 +110,8 @@ class UniSpec(Drafter):
         self, logits: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, N, V) -> the likeliest tokens and their probabilities, (B, N, k) each."""
-        logits = logits.float() / temperature
-        best = logits.topk(min(self.top_k, logits.shape[-1]))
-        return best.indices, (best.values - logits.logsumexp(-1, keepdim=True)).exp()
+        best = (logits.float() / temperature).softmax(-1).topk(min(self.top_k, logits.shape[-1]))
+        return best.indices, best.values
 
     def observe(self, context: Context, step: Step) -> None:
         with context.clock.share("draft"):

@@ -9,14 +9,14 @@ from slipstream.evaluation.methods import Method
 from slipstream.evaluation.prompts import Prompt
 from slipstream.targets.target import Target
 
-HEATS = 3
+HEATS = 2
 """Most rounds of trials, each on twice as many prompts as the one before."""
 
 
 class Auto(Method):
     """candidates: methods by name; num_prompts: how many prompts of each set they are tried on. In
-    each of up to three heats the faster half goes on to twice as many prompts, so all are tried on
-    a seventh of the prompts and the fastest on all of them (successive halving).
+    each of up to two heats the faster half goes on to twice as many prompts, so all are tried on a
+    third of the prompts and the faster half on all of them (successive halving).
 
     Plain decoding should be one of them: then a set on which no draft pays is decoded plainly.
     """
