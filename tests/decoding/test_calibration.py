@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from tests.commands import refused
 from tests.drafters import untrained
-from tests.tiny import tiny_target
+from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core.sampling import Sampling
+from slipstream.data.datastore import TrainingTexts
+from slipstream.decoding import calibration
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibration import (
     Calibrations,
@@ -19,7 +21,11 @@ from slipstream.decoding.calibration import (
     described,
 )
 from slipstream.decoding.statistics import Statistics
+from slipstream.drafters.acceptance_length import AnyRejected
+from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.drafters.rest import Rest
+from slipstream.drafters.suffixes import Retrieval
 
 BUDGETS = [2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64]
 
@@ -82,6 +88,10 @@ def test_what_was_calibrated_is_found_again(tmp_path):
     assert "calibrate=true" in refused(lambda: store.load("damaged"))
 
 
+def corpus_of(path: str) -> Retrieval:
+    return Retrieval(TrainingTexts(path, None, None, None, 1.0, "kept", 0), 4, 8, 4)
+
+
 def test_keys_tell_apart_models_drafters_and_sampling():
     one, other = tiny_target(), tiny_target("opt")
     keys = [
@@ -94,6 +104,15 @@ def test_keys_tell_apart_models_drafters_and_sampling():
             (other, PromptLookup(2, 3), Sampling()),
             (one, untrained.unispec(), Sampling()),
             (one, untrained.unispec(keep=True), Sampling()),
+            (one, untrained.lookahead(), Sampling()),
+            (one, untrained.lookahead(window=3), Sampling()),
+            (one, untrained.spectra(), Sampling()),
+            (one, untrained.spectra(candidates=3), Sampling()),
+            (one, Rest(corpus_of("one.jsonl")), Sampling()),
+            (one, Rest(corpus_of("other.jsonl")), Sampling()),
+            (one, DraftModel(one, 3, AnyRejected("one", 0.5)), Sampling()),
+            (one, DraftModel(one, 3, AnyRejected("other", 0.5)), Sampling()),
+            (one, untrained.combined(tiny_speculator(one)), Sampling()),
             (one, PromptLookup(2, 3), Sampling()),
         )
     ]
@@ -115,6 +134,15 @@ def test_calibrating_measures_every_size():
             )
         )
         assert message.startswith("calibration.budgets: ")
+
+
+def test_keys_tell_apart_processors(monkeypatch):
+    target, drafter = tiny_target(), described(PromptLookup(2, 3))
+    monkeypatch.setattr(calibration, "device_name", lambda device: "one")
+    key = calibration_key(target, drafter, Sampling())
+    assert calibration_key(target, drafter, Sampling()) == key
+    monkeypatch.setattr(calibration, "device_name", lambda device: "other")
+    assert calibration_key(target, drafter, Sampling()) != key
 
 
 @pytest.mark.parametrize(("factor", "noticed"), [(1.0, 0), (1.2, 0), (1.3, 1), (0.7, 1)])

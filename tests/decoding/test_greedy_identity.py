@@ -63,7 +63,7 @@ def prompts(seed: int, count: int = 3) -> list[list[int]]:
 
 def drafters(target, truth):
     yield from untrained.untrained([truth, truth[::-1]]).items()
-    yield from untrained.with_rules(tiny_speculator(target), top_k=3).items()
+    yield from untrained.with_rules(target, tiny_speculator(target), top_k=3).items()
     yield "draft_model", DraftModel(tiny_target("llama", seed=5, num_hidden_layers=1), 4)
     yield "draft_model_itself", DraftModel(target, 4)
     yield "random_trees", RandomTrees(truth, seed=1)

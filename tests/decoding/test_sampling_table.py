@@ -36,8 +36,10 @@ SAMPLINGS = {
     "all": Sampling(0.7, top_k=2, top_p=0.9),
 }
 RULES = [
-    *(f"deferred streams, {name}" for name in untrained.RULES),
-    *(f"prompt lookup, {name}" for name in ("heuristic", "gammatune")),
+    *(f"deferred trees, {name}" for name in untrained.STREAM_RULES),
+    *(f"fused chains, {name}" for name in untrained.STREAM_RULES),
+    *(f"prompt lookup, {name}" for name in untrained.NGRAM_RULES),
+    *(f"adaptive n-grams, {name}" for name in untrained.NGRAM_RULES),
 ]
 WAYS = {
     "plain": None,
@@ -74,7 +76,7 @@ def decoder_of(way: str, target, speculator, sampling: Sampling):
         drafter = untrained.combined(speculator, schedule)
         return Engine(target, drafter, sampling, limits, WAYS[way])
     drafters = untrained.untrained([[0, 1, 2, 2, 1, 0, 0, 2, 1], [2, 0, 1, 1, 2, 0]])
-    drafters |= untrained.with_rules(speculator, top_k=2)
+    drafters |= untrained.with_rules(target, speculator, top_k=2)
     if way in drafters:
         return Engine(target, drafters[way], sampling, limits, WAYS[way])
     schedule, top_k, budget = WAYS[way]

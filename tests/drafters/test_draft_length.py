@@ -25,6 +25,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.acceptance_length import AnyRejected, LastRejected
+from slipstream.drafters.base import Context
 from slipstream.drafters.draft_length import (
     AssistantThreshold,
     DraftLength,
@@ -33,7 +34,7 @@ from slipstream.drafters.draft_length import (
     Heuristic,
 )
 from slipstream.drafters.draft_model import DraftModel
-from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.drafters.prompt_lookup import AdaptiveNgram, PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.acceptance import AcceptanceConfig, AcceptanceHead
 from slipstream.speculators.checkpoint import save_speculator
@@ -592,13 +593,63 @@ def test_settings_of_gammatune_out_of_range_are_refused(changes, field):
     assert field in refused(lambda: untrained.gammatune(**changes))
 
 
+def depths(target, drafter) -> dict[tuple[int, ...], int]:
+    """How deep the drafts after each text are, while some prompts are answered."""
+    found, propose = {}, drafter.propose
+
+    def watched(contexts, budget):
+        trees = propose(contexts, budget)
+        for context, tree in zip(contexts, trees, strict=True):
+            found[tuple(context.tokens)] = tree.depth
+        return trees
+
+    drafter.propose = watched
+    engine = Engine(target, drafter, Sampling(), Limits(NUM_TOKENS), 9)
+    for prompt in prompts(seed=3):
+        engine.generate(prompt)
+    return found
+
+
+@pytest.mark.parametrize("shape", ["deferred trees", "fused chains"])
+@pytest.mark.parametrize("name", untrained.STREAM_RULES)
+def test_rules_end_some_drafts_of_streams_and_not_others(shape, name):
+    ended_and_not(f"{shape}, {name}")
+
+
+@pytest.mark.parametrize("kind", ["prompt lookup", "adaptive n-grams"])
+@pytest.mark.parametrize("name", untrained.NGRAM_RULES)
+def test_rules_end_some_drafts_of_ngrams_and_not_others(kind, name):
+    ended_and_not(f"{kind}, {name}")
+
+
+def ended_and_not(way: str) -> None:
+    """With the rule no draft is deeper than without it, some are less deep, some as deep."""
+    target = tiny_target()
+    ruled, free = (
+        depths(target, untrained.with_rules(target, tiny_speculator(target), 2, free)[way])
+        for free in (False, True)
+    )
+    pairs = [(ruled[text], depth) for text, depth in free.items() if depth > 1 and text in ruled]
+    assert all(0 < own <= depth for own, depth in pairs)
+    assert {own < depth for own, depth in pairs} == {True, False}, pairs
+
+
+def test_ngrams_are_drafted_up_to_the_first_doubtful_token():
+    """After 3 always comes 4, after 4 comes 5 two times of three; then 6, always."""
+    drafter = AdaptiveNgram(1, 9, AssistantThreshold(0.7))
+    context = Context([3, 4, 5, 6, 3, 4, 9, 3, 4, 5, 6, 3], None, Sampling(), None, max_depth=9)
+    drafter.begin([context], 9)
+    (tree,) = drafter.propose([context], 9)
+    assert tree.tokens == [3, 4, 5] and tree.confidences == pytest.approx([1, 1, 2 / 3])
+
+
 def test_rules_that_look_at_what_a_drafter_does_not_know_are_refused():
     target = tiny_target()
     speculator = tiny_speculator(target)
     head = AnyRejected(head_of(target), 0.5)
     for rule, drafter in (
         (head, lambda rule: Streaming(speculator, "deferred", 2, length=rule)),
-        (AssistantThreshold(0.4), lambda rule: PromptLookup(2, 3, rule)),
+        (entropy_bound(), lambda rule: PromptLookup(2, 3, rule)),
     ):
         message = refused(
             lambda rule=rule, drafter=drafter: Engine(

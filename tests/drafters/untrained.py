@@ -2,7 +2,13 @@
 tests."""
 
 from slipstream.drafters.combined import Combined
-from slipstream.drafters.draft_length import AssistantThreshold, GammaTune, Heuristic
+from slipstream.drafters.draft_length import (
+    AssistantThreshold,
+    DraftLength,
+    EntropyBound,
+    GammaTune,
+    Heuristic,
+)
 from slipstream.drafters.lookahead import Lookahead
 from slipstream.drafters.prompt_lookup import AdaptiveNgram, PromptLookup
 from slipstream.drafters.rest import Rest
@@ -97,13 +103,35 @@ RULES = {
 }
 
 
-def with_rules(speculator, top_k: int) -> dict[str, object]:
-    """Drafters that are no draft model, with each rule that fits them, by name."""
+def stream_rules(vocabulary: int) -> dict[str, object]:
+    """With thresholds that random streams of so many tokens are above and below."""
+    sure, bound = (0.6, 0.57) if vocabulary < 10 else (0.2, 0.22)
+    adaedl = dict(scale=0.2, goal=0.5, step=0.01, memory=0.5, inertia=0.5)
+    return RULES | {
+        "gammatune_plus": lambda: gammatune(sure, initial=3),
+        "assistant_threshold": lambda: AssistantThreshold(sure),
+        "adaedl": lambda: EntropyBound(threshold=bound, **adaedl),
+    }
+
+
+STREAM_RULES = tuple(stream_rules(0))
+NGRAM_RULES = RULES | {"assistant_threshold": lambda: AssistantThreshold(0.6)}
+
+
+def with_rules(target, speculator, top_k: int, free: bool = False) -> dict[str, object]:
+    """Drafters that are no draft model, with each rule that fits them, by name; free: as many, but
+    without rules."""
+
+    def made(rule) -> DraftLength | None:
+        return None if free else rule()
+
     found = {}
-    for name, rule in RULES.items():
-        streaming = Streaming(speculator, "deferred", top_k, length=rule())
-        found[f"deferred streams, {name}"] = streaming
-        if rule().looks_at == "nothing":
-            found[f"prompt lookup, {name}"] = PromptLookup(2, 3, rule())
-            found[f"adaptive n-grams, {name}"] = AdaptiveNgram(2, 3, rule())
+    for name, rule in stream_rules(target.vocab_size).items():
+        for shape, schedule, k in (("trees", "deferred", top_k), ("chains", "fused", 1)):
+            found[f"{schedule} {shape}, {name}"] = Streaming(
+                speculator, schedule, k, length=made(rule)
+            )
+    for name, rule in NGRAM_RULES.items():
+        found[f"prompt lookup, {name}"] = PromptLookup(2, 3, made(rule))
+        found[f"adaptive n-grams, {name}"] = AdaptiveNgram(2, 3, made(rule))
     return found

@@ -17,8 +17,11 @@ from slipstream.drafters.rest import Rest
 from slipstream.drafters.streaming import Streaming
 from slipstream.drafters.suffixes import Retrieval
 from slipstream.evaluation.auto import Auto
+from slipstream.evaluation.comparison import compare, summarise
 from slipstream.evaluation.methods import Plain, Speculative
 from slipstream.evaluation.prompts import Prompt, PromptSets
+from slipstream.evaluation.report import markdown
+from slipstream.evaluation.run import verify_methods
 from slipstream.evaluation.studies.acceptance import AcceptanceStudy
 from slipstream.evaluation.studies.draft_lengths import DraftLengthStudy
 from slipstream.evaluation.studies.draft_size import DraftSizeStudy
@@ -72,7 +75,7 @@ def test_calibrated_sizes_are_compared_with_all_sizes(target):
     assert found.rows[0]["g* vs usual"] == "-" and found.rows[1]["g* vs usual"] > 0
     others = dict(calibration_prompts=1, repeats=1)
     wrong = refused(lambda: DraftSizeStudy(drafters, [2], 1, [], {"streams": 4}, **others))
-    assert wrong == "study.usual: there is no drafter streams"
+    assert wrong == "study.usual: there is no drafter streams; name some of streaming, lookup"
     around = found.more["Sizes around g* (Table 13)"]
     assert {row["minus g*"] for row in around if row["vs g*"] == 1.0} == {0}
     study = DraftSizeStudy({"lookup": PromptLookup(2, 8)}, [2, 4, 8], 2, [], {}, **others)
@@ -118,7 +121,8 @@ class Slow(Plain):
 
 
 def test_auto_takes_what_is_fastest_on_each_set(target, capsys):
-    auto = Auto({"one": Slow("a"), "other": Slow("b")}, 2)
+    assert "name at least one" in refused(lambda: Auto({"one": None}, 2))
+    auto = Auto({"one": Slow("a"), "other": Slow("b"), "left out": None}, 2)
     assert "nothing was tried" in refused(lambda: auto.prepare(target, Sampling(), Limits(4)))
     auto.choose(PROMPTS, target, Sampling(), Limits(4))
     assert auto.choices == {"a": "other", "b": "one"}
@@ -127,6 +131,40 @@ def test_auto_takes_what_is_fastest_on_each_set(target, capsys):
     auto.expect("a")
     assert auto.chosen is auto.candidates["other"]
     assert "not tried" in refused(lambda: auto.expect("c"))
+
+
+def test_auto_answers_batches_and_is_verified_by_sets(target, capsys):
+    """Prompts of two sets take turns, and each is answered by the choice for its own set."""
+    methods = {"plain": Plain(), "auto": Auto({"one": Slow("a"), "other": Slow("b")}, 2)}
+    methods["auto"].choose(PROMPTS, target, Sampling(), Limits(4))
+    capsys.readouterr()
+    assert verify_methods(target, methods, PROMPTS, Sampling(), Limits(4), 0) == []
+    assert f"verify: {2 * len(PROMPTS)} of {2 * len(PROMPTS)}" in capsys.readouterr().out
+    runs = compare(methods, PROMPTS, target, Sampling(), Limits(4), 1, 0, batch_size=2)
+    assert runs[1].details == {"a": "other", "b": "one"}
+    assert [answer.statistics.seconds for answer in runs[1].generations] == [1.0] * 4
+    assert [answer.ids for answer in runs[0].generations] == [
+        answer.ids for answer in runs[1].generations
+    ]
+    records = {(each.method, each.prompt_set): each for each in summarise(runs, PROMPTS, "")}
+    assert records["auto", "a"].details == "other"
+    assert records["auto", "all"].details == "other; one"
+    assert records["plain", "all"].details == ""
+
+
+def test_memory_of_stores_is_told_by_set_and_kept_stores_are_named(target):
+    prompts = [replace(PROMPTS[0], text="w3 w5 w8 " * 9), PROMPTS[1]]
+    methods = {
+        "lookup": Speculative(PromptLookup(2, 3), 4),
+        "kept": Speculative(untrained.lookahead(keep=True), 8),
+        "combined": Speculative(untrained.combined(more=untrained.unispec(keep=True)), 8),
+    }
+    runs = compare(methods, prompts, target, Sampling(), Limits(4), 1, 0)
+    records = {(each.method, each.prompt_set): each for each in summarise(runs, prompts, "")}
+    stores = [records["lookup", name].store_bytes for name in ("a", "b", "all")]
+    assert stores[0] > stores[1] > 0 and stores[2] == stores[0]
+    assert [records[name, "all"].details for name in methods] == ["", "stores kept", "stores kept"]
+    assert "| kept (stores kept) |" in markdown(list(records.values()))
 
 
 class Timed(Plain):
@@ -197,9 +235,11 @@ def test_calibrating_keeps_a_choice_that_auto_picks_up(tmp_path, capsys):
         ("plain", 1), ("PromptLookup", 2), ("PromptLookup", 4)
     ]  # fmt: skip
     assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
+    plain = "no size beats plain decoding" in capsys.readouterr().out
     records = app.infer(config_of("infer", *settings, auto))
     said = capsys.readouterr().out
-    assert "as calibrated" in said or "decodes plainly" in said
+    assert ("so it decodes plainly" if plain else "nodes, as calibrated") in said
+    assert "calibrated: " in records[-1].details
     assert all(record.identical == record.num_prompts for record in records)
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert written["config"]["data"]["split"] == "test"

@@ -8,7 +8,6 @@ that it holds for drafters that take time, too.
 """
 
 import hashlib
-import inspect
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from rich.progress import Progress
 from scipy.interpolate import BSpline, make_lsq_spline
 from scipy.optimize import differential_evolution
 
+from slipstream.core.device import device_name
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
@@ -247,16 +247,16 @@ class Calibrations:
 
 def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
     """Tells apart device, model, dtype, sampling and drafter, `described` before it was used."""
-    device = target.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    device, compiled = target.device, target.compiled is not None
     threads = torch.get_num_threads() if device.type == "cpu" else None
-    settings = [target.fingerprint or target.name, str(target.dtype), str(sampling)]
-    content = json.dumps([name, threads, settings, drafter])
+    settings = [target.fingerprint or target.name, str(target.dtype), compiled, str(sampling)]
+    content = json.dumps([device_name(device), threads, settings, drafter])
     return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
 def described(part: object) -> object:
-    """What a component was made with, as JSON: its class and the arguments it keeps by name."""
+    """What a component that was not used yet was made with, as JSON: its class and all that it
+    keeps; of what is not ours the class alone."""
     if isinstance(part, Target):
         return part.fingerprint or part.name
     if isinstance(part, dict):
@@ -265,27 +265,31 @@ def described(part: object) -> object:
         return [described(each) for each in part]
     if part is None or isinstance(part, str | int | float | bool):
         return part
-    names = inspect.signature(type(part).__init__).parameters
-    kept = {name: described(vars(part)[name]) for name in names if name in vars(part)}
-    return {type(part).__name__: kept}
+    if isinstance(part, Path):
+        return str(part)
+    ours = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
+    kept = vars(part) if ours and hasattr(part, "__dict__") else {}
+    return {type(part).__name__: {name: described(each) for name, each in kept.items()}}
 
 
 class Drift:
-    """Notices, once, that steps no longer take the time that was calibrated."""
+    """Notices, once, that steps no longer take the time that was calibrated: the last
+    `STEPS_TO_JUDGE` or a few more."""
 
     def __init__(self, expected: float, say: Callable[[str], None] = print):
         self.expected, self.say = expected, say
-        self.total, self.told = Statistics(), False
+        self.recent, self.noticed = Statistics(), False
 
     def watch(self, statistics: list[Statistics]) -> None:
-        self.total = sum(statistics, self.total)
-        if self.told or self.total.target_forwards < STEPS_TO_JUDGE:
+        self.recent = sum(statistics, self.recent)
+        if self.noticed or self.recent.target_forwards < STEPS_TO_JUDGE:
             return
-        change = step_seconds(self.total) / self.expected - 1
+        seconds, self.recent = step_seconds(self.recent), Statistics()
+        change = seconds / self.expected - 1
         if abs(change) > DRIFT:
-            self.told = True
+            self.noticed = True
             self.say(
-                f"note: a step takes {1000 * step_seconds(self.total):.1f} ms, {abs(change):.0%} "
+                f"note: a step takes {1000 * seconds:.1f} ms, {abs(change):.0%} "
                 f"{'more' if change > 0 else 'less'} than when it was calibrated; run with "
                 "calibrate=true again"
             )

@@ -108,12 +108,14 @@ class Drafter:
 
     exact: whether outputs keep the target's distribution (all verified drafters do). visitors: its
     part in the verifying forward, if any. mergeable: whether its trees may be verified as a part
-    of larger ones; draws: whether they hold drawn tokens where the target's are. store_bytes:
-    memory of what it looks drafts up in, for the last batch of prompts.
+    of larger ones; draws: whether they hold drawn tokens where the target's are. keep: whether
+    later prompts find what earlier ones stored. store_bytes: memory of what it looks drafts up in,
+    for the last batch of prompts.
     """
 
     exact, mergeable, draws = True, True, False
     visitors: Sequence[LayerVisitor] = ()
+    keep = False
     store_bytes = 0
 
     def bind(self, target: Target) -> Target:

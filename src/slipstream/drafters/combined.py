@@ -38,12 +38,13 @@ has named none."""
 
 
 class Combined(Drafter):
-    """Merges the trees of `drafters`, by name, the one that is trusted most first. `record` goes on
-    from prompt to prompt."""
+    """Merges the trees of `drafters`, by name, the one that is trusted most first, None where one
+    is left out. `record` goes on from prompt to prompt."""
 
     mergeable = False
 
-    def __init__(self, drafters: dict[str, Drafter]):
+    def __init__(self, drafters: dict[str, Drafter | None]):
+        drafters = {name: each for name, each in drafters.items() if each is not None}
         if not drafters:
             raise InputError("drafter.drafters: name at least one drafter")
         for name, drafter in drafters.items():
@@ -57,6 +58,10 @@ class Combined(Drafter):
         self.exact = all(drafter.exact for drafter in self.drafters)
         self.trees: list[tuple[DraftTree, list[Words]]] | None = None
         self.foreseen: list[slice] = []
+
+    @property
+    def keep(self) -> bool:
+        return any(drafter.keep for drafter in self.drafters)
 
     @property
     def store_bytes(self) -> int:

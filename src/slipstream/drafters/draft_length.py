@@ -21,22 +21,36 @@ class Drawn:
     """P sequences of a batch that have just drawn a token each.
 
     places: of them in the batch; logits: (P, V) that the tokens were drawn from, before
-    temperature, top-k and top-p; tokens: P of them, or the likeliest ones where a level of a tree
-    has several; hidden: (P, D) the draft model's states before the final norm, None for other
-    drafters.
+    temperature, top-k and top-p, None where there are none; tokens: P of them, or the likeliest
+    ones where a level of a tree has several; hidden: (P, D) the draft model's states before the
+    final norm, None for other drafters. sure: how sure a drafter without logits is of each token.
     """
 
     places: list[int]
-    logits: torch.Tensor
+    logits: torch.Tensor | None
     tokens: list[int]
     hidden: torch.Tensor | None = None
+    sure: list[float] | None = None
+
+    def confidences(self) -> list[float]:
+        """How probable the drafter thinks each token."""
+        if self.logits is None:
+            return self.sure
+        tokens = on_device(self.tokens, self.logits.device)[:, None]
+        return self.logits.float().softmax(-1).gather(1, tokens)[:, 0].tolist()
+
+    def largest(self) -> list[float]:
+        """How probable the drafter thinks the likeliest token in the place of each."""
+        if self.logits is None:
+            return self.sure
+        return self.logits.float().softmax(-1).amax(-1).tolist()
 
 
 class DraftLength:
     """Base of all rules, and the simplest: as long as there is room.
 
-    looks_at: what `stops` needs to know of a draft: "nothing", "logits" that tokens are drawn from,
-    or the "states" of a draft model as well.
+    looks_at: what `stops` needs to know of a draft: "nothing", the "confidence" in its tokens, the
+    "logits" that they are drawn from, or the "states" of a draft model as well.
     """
 
     looks_at = "nothing"
@@ -156,7 +170,7 @@ class GammaTune(_Counting):
             raise InputError("length.threshold: must be between 0 and 1, both excluded, or null")
         self.rate, self.bonus, self.least, self.most = rate, bonus, least, most
         self.threshold = threshold
-        self.looks_at = "nothing" if threshold is None else "logits"
+        self.looks_at = "nothing" if threshold is None else "confidence"
         self.stopped: set[int] = set()
 
     def start(self) -> None:
@@ -165,8 +179,7 @@ class GammaTune(_Counting):
     def stops(self, drawn: Drawn) -> list[bool]:
         if self.threshold is None:
             return super().stops(drawn)
-        surest = drawn.logits.float().softmax(-1).amax(-1).tolist()
-        stops = [probability < self.threshold for probability in surest]
+        stops = [probability < self.threshold for probability in drawn.largest()]
         self.stopped |= {place for place, stop in zip(drawn.places, stops, strict=True) if stop}
         return stops
 
@@ -182,7 +195,7 @@ class AssistantThreshold(DraftLength):
     """transformers' `assistant_confidence_threshold`: a draft ends with a token of which the draft
     model itself is less sure than the threshold."""
 
-    looks_at = "logits"
+    looks_at = "confidence"
 
     def __init__(self, threshold: float):
         if not 0 < threshold < 1:
@@ -190,9 +203,7 @@ class AssistantThreshold(DraftLength):
         self.threshold = threshold
 
     def stops(self, drawn: Drawn) -> list[bool]:
-        tokens = on_device(drawn.tokens, drawn.logits.device)[:, None]
-        sure = drawn.logits.float().softmax(-1).gather(1, tokens)[:, 0]
-        return [probability < self.threshold for probability in sure.tolist()]
+        return [probability < self.threshold for probability in drawn.confidences()]
 
 
 class EntropyBound(DraftLength):

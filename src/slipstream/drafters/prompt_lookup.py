@@ -11,7 +11,7 @@ from operator import mul
 from slipstream.core.errors import InputError
 from slipstream.core.tree import DraftTree
 from slipstream.drafters.base import Context, Drafter, Step
-from slipstream.drafters.draft_length import DraftLength, check_length
+from slipstream.drafters.draft_length import DraftLength, Drawn, check_length
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.targets.target import Target
@@ -35,7 +35,7 @@ class PromptLookup(Drafter):
         self.indexes: list[LastPlaces | Followers] = []
 
     def bind(self, target: Target) -> Target:
-        check_length(self.length, ("nothing",), "a drafter of n-grams")
+        check_length(self.length, ("nothing", "confidence"), "a drafter of n-grams")
         return target
 
     def begin(self, contexts: list[Context], budget: int) -> None:
@@ -68,11 +68,21 @@ class PromptLookup(Drafter):
                 length = max(0, min(most, self.length.limit(place)))
                 context.state.extend(context.tokens)
                 drafted, sure = context.state.continuation(context.tokens, length)
-                tree = DraftTree.chain([context.tokens[-1], *drafted])
-                tree.confidences = list(accumulate([1.0, *sure], mul))
+                length = self._wanted(place, drafted, sure)
+                tree = DraftTree.chain([context.tokens[-1], *drafted[:length]])
+                tree.confidences = list(accumulate([1.0, *sure[:length]], mul))
                 trees.append(tree)
         self.drafted = trees
         return trees
+
+    def _wanted(self, place: int, drafted: list[int], sure: list[float]) -> int:
+        """How many of the drafted tokens the rule lets through, the one at which it stops last."""
+        if self.length.looks_at == "nothing":
+            return len(drafted)
+        for count, (token, confidence) in enumerate(zip(drafted, sure, strict=True), start=1):
+            if self.length.stops(Drawn([place], None, [token], sure=[confidence]))[0]:
+                return count
+        return len(drafted)
 
 
 class AdaptiveNgram(PromptLookup):

@@ -64,7 +64,9 @@ class Streaming(Drafter):
         self.schedule = self.asked_schedule = schedule
         self.top_k = top_k
         self.prune_threshold, self.prune_cap = prune_threshold, prune_cap
-        self.length = check_length(length or DraftLength(), ("nothing", "logits"), "streaming")
+        self.length = check_length(
+            length or DraftLength(), ("nothing", "confidence", "logits"), "streaming"
+        )
         self.target: Target | None = None
         self._bound: Target | None = None
         self.merged = self.pairs = None

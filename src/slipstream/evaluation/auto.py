@@ -14,16 +14,18 @@ HEATS = 2
 
 
 class Auto(Method):
-    """candidates: methods by name; num_prompts: how many prompts of each set they are tried on. In
-    each of up to two heats the faster half goes on to twice as many prompts, so all are tried on a
-    third of the prompts and the faster half on all of them (successive halving).
+    """candidates: methods by name, None where one is left out; num_prompts: how many prompts of
+    each set they are tried on. In each of up to two heats the faster half goes on to twice as many
+    prompts, so all are tried on a third of the prompts and the faster half on all of them
+    (successive halving).
 
     Plain decoding should be one of them: then a set on which no draft pays is decoded plainly.
     """
 
     drafter = "Auto"
 
-    def __init__(self, candidates: dict[str, Method], num_prompts: int):
+    def __init__(self, candidates: dict[str, Method | None], num_prompts: int):
+        candidates = {name: each for name, each in candidates.items() if each is not None}
         if not candidates:
             raise InputError("methods.auto.candidates: name at least one method")
         self.candidates, self.num_prompts = candidates, num_prompts
@@ -69,6 +71,8 @@ class Auto(Method):
                 "of that set, or leave auto out with methods.auto=null"
             )
         self.chosen = self.candidates[self.choices[prompt_set]]
+        self.chosen.expect(prompt_set)
+        self.details = ", ".join(filter(None, [self.choices[prompt_set], self.chosen.details]))
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
         return self.chosen.generate(prompts, seeds)

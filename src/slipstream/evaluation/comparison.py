@@ -9,6 +9,7 @@ answers it forgets between passes.
 import random
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from statistics import fmean
 
 from rich.progress import Progress, track
@@ -31,7 +32,8 @@ class Run:
     """What one method did with each prompt: the median run of each, in the prompts' order.
 
     expected: greedy answers of the method's own reference, where it has one; store_bytes: most
-    memory of what drafts are looked up in.
+    memory of what drafts are looked up in, by prompt set; details: what else there is to say of how
+    it decoded each set.
     """
 
     method: str
@@ -39,7 +41,8 @@ class Run:
     exact: bool
     expected: list[list[int]] | None = None
     generations: list[Generation] = field(default_factory=list)
-    store_bytes: int = 0
+    store_bytes: dict[str, int] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Record:
     """One line of the results: a method on a prompt set. Seconds are sums over the prompts."""
 
     method: str
+    details: str
     drafter: str | None
     prompt_set: str
     exact: bool
@@ -89,7 +93,7 @@ def compare(
 ) -> list[Run]:
     """Run every method on every prompt `repeats` times, interleaved, after a warm-up.
 
-    Prompts are answered `batch_size` at a time, in their order.
+    Prompts are answered `batch_size` at a time, those of a batch being of one set.
     """
     if batch_size < 1:
         raise InputError("batch_size: must be at least 1")
@@ -102,12 +106,12 @@ def compare(
     names, chance = list(methods), random.Random(seed)
     with Progress() as progress:
         task = progress.add_task("decoding", total=len(ids) * len(names) * repeats)
-        batches = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
+        batches = _batches(prompts, batch_size)
         for method in methods.values():
             # Compilation waits for the first rows of each shape: let all shapes come before timing.
-            method.expect(prompts[0].source)
-            for warm_up in (ids[:1], *(batches if target.compiled else batches[:1])):
-                method.generate(warm_up, [seed] * len(warm_up))
+            for batch in ([0], *(batches if target.compiled else batches[:1])):
+                method.expect(prompts[batch[0]].source)
+                method.generate([ids[place] for place in batch], [seed] * len(batch))
         tries: dict[str, list[list[list[Generation]]]] = {
             name: [[] for _ in batches] for name in names
         }
@@ -115,16 +119,19 @@ def compare(
             for method in methods.values():
                 method.forget()  # the answers of this pass are new to it
             for number, batch in enumerate(batches):
-                seeds = [seed + number * batch_size + place for place in range(len(batch))]
+                given, source = [ids[place] for place in batch], prompts[batch[0]].source
+                seeds = [seed + place for place in batch]
                 for name in chance.sample(names, len(names)):
-                    methods[name].expect(prompts[number * batch_size].source)
-                    tries[name][number].append(methods[name].generate(batch, seeds))
-                    most = max(runs[name].store_bytes, methods[name].store_bytes)
-                    runs[name].store_bytes = most
+                    method, run = methods[name], runs[name]
+                    method.expect(source)
+                    tries[name][number].append(method.generate(given, seeds))
+                    most = max(run.store_bytes.get(source, 0), method.store_bytes)
+                    run.store_bytes[source], run.details[source] = most, method.details
                     progress.advance(task, len(batch))
         for name in names:
-            for own in tries[name]:
-                runs[name].generations += sorted(own, key=_seconds)[len(own) // 2]
+            median = [sorted(own, key=_seconds)[len(own) // 2] for own in tries[name]]
+            answers = dict(zip(chain(*batches), chain(*median), strict=True))
+            runs[name].generations = [answers[place] for place in range(len(ids))]
     for name, method in methods.items():
         if sampling.greedy and method.drafter and method.reference:
             answers = track(ids, description=f"reference of {name}")
@@ -166,6 +173,17 @@ def expected_answers(run: Run, runs: list[Run]) -> list[list[int]]:
     return [answer.ids for answer in reference.generations]
 
 
+def _batches(prompts: list[Prompt], size: int) -> list[list[int]]:
+    """Places of the prompts that are answered together: up to `size` of one set, in their order."""
+    sets: dict[str, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        sets.setdefault(prompt.source, []).append(place)
+    parts = (
+        own[start : start + size] for own in sets.values() for start in range(0, len(own), size)
+    )
+    return sorted(parts)
+
+
 def _seconds(answers: list[Generation]) -> float:
     return sum(answer.statistics.seconds for answer in answers)
 
@@ -186,6 +204,7 @@ def _record(
 ) -> Record:
     total = totals[run.method]
     answers = [run.generations[place] for place in chosen]
+    sets = list(dict.fromkeys(prompts[place].source for place in chosen))
 
     def speedup(other: str) -> float | None:
         if other not in totals:
@@ -194,6 +213,7 @@ def _record(
 
     return Record(
         method=run.method,
+        details="; ".join(dict.fromkeys(filter(None, map(run.details.get, sets)))),
         drafter=run.drafter,
         prompt_set=prompt_set,
         exact=run.exact,
@@ -213,7 +233,7 @@ def _record(
         seconds_draft=total.shares.get("draft", 0.0),
         seconds_verify=total.shares.get("verify", 0.0),
         seconds_overhead=total.overhead,
-        store_bytes=run.store_bytes,
+        store_bytes=max(map(run.store_bytes.__getitem__, sets)),
         ended=sum(answer.finished == "end" for answer in answers),
         **_quality(answers, [prompts[place] for place in chosen]),
     )

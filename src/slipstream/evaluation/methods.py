@@ -34,13 +34,15 @@ class Method:
 
     exact: whether the output keeps the target's distribution; drafter: name, or None; reference:
     what its greedy output must equal, None for plain decoding of the run's target; store_bytes:
-    memory of what drafts are looked up in, for the last batch.
+    memory of what drafts are looked up in, for the last batch; details: what its name does not say
+    of how it answers the prompt set that was last expected.
     """
 
     exact: bool = True
     drafter: str | None = None
     reference: Reference | None = None
     store_bytes: int = 0
+    details: str = ""
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         """Load what is needed; called once."""
@@ -94,6 +96,16 @@ class Speculative(Method):
     def store_bytes(self) -> int:
         return self._drafter.store_bytes
 
+    @property
+    def details(self) -> str:
+        said = []
+        if self._drift is not None:
+            said.append(f"calibrated: {self._choice}")
+            said += ["steps are not as calibrated"] if self._drift.noticed else []
+        if self._drafter.keep:
+            said.append("stores kept")
+        return ", ".join(said)
+
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         given = self.target or target
         self.reference = None
@@ -112,10 +124,12 @@ class Speculative(Method):
         self._drift = Drift(found.seconds)
         name = type(self._drafter).__name__
         if found.plain:
+            self._choice = "plain"
             print(f"note: no draft of {name} beats plain decoding here, so it decodes plainly")
             return undrafted(target, self._drafter, sampling, limits)
         self._drafter.bind(target)
         self._drafter = self._drafter.ways()[found.way]
+        self._choice = f"{found.budget} nodes, {found.way}"
         print(f"note: {found.way} drafts {found.budget} nodes, as calibrated")
         return Engine(target, self._drafter, sampling, limits, found.budget)
 

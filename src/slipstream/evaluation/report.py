@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from slipstream.core.device import device_name
 from slipstream.evaluation.comparison import Record, Run, expected_answers, scores
 from slipstream.evaluation.prompts import Prompt
 
@@ -30,7 +31,7 @@ def environment(target) -> dict[str, object]:
         except PackageNotFoundError:
             versions[package] = None
     return {
-        "device": _device_name(target.device),
+        "device": device_name(target.device),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -88,7 +89,7 @@ def cells(record: Record) -> list[str]:
     split = "/".join(f"{100 * share / record.seconds:.0f}" for share in shares) + " %"
     measured = record.seconds_verify > 0
     return [
-        record.method,
+        f"{record.method} ({record.details})" if record.details else record.method,
         str(record.num_prompts),
         f"{record.tokens_per_second:.0f}",
         _times(record.speedup_vs_transformers),
@@ -173,17 +174,6 @@ def plot(path: Path, records: list[Record]) -> None:
 
 def _times(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "cpu"
 
 
 def commit() -> str | None:

@@ -138,6 +138,7 @@ def verify_methods(
         reference = method.reference or PlainReference(target, limits)
         for number, prompt in enumerate(prompts):
             ids = render_prompt(target.tokenizer, prompt.text)
+            method.expect(prompt.source)
             answer = method.generate([ids], [seed])[0].ids
             divergence = first_divergence(name, number, reference, ids, answer)
             if divergence is not None:
