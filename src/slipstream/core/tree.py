@@ -171,11 +171,14 @@ def most_confident(tree: DraftTree, budget: int) -> list[int]:
     [0, 1, 3]
     """
     kept: list[int] = []
+    children: list[list[int]] = [[] for _ in tree.tokens]
+    for node, parent in enumerate(tree.parents[1:], start=1):
+        children[parent].append(node)
     frontier = [(-tree.confidences[0], 0)]
     while frontier and len(kept) < budget:
         worth, node = heapq.heappop(frontier)
         kept.append(node)
-        for child in tree.children(node):
+        for child in children[node]:
             heapq.heappush(frontier, (max(worth, -tree.confidences[child]), child))
     return sorted(kept)
 

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 from typing import Any
 
@@ -263,6 +264,7 @@ def _most(said: Words) -> float:
     return said[0] or max(sure or 0 for sure in said)
 
 
+@lru_cache(maxsize=4096)  # the same words are looked up when a tree is chosen and judged
 def _kind(said: Words) -> Words:
     return tuple(None if sure is None else ceil(sure * BINS) for sure in said)
 
