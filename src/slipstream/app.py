@@ -156,7 +156,7 @@ def infer(config: DictConfig) -> list:
         if isinstance(method, Auto):
             # of the same split, and none of those that are measured
             tried = fitting(data.beside(taken, method.num_prompts), target, cut_to)
-            method.choose(tried, target, sampling, limits)
+            method.choose(tried, target, sampling, limits, config.batch_size)
     if config.verify:
         return verify_methods(target, methods, prompts, sampling, limits, config.seed)
     return compare_methods(

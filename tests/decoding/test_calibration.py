@@ -20,11 +20,13 @@ from slipstream.decoding.calibration import (
     chosen,
     described,
 )
+from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.acceptance_length import AnyRejected
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.rest import Rest
+from slipstream.drafters.streaming import Streaming
 from slipstream.drafters.suffixes import Retrieval
 
 BUDGETS = [2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64]
@@ -136,13 +138,24 @@ def test_calibrating_measures_every_size():
         assert message.startswith("calibration.budgets: ")
 
 
-def test_keys_tell_apart_processors(monkeypatch):
+def test_keys_tell_apart_processors_and_layouts(monkeypatch):
     target, drafter = tiny_target(), described(PromptLookup(2, 3))
     monkeypatch.setattr(calibration, "device_name", lambda device: "one")
-    key = calibration_key(target, drafter, Sampling())
-    assert calibration_key(target, drafter, Sampling()) == key
+    keys = {calibration_key(target, drafter, Sampling()) for _ in range(2)}
     monkeypatch.setattr(calibration, "device_name", lambda device: "other")
-    assert calibration_key(target, drafter, Sampling()) != key
+    keys.add(calibration_key(target, drafter, Sampling()))
+    monkeypatch.setattr(calibration, "is_packed", lambda model: True)
+    keys.add(calibration_key(target, drafter, Sampling()))
+    assert len(keys) == 3
+
+
+def test_a_drafter_that_was_used_can_be_described():
+    """Its parts know it in turn."""
+    target = tiny_target()
+    drafter = Streaming(tiny_speculator(target), "fused", 2)
+    before = described(drafter)
+    Engine(target, drafter, Sampling(), Limits(2), 4).generate([1, 2])
+    assert described(drafter).keys() == before.keys() == {"Streaming"}
 
 
 @pytest.mark.parametrize(("factor", "noticed"), [(1.0, 0), (1.2, 0), (1.3, 1), (0.7, 1)])

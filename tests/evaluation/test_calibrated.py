@@ -49,6 +49,8 @@ def method_of(target, folder, found: Calibration) -> Speculative:
     Calibrations(folder).save(key, found)
     method = Speculative(PromptLookup(2, 3), "auto", calibrations=str(folder))
     method.prepare(target, Sampling(), LIMITS)
+    method.generate([PROMPTS[0] * 10], [0])  # a warm-up, which is not measured
+    method.forget()
     return method
 
 

@@ -131,6 +131,10 @@ def test_auto_takes_what_is_fastest_on_each_set(target, capsys):
     auto.expect("a")
     assert auto.chosen is auto.candidates["other"]
     assert "not tried" in refused(lambda: auto.expect("c"))
+    other = Auto({"one": Plain(tiny_target(seed=4))}, 2)
+    other.choose(PROMPTS[:1], target, Sampling(), Limits(4))
+    message = refused(lambda: other.prepare(target, Sampling(), Limits(4)))
+    assert "a target of its own" in message and "candidates.one=null" in message
 
 
 def test_auto_answers_batches_and_is_verified_by_sets(target, capsys):
@@ -148,7 +152,7 @@ def test_auto_answers_batches_and_is_verified_by_sets(target, capsys):
     ]
     records = {(each.method, each.prompt_set): each for each in summarise(runs, PROMPTS, "")}
     assert records["auto", "a"].details == "other"
-    assert records["auto", "all"].details == "other; one"
+    assert records["auto", "all"].details == "a: other; b: one"
     assert records["plain", "all"].details == ""
 
 
@@ -164,7 +168,7 @@ def test_memory_of_stores_is_told_by_set_and_kept_stores_are_named(target):
     stores = [records["lookup", name].store_bytes for name in ("a", "b", "all")]
     assert stores[0] > stores[1] > 0 and stores[2] == stores[0]
     assert [records[name, "all"].details for name in methods] == ["", "stores kept", "stores kept"]
-    assert "| kept (stores kept) |" in markdown(list(records.values()))
+    assert " | stores kept |" in markdown(list(records.values()))
 
 
 class Timed(Plain):

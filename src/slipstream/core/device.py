@@ -7,7 +7,7 @@ import torch
 
 
 def device_name(device: torch.device) -> str:
-    """The model of a GPU or a CPU, as its maker names it."""
+    """The model of a GPU or a CPU as its maker names it; of a CPU that says none, the kind."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
@@ -15,4 +15,4 @@ def device_name(device: torch.device) -> str:
         for line in cpuinfo.read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    return platform.processor() or "cpu"
+    return platform.processor() or platform.machine() or "cpu"

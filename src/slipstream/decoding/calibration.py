@@ -28,6 +28,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Drafter
+from slipstream.targets.packed import is_packed
 from slipstream.targets.target import Target
 
 DEGREE, KNOTS = 2, 8
@@ -130,6 +131,11 @@ class Calibration:
     @property
     def plain(self) -> bool:
         return self.budget == 1
+
+    @property
+    def choice(self) -> str:
+        """What decodes, in words."""
+        return "plain" if self.plain else f"{self.budget} nodes, {self.way}"
 
 
 def calibrate(
@@ -249,27 +255,28 @@ def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
     """Tells apart device, model, dtype, sampling and drafter, `described` before it was used."""
     device, compiled = target.device, target.compiled is not None
     threads = torch.get_num_threads() if device.type == "cpu" else None
-    settings = [target.fingerprint or target.name, str(target.dtype), compiled, str(sampling)]
+    settings = [described(target), target.num_parallel, compiled, str(sampling)]
     content = json.dumps([device_name(device), threads, settings, drafter])
     return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
-def described(part: object) -> object:
+def described(part: object, within: tuple[int, ...] = ()) -> object:
     """What a component that was not used yet was made with, as JSON: its class and all that it
-    keeps; of what is not ours the class alone."""
+    keeps; of what is not ours, and of what it is a part of itself, the class alone."""
     if isinstance(part, Target):
-        return part.fingerprint or part.name
+        return [part.fingerprint or part.name, str(part.dtype), is_packed(part.model)]
     if isinstance(part, dict):
-        return {str(name): described(each) for name, each in part.items()}
+        return {str(name): described(each, within) for name, each in part.items()}
     if isinstance(part, list | tuple):
-        return [described(each) for each in part]
+        return [described(each, within) for each in part]
     if part is None or isinstance(part, str | int | float | bool):
         return part
     if isinstance(part, Path):
         return str(part)
     ours = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
-    kept = vars(part) if ours and hasattr(part, "__dict__") else {}
-    return {type(part).__name__: {name: described(each) for name, each in kept.items()}}
+    kept = vars(part) if ours and id(part) not in within and hasattr(part, "__dict__") else {}
+    within = (*within, id(part))
+    return {type(part).__name__: {name: described(each, within) for name, each in kept.items()}}
 
 
 class Drift:

@@ -23,7 +23,8 @@ class Drawn:
     places: of them in the batch; logits: (P, V) that the tokens were drawn from, before
     temperature, top-k and top-p, None where there are none; tokens: P of them, or the likeliest
     ones where a level of a tree has several; hidden: (P, D) the draft model's states before the
-    final norm, None for other drafters. sure: how sure a drafter without logits is of each token.
+    final norm, None for other drafters. sure: P numbers, how sure a drafter without logits is of
+    each token; None with logits.
     """
 
     places: list[int]
@@ -33,15 +34,15 @@ class Drawn:
     sure: list[float] | None = None
 
     def confidences(self) -> list[float]:
-        """How probable the drafter thinks each token."""
-        if self.logits is None:
+        """(P,) how probable the drafter thinks each token."""
+        if self.sure is not None:
             return self.sure
         tokens = on_device(self.tokens, self.logits.device)[:, None]
         return self.logits.float().softmax(-1).gather(1, tokens)[:, 0].tolist()
 
     def largest(self) -> list[float]:
-        """How probable the drafter thinks the likeliest token in the place of each."""
-        if self.logits is None:
+        """(P,) how probable the drafter thinks the likeliest token in the place of each."""
+        if self.sure is not None:
             return self.sure
         return self.logits.float().softmax(-1).amax(-1).tolist()
 

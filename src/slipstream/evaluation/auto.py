@@ -34,16 +34,26 @@ class Auto(Method):
         self.chosen: Method | None = None
 
     def choose(
-        self, prompts: list[Prompt], target: Target, sampling: Sampling, limits: Limits
+        self,
+        prompts: list[Prompt],
+        target: Target,
+        sampling: Sampling,
+        limits: Limits,
+        batch_size: int = 1,
     ) -> None:
-        """Try candidates on `prompts`, and note the fastest on each set."""
+        """Try candidates on `prompts`, `batch_size` at a time; note the fastest on each set."""
         for name in dict.fromkeys(prompt.source for prompt in prompts):
             own = [prompt for prompt in prompts if prompt.source == name]
-            self.choices[name] = self._fastest(own, target, sampling, limits)
+            self.choices[name] = self._fastest(own, target, sampling, limits, batch_size)
         print("auto: " + ", ".join(f"{method} on {name}" for name, method in self.choices.items()))
 
     def _fastest(
-        self, prompts: list[Prompt], target: Target, sampling: Sampling, limits: Limits
+        self,
+        prompts: list[Prompt],
+        target: Target,
+        sampling: Sampling,
+        limits: Limits,
+        batch_size: int,
     ) -> str:
         """By tokens a second over all prompts of one set that a candidate has been tried on."""
         names = list(self.candidates)
@@ -52,7 +62,7 @@ class Auto(Method):
         while prompts and len(names) > 1:
             heat, prompts = prompts[:count], prompts[count:]
             methods = {name: self.candidates[name] for name in names}
-            for run in compare(methods, heat, target, sampling, limits, 1, seed=0):
+            for run in compare(methods, heat, target, sampling, limits, 1, 0, batch_size):
                 totals[run.method] += total_of(run, range(len(heat)))
             names.sort(key=lambda name: totals[name].tokens_per_second, reverse=True)
             names, count = names[: (len(names) + 1) // 2], 2 * count
@@ -63,6 +73,12 @@ class Auto(Method):
             raise InputError("methods.auto: nothing was tried yet; give it prompts to choose by")
         for name in set(self.choices.values()):
             self.candidates[name].prepare(target, sampling, limits)
+            if self.candidates[name].reference is not None:
+                raise InputError(
+                    f"methods.auto.candidates.{name}: it decodes a target of its own, whose "
+                    "answers differ from the others'; leave it out with "
+                    f"methods.auto.candidates.{name}=null"
+                )
 
     def expect(self, prompt_set: str) -> None:
         if prompt_set not in self.choices:
@@ -72,7 +88,7 @@ class Auto(Method):
             )
         self.chosen = self.candidates[self.choices[prompt_set]]
         self.chosen.expect(prompt_set)
-        self.details = ", ".join(filter(None, [self.choices[prompt_set], self.chosen.details]))
+        self.expected = prompt_set
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
         return self.chosen.generate(prompts, seeds)
@@ -84,3 +100,7 @@ class Auto(Method):
     @property
     def store_bytes(self) -> int:
         return self.chosen.store_bytes
+
+    @property
+    def details(self) -> str:
+        return ", ".join(filter(None, [self.choices[self.expected], self.chosen.details]))

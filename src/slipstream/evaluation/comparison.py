@@ -173,6 +173,17 @@ def expected_answers(run: Run, runs: list[Run]) -> list[list[int]]:
     return [answer.ids for answer in reference.generations]
 
 
+def _together(details: dict[str, str]) -> str:
+    """What there is to say of a method, by prompt set where that differs.
+
+    >>> _together({"a": "rest", "b": "anpd"}), _together({"a": "kept", "b": "kept"})
+    ('a: rest; b: anpd', 'kept')
+    """
+    if len(set(details.values())) == 1:
+        return next(iter(details.values()))
+    return "; ".join(f"{name}: {said}" for name, said in details.items() if said)
+
+
 def _batches(prompts: list[Prompt], size: int) -> list[list[int]]:
     """Places of the prompts that are answered together: up to `size` of one set, in their order."""
     sets: dict[str, list[int]] = {}
@@ -213,7 +224,7 @@ def _record(
 
     return Record(
         method=run.method,
-        details="; ".join(dict.fromkeys(filter(None, map(run.details.get, sets)))),
+        details=_together({name: run.details[name] for name in sets}),
         drafter=run.drafter,
         prompt_set=prompt_set,
         exact=run.exact,

@@ -12,6 +12,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.calibration import (
+    Calibration,
     Calibrations,
     Drift,
     calibration_key,
@@ -89,6 +90,7 @@ class Speculative(Method):
         self._drafter, self.budget, self.target = drafter, budget, target
         self.calibrations = Calibrations(calibrations)
         self._described = described(drafter) if budget == "auto" else None
+        self._found: Calibration | None = None
         self._drift: Drift | None = None
         self.exact, self.drafter = drafter.exact, type(drafter).__name__
 
@@ -98,10 +100,9 @@ class Speculative(Method):
 
     @property
     def details(self) -> str:
-        said = []
-        if self._drift is not None:
-            said.append(f"calibrated: {self._choice}")
-            said += ["steps are not as calibrated"] if self._drift.noticed else []
+        said = [] if self._found is None else [f"calibrated: {self._found.choice}"]
+        if self._drift is not None and self._drift.noticed:
+            said.append("steps are not as calibrated")
         if self._drafter.keep:
             said.append("stores kept")
         return ", ".join(said)
@@ -121,20 +122,17 @@ class Speculative(Method):
     def _calibrated(self, target: Target, sampling: Sampling, limits: Limits) -> Decoder:
         """With the size and the way that were best; plainly, where nothing beat that."""
         found = self.calibrations.load(calibration_key(target, self._described, sampling))
-        self._drift = Drift(found.seconds)
-        name = type(self._drafter).__name__
+        self._found, name = found, type(self._drafter).__name__
         if found.plain:
-            self._choice = "plain"
             print(f"note: no draft of {name} beats plain decoding here, so it decodes plainly")
             return undrafted(target, self._drafter, sampling, limits)
         self._drafter.bind(target)
         self._drafter = self._drafter.ways()[found.way]
-        self._choice = f"{found.budget} nodes, {found.way}"
         print(f"note: {found.way} drafts {found.budget} nodes, as calibrated")
         return Engine(target, self._drafter, sampling, limits, found.budget)
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
-        if self._drift is not None and len(prompts) > 1:
+        if self._found is not None and len(prompts) > 1:
             raise InputError(
                 "budget: auto was calibrated for one prompt at a time; give a number of nodes with "
                 "batch_size above 1"
@@ -145,7 +143,10 @@ class Speculative(Method):
         return answers
 
     def forget(self) -> None:
+        """What comes now is measured: from here on a drift is noticed, too."""
         self._drafter.forget()
+        if self._found is not None:
+            self._drift = Drift(self._found.seconds)
 
 
 class Sprinter(Method):

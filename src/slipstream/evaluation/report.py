@@ -18,6 +18,7 @@ from slipstream.evaluation.prompts import Prompt
 COLUMNS = (
     "method", "prompts", "tokens/s", "vs transformers", "vs plain", "tau", "accepted", "forwards",
     "draft/verify/overhead", "draft ms", "store MB", "identical", "exact",
+    "details",
 )  # fmt: skip
 PACKAGES = ("slipstream", "torch", "transformers", "tokenizers", "lightning", "peft")
 
@@ -89,7 +90,7 @@ def cells(record: Record) -> list[str]:
     split = "/".join(f"{100 * share / record.seconds:.0f}" for share in shares) + " %"
     measured = record.seconds_verify > 0
     return [
-        f"{record.method} ({record.details})" if record.details else record.method,
+        record.method,
         str(record.num_prompts),
         f"{record.tokens_per_second:.0f}",
         _times(record.speedup_vs_transformers),
@@ -102,6 +103,7 @@ def cells(record: Record) -> list[str]:
         f"{record.store_bytes / 1e6:.2f}" if record.store_bytes else "-",
         f"{record.identical}/{record.num_prompts}",
         "yes" if record.exact else "no",
+        record.details,
     ]
 
 
@@ -129,7 +131,8 @@ def print_tables(records: list[Record], console: Console) -> None:
     for prompt_set in dict.fromkeys(record.prompt_set for record in records):
         table = Table(title=prompt_set)
         for place, column in enumerate(COLUMNS):
-            table.add_column(column, justify="left" if place == 0 else "right", no_wrap=place == 0)
+            words = column in ("method", "details")
+            table.add_column(column, justify="left" if words else "right", no_wrap=place == 0)
         for record in records:
             if record.prompt_set == prompt_set:
                 table.add_row(*cells(record))
