@@ -10,6 +10,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
+from slipstream.evaluation.auto import Auto
 from slipstream.evaluation.comparison import Record, compare, summarise
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter
@@ -89,7 +90,7 @@ def compare_methods(
                 f"warning: {record.method} on {record.prompt_set} has tau "
                 f"{record.tau:.2f}: it hardly drafts anything that is accepted"
             )
-        ours = isinstance(methods[record.method], Speculative | Sprinter)
+        ours = isinstance(methods[record.method], Speculative | Sprinter | Auto)
         if ours and record.speedup_vs_plain is not None and record.speedup_vs_plain < 1:
             console.print(
                 f"note: {record.method} on {record.prompt_set} is slower than our plain "
