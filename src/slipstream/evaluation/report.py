@@ -107,21 +107,20 @@ def cells(record: Record) -> list[str]:
     ]
 
 
+def lines_of(records: list[Record]) -> list[list[str]]:
+    """The names of the columns and a line for each record; without `details` where there are
+    none."""
+    lines = [list(COLUMNS), *map(cells, records)]
+    return lines if any(record.details for record in records) else [line[:-1] for line in lines]
+
+
 def markdown(records: list[Record]) -> str:
     """All records as Markdown tables, one per prompt set."""
     parts = []
     for prompt_set in dict.fromkeys(record.prompt_set for record in records):
-        lines = [
-            f"### {prompt_set}",
-            "",
-            "| " + " | ".join(COLUMNS) + " |",
-            "|" + "---|" * len(COLUMNS),
-        ]
-        lines += [
-            "| " + " | ".join(cells(record)) + " |"
-            for record in records
-            if record.prompt_set == prompt_set
-        ]
+        columns, *rows = lines_of([each for each in records if each.prompt_set == prompt_set])
+        lines = [f"### {prompt_set}", "", "| " + " | ".join(columns) + " |"]
+        lines += ["|" + "---|" * len(columns), *("| " + " | ".join(row) + " |" for row in rows)]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
@@ -130,12 +129,12 @@ def print_tables(records: list[Record], console: Console) -> None:
     """The same tables on the terminal."""
     for prompt_set in dict.fromkeys(record.prompt_set for record in records):
         table = Table(title=prompt_set)
-        for place, column in enumerate(COLUMNS):
+        columns, *rows = lines_of([each for each in records if each.prompt_set == prompt_set])
+        for place, column in enumerate(columns):
             words = column in ("method", "details")
             table.add_column(column, justify="left" if words else "right", no_wrap=place == 0)
-        for record in records:
-            if record.prompt_set == prompt_set:
-                table.add_row(*cells(record))
+        for row in rows:
+            table.add_row(*row)
         console.print(table)
 
 
