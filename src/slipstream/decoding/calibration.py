@@ -252,7 +252,7 @@ class Calibrations:
 
 
 def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
-    """Tells apart device, model, dtype, sampling and drafter, `described` before it was used."""
+    """Tells apart device, model, dtype, layout, sampling and drafter, `described` before use."""
     device, compiled = target.device, target.compiled is not None
     threads = torch.get_num_threads() if device.type == "cpu" else None
     settings = [described(target), target.num_parallel, compiled, str(sampling)]
@@ -280,8 +280,7 @@ def described(part: object, within: tuple[int, ...] = ()) -> object:
 
 
 class Drift:
-    """Notices, once, that steps no longer take the time that was calibrated: the last
-    `STEPS_TO_JUDGE` or a few more."""
+    """Notices, once, that some `STEPS_TO_JUDGE` steps took another time than was calibrated."""
 
     def __init__(self, expected: float, say: Callable[[str], None] = print):
         self.expected, self.say = expected, say
