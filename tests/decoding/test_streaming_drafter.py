@@ -1,5 +1,7 @@
 """How streams become a tree."""
 
+import time
+
 import pytest
 import torch
 from tests.decoding.options import Watched
@@ -7,9 +9,13 @@ from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
+from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
+from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.streaming import Streaming
+from slipstream.evaluation.prompts import PromptSets
+from slipstream.targets.loading import load_target
 
 
 @pytest.fixture(scope="module")
@@ -21,20 +27,19 @@ def drafter() -> Streaming:
     return drafter
 
 
-def candidates(drafter: Streaming, text: list[int], logits: torch.Tensor, temperature=1.0):
+def candidates(drafter: Streaming, text: list[int], logits: torch.Tensor):
     """Tokens of each level, and (places, probabilities) of the children of each one above."""
     root, texts = torch.tensor(text[-1:]), torch.tensor([[-1, *text, -1]])
-    found = drafter.candidates(root, logits[None], texts, temperature)
+    found = drafter.candidates(root, logits[None], texts)
     tokens, places, values = (tensor[0].tolist() for tensor in found)
     return tokens, [list(zip(*level, strict=True)) for level in zip(places, values, strict=True)]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.4])
 @pytest.mark.parametrize("text", [[7], [5, 7, 9, 5, 30, 5, 7]])
-def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, text, temperature):
+def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, text):
     """With all tokens as candidates: softmax of the stream's logits plus the parent's scores."""
     logits = torch.randn(3, VOCABULARY, dtype=torch.float64)
-    tokens, children = candidates(drafter, text, logits, temperature)
+    tokens, children = candidates(drafter, text, logits)
     every = torch.arange(VOCABULARY)
     texts, lengths = torch.tensor([text] * VOCABULARY), torch.full((VOCABULARY,), len(text))
     scores = [
@@ -48,7 +53,7 @@ def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, 
     for level in range(3):
         parents = [7] if level == 0 else tokens[level - 1]
         for place, parent in enumerate(parents):
-            expected = ((logits[level] + scores[level][parent]) / temperature).softmax(-1)
+            expected = (logits[level] + scores[level][parent]).softmax(-1)
             found = {
                 tokens[level][child]: p for child, p in zip(*children[level][place], strict=True)
             }
@@ -105,3 +110,41 @@ def test_scores_move_probability_to_the_tokens_that_follow(drafter):
     scores = drafter.speculator.transitions(drafter.target, torch.tensor([11]))[0]
     tokens, children = candidates(drafter, [11], uniform.log())
     assert tokens[0][children[0][0][0][0]] == int(scores.argmax())
+
+
+def test_large_scores_of_pairs_stay_numbers(drafter, monkeypatch):
+    """Scores of which the exponential is beyond float32: the best child has all the probability."""
+    logits, root, texts = torch.randn(1, 3, VOCABULARY), torch.tensor([7]), torch.tensor([[-1, 7]])
+    score = drafter.pairs
+    monkeypatch.setattr(drafter, "pairs", lambda *given: 1000 * score(*given).float())
+    _, _, values = drafter.candidates(root, logits, texts)
+    assert values.isfinite().all()
+    torch.testing.assert_close(values.sum(-1), torch.ones_like(values[..., 0]))
+
+
+def test_a_low_temperature_drafts_as_well_as_greedy_decoding():
+    target = load_target("slipstream/small-target")
+    sets = PromptSets(None, None, ["data_to_text", "text_to_sql"], "test", seed=0)
+    prompts = [render_prompt(target.tokenizer, prompt.text) for prompt in sets.take(8)]
+    taus = []
+    for sampling in (Sampling(), Sampling(0.05)):
+        drafter = Streaming("slipstream/small-streaming", "deferred", top_k=4)
+        engine = Engine(target, drafter, sampling, Limits(64), budget=10)
+        numbers = [engine.generate(prompt).statistics for prompt in prompts]
+        taus.append(sum(numbers, Statistics()).tau)
+    assert taus[1] > 0.93 * taus[0] > 2
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_top_k_of_thousands_drafts_the_tree_of_a_smaller_one(scored):
+    """A tree of N nodes has no use for more than N - 1 children of a node."""
+    target = tiny_target(vocab_size=6000)
+    arguments = dict(transition_rank=3, copy_scores=True) if scored else {}
+    speculator, trees = tiny_speculator(target, **arguments), []
+    for top_k in (40, 5000):
+        drafter = Watched(speculator, "deferred", top_k)
+        started = time.perf_counter()
+        Engine(target, drafter, Sampling(), Limits(8), budget=6).generate([3, 1, 4])
+        assert time.perf_counter() - started < 10
+        trees.append([tree.tokens for tree in drafter.proposed])
+    assert trees[0] == trees[1]

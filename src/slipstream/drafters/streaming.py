@@ -30,6 +30,8 @@ from slipstream.targets.target import Rows, Target
 SCHEDULES = ("auto", "fused", "deferred")
 CANDIDATES = 8
 """Where scores of pairs choose among a stream's tokens: so many times `top_k` are looked at."""
+MOST_CANDIDATES = 256
+"""But no more than these: all pairs of two levels' candidates are scored."""
 
 
 class Streaming(Drafter):
@@ -75,6 +77,7 @@ class Streaming(Drafter):
         self.levels: torch.Tensor | None = None
         self.ends: list[int] = []
         self.prefilled = 0
+        self.most_children = top_k
         self.streams: Streams | None = None
 
     @property
@@ -124,7 +127,7 @@ class Streaming(Drafter):
         return {self.schedule: self, fused.schedule: fused}
 
     def begin(self, contexts: list[Context], budget: int) -> None:
-        self.drafting = self._reaching(budget - 1)
+        self.drafting, self.most_children = self._reaching(budget - 1), max(1, budget - 1)
         self.trees, self.drafted, self.prefilled = None, None, 0
         self.length.begin(len(contexts))
         self.ends = [len(context.tokens) - 1 for context in contexts]
@@ -186,46 +189,46 @@ class Streaming(Drafter):
 
     def foresee(self, contexts: list[Context], outlook: Outlook) -> tuple[torch.Tensor, ...]:
         """What `candidates` finds at the last accepted nodes."""
-        sampling = contexts[0].sampling
-        temperature = 1.0 if sampling.greedy else sampling.temperature
         with contexts[0].clock.share("draft"):
             streams = (
                 self._fused_streams(outlook) if self.fused else self._deferred(contexts, outlook)
             )
             logits = self.levels = self.target.logits(streams).float()
             texts = None if self.pairs is None else outlook.texts(contexts)
-            return self.candidates(outlook.tokens, logits, texts, temperature)
+            return self.candidates(outlook.tokens, logits, texts)
 
     def candidates(
-        self,
-        roots: torch.Tensor,
-        logits: torch.Tensor,
-        texts: torch.Tensor | None,
-        temperature: float = 1.0,
+        self, roots: torch.Tensor, logits: torch.Tensor, texts: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Candidate tokens of each level, and how probable each is as a child of those above.
 
         roots: (B,); logits: (B, gamma, V) of the streams; texts: (B, T), all tokens up to the
         roots, for scores of pairs. Returns tokens (B, gamma, C) and, for each candidate of the
         level above (of the root at first, C times the same), the places of its children among them
-        and their probabilities, (B, gamma, C, top_k).
+        and their probabilities, (B, gamma, C, children). The sampling temperature does not count:
+        it sharpens what the target says of a token, not what streams know of the tokens to come.
         """
-        probabilities = (logits / temperature).softmax(-1)
-        wanted = self.top_k if self.pairs is None else CANDIDATES * self.top_k
-        best = probabilities.topk(min(wanted, probabilities.shape[-1]))
+        logs = logits.log_softmax(-1)
+        children = min(self.top_k, self.most_children)
+        wanted = children if self.pairs is None else min(CANDIDATES * self.top_k, MOST_CANDIDATES)
+        best = logs.topk(min(wanted, logs.shape[-1]))
         if self.pairs is None:
             places = torch.arange(best.values.shape[-1], device=logits.device)
             shape = *best.values.shape, best.values.shape[-1]
-            return best.indices, places.expand(shape), best.values.unsqueeze(-2).expand(shape)
+            return (
+                best.indices,
+                places.expand(shape),
+                best.values.exp().unsqueeze(-2).expand(shape),
+            )
         first = roots[:, None, None].expand_as(best.indices[:, :1])
         parents = torch.cat([first, best.indices[:, :-1]], dim=1)
-        scores = self.pairs(parents, best.indices, texts) / temperature
-        # (B, levels, parents, candidates); a token that is no candidate keeps its probability.
-        weights = best.values.unsqueeze(-2) * scores.exp()
-        others = (1 - best.values.sum(-1)).clamp(min=0)[..., None, None]
-        weights = weights / (weights.sum(-1, keepdim=True) + others)
-        ranked = weights.topk(min(self.top_k, weights.shape[-1]))
-        return best.indices, ranked.indices, ranked.values
+        # (B, levels, parents, candidates), in logarithms: scores may be large.
+        weights = best.values.unsqueeze(-2) + self.pairs(parents, best.indices, texts)
+        # A token that is no candidate keeps its probability.
+        others = (1 - best.values.exp().sum(-1)).clamp(min=0).log()[..., None]
+        total = torch.logaddexp(weights.logsumexp(-1), others)
+        ranked = weights.topk(min(children, weights.shape[-1]))
+        return best.indices, ranked.indices, (ranked.values - total.unsqueeze(-1)).exp()
 
     def observe(self, context: Context, step: Step) -> None:
         levels = None if self.length.looks_at == "nothing" else self.levels[step.sequence]
