@@ -1,5 +1,7 @@
 """Decode, compare and verify: python infer.py experiment=demo, or prompt=TEXT."""
 
+import sys
+
 import hydra
 from omegaconf import DictConfig
 
@@ -9,7 +11,9 @@ from slipstream import app
 @hydra.main(version_base="1.3", config_path="conf", config_name="infer")
 def main(config: DictConfig) -> None:
     with app.one_sentence():
-        app.infer(config)
+        found = app.infer(config)
+        if config.verify and found:  # answers that differ
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -125,6 +125,12 @@ def infer(config: DictConfig) -> list:
     from slipstream.evaluation.run import answer_one, compare_methods, run_study, verify_methods
     from slipstream.targets.compiled import compile_target
 
+    if config.verify and (
+        config.calibrate or config.study is not None or config.prompt is not None
+    ):
+        raise InputError(
+            "verify: compares methods on the prompts of data; leave out prompt, calibrate and study"
+        )
     if config.threads:
         torch.set_num_threads(config.threads)
     target = compile_target(build(config.target), config.engine.compile)
@@ -158,7 +164,9 @@ def infer(config: DictConfig) -> list:
             tried = fitting(data.beside(taken, method.num_prompts), target, cut_to)
             method.choose(tried, target, sampling, limits, config.batch_size)
     if config.verify:
-        return verify_methods(target, methods, prompts, sampling, limits, config.seed)
+        return verify_methods(
+            target, methods, prompts, sampling, limits, config.seed, config.batch_size
+        )
     return compare_methods(
         target,
         methods,

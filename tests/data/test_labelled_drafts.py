@@ -29,7 +29,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 def model_of(seed: int, **changes) -> Target:
     """A tiny model in float64, which autocast leaves alone, with an end token."""
     model = tiny_target(seed=seed, **changes)
-    model.model.config.eos_token_id = END
+    model.model.generation_config.eos_token_id = END
     model.fingerprint = fingerprint(model)
     return model
 

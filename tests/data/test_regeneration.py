@@ -13,7 +13,7 @@ from slipstream.decoding.plain import PlainDecoder
 def ending_target():
     """A tiny target in whose answers token 3 turns up and ends them."""
     target = tiny_target(vocab_size=VOCABULARY)
-    target.model.config.eos_token_id = 3
+    target.model.generation_config.eos_token_id = 3
     return target
 
 

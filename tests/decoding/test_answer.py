@@ -31,7 +31,7 @@ def test_the_end_token_inside_an_accepted_path_ends_the_answer():
     target = tiny_target()
     free = PlainDecoder(target, Sampling(), Limits(30)).generate([1, 2, 3]).ids
     end = next(token for token in free[4:] if token not in free[:4])
-    target.model.config.eos_token_id = end
+    target.model.generation_config.eos_token_id = end
     length = free.index(end) + 1
     engine = Engine(target, DraftModel(target, 8), Sampling(), Limits(30), budget=9)
     generation = engine.generate([1, 2, 3])

@@ -1,26 +1,35 @@
 """One answer in the making: what is emitted, and where it ends (end token, stop string, limit)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import InputError
 from slipstream.decoding.statistics import Statistics
 from slipstream.targets.target import Target
 
-TokenCallback = Callable[[int, bool], None]
-"""Called with each token as it is decided, and whether it had been drafted."""
+TokenCallback = Callable[[int, bool, str], None]
+"""Called with each token as it is decided, whether it had been drafted, and the text that it
+settles: whole characters, of which none may begin a stop string. Pieces add up to the answer."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When an answer ends: after `max_new_tokens`, or once its text holds one of `stop`."""
+    """When an answer ends: after `max_new_tokens`, once its text holds one of `stop` (a string, or
+    several), or with one of `end_ids`, None for the target's own end tokens."""
 
     max_new_tokens: int = 96
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()
+    end_ids: frozenset[int] | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise InputError("max_new_tokens: must be at least 1")
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        if not isinstance(stop, list | tuple) or not all(
+            isinstance(each, str) and each for each in stop
+        ):
+            raise InputError("stop: give a text of at least one character, or a list of such texts")
+        object.__setattr__(self, "stop", tuple(stop))
 
     def check_prompts(self, target: Target, prompts: list[list[int]]) -> list[int]:
         """How many tokens may be emitted for each; `InputError` if a prompt leaves no room."""
@@ -38,6 +47,10 @@ class Limits:
                 )
             rooms.append(min(self.max_new_tokens, room))
         return rooms
+
+
+INCOMPLETE = "\ufffd"
+"""What a tokenizer shows of a character whose last bytes are still to come."""
 
 
 @dataclass(frozen=True)
@@ -65,38 +78,67 @@ class Generation:
 
 
 class Answer:
-    """Collects tokens until the answer is finished; what comes after its end never counts."""
+    """Collects tokens until the answer is finished; what comes after its end never counts.
+
+    drafted: how many of its tokens had been drafted.
+    """
 
     def __init__(
         self, target: Target, limits: Limits, room: int, callback: TokenCallback | None = None
     ):
-        self.target, self.limits, self.room, self.callback = target, limits, room, callback
+        self.tokenizer, self.limits, self.room = target.tokenizer, limits, room
+        self.end_ids = target.end_ids if limits.end_ids is None else limits.end_ids
+        self.callback = callback
         self.ids: list[int] = []
+        self.drafted = 0
         self.finished: str | None = None
-        self._stop_at: int | None = None
+        self._told = 0
 
     def emit(self, token: int, drafted: bool) -> None:
         """Take one decided token; ignored once the answer is finished."""
         if self.finished is not None:
             return
         self.ids.append(token)
-        if self.callback is not None:
-            self.callback(token, drafted)
-        if token in self.target.end_ids:
+        self.drafted += drafted
+        if token in self.end_ids:
             self.finished = "end"
-        elif self.limits.stop and self._holds_stop_string():
+        elif self.limits.stop and self._stop_at(self._decoded()) is not None:
             self.finished = "stop"
         elif len(self.ids) >= self.room:
             self.finished = "length"
+        if self.callback is not None:
+            settled = self._settled()
+            self.callback(token, drafted, settled[self._told :])
+            self._told = max(self._told, len(settled))
 
     def text(self) -> str:
-        if self.target.tokenizer is None:
-            return ""
-        text = self.target.tokenizer.decode(self.ids, skip_special_tokens=True)
-        return text if self._stop_at is None else text[: self._stop_at]
+        """Without special tokens, cut before a stop string; "" without a tokenizer."""
+        text = self._decoded()
+        return text[: self._stop_at(text)]
 
-    def _holds_stop_string(self) -> bool:
-        text = self.target.tokenizer.decode(self.ids, skip_special_tokens=True)
-        found = [text.find(stop) for stop in self.limits.stop if stop in text]
-        self._stop_at = min(found, default=None)
-        return bool(found)
+    def _decoded(self) -> str:
+        if self.tokenizer is None:
+            return ""
+        return self.tokenizer.decode(self.ids, skip_special_tokens=True)
+
+    def _stop_at(self, text: str) -> int | None:
+        """Where the first stop string begins."""
+        return min((text.find(stop) for stop in self.limits.stop if stop in text), default=None)
+
+    def _settled(self) -> str:
+        """The part of the text that tokens to come will not change."""
+        if self.finished is not None:
+            return self.text()
+        text = self._decoded()
+        whole = text.rstrip(INCOMPLETE)
+        return whole[: len(whole) - max(_begun(whole, stop) for stop in (*self.limits.stop, ""))]
+
+
+def _begun(text: str, stop: str) -> int:
+    """How many characters at the end of `text` may begin `stop`.
+
+    >>> _begun("a <", "<end>"), _begun("a < b", "<end>")
+    (1, 0)
+    """
+    sizes = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((size for size in sizes if text.endswith(stop[:size])), 0)

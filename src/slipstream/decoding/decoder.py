@@ -107,7 +107,13 @@ class Decoder:
                 line.answer.text(),
                 line.answer.finished,
                 Statistics(
-                    1, len(line.answer.ids), line.forwards, seconds, dict(shares), line.rows
+                    1,
+                    len(line.answer.ids),
+                    line.forwards,
+                    seconds,
+                    dict(shares),
+                    line.rows,
+                    line.answer.drafted,
                 ),
                 tuple(line.runs),
             )

@@ -9,8 +9,8 @@ class Statistics:
 
     tokens: emitted, the end token included; target_forwards: after prefill; tokens after prefill
     are those beyond the first of each answer; target_rows: positions that these forwards worked
-    on. seconds: of the whole call, prefill included; shares: seconds of prefill, draft and verify
-    (the rest is overhead).
+    on; drafted: emitted tokens that had been drafted. seconds: of the whole call, prefill included;
+    shares: seconds of prefill, draft and verify (the rest is overhead).
     """
 
     answers: int = 0
@@ -19,6 +19,7 @@ class Statistics:
     seconds: float = 0.0
     shares: dict[str, float] = field(default_factory=dict)
     target_rows: int = 0
+    drafted: int = 0
 
     def __add__(self, other: "Statistics") -> "Statistics":
         names = self.shares.keys() | other.shares.keys()
@@ -29,17 +30,21 @@ class Statistics:
             self.seconds + other.seconds,
             {name: self.shares.get(name, 0.0) + other.shares.get(name, 0.0) for name in names},
             self.target_rows + other.target_rows,
+            self.drafted + other.drafted,
         )
 
     @property
     def tau(self) -> float:
-        """Tokens per target forward, bonus token included; plain decoding has 1.00."""
+        """Tokens per target forward, bonus token included; plain decoding has 1.00, and so have
+        answers of one token, which the prefill decides."""
+        if self.tokens == self.answers and not self.target_forwards:
+            return 1.0
         return (self.tokens - self.answers) / max(1, self.target_forwards)
 
     @property
     def mean_accepted_draft_tokens(self) -> float:
-        """Drafted tokens kept per target forward: tau without the bonus or correction token."""
-        return max(0.0, self.tau - 1.0)
+        """Drafted tokens kept per target forward, the last token of an answer included."""
+        return self.drafted / max(1, self.target_forwards)
 
     @property
     def tokens_per_second(self) -> float:

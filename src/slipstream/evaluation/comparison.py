@@ -95,8 +95,7 @@ def compare(
 
     Prompts are answered `batch_size` at a time, those of a batch being of one set.
     """
-    if batch_size < 1:
-        raise InputError("batch_size: must be at least 1")
+    batches = batches_of(prompts, batch_size)
     if repeats < 1:
         raise InputError("repeats: must be at least 1")
     ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
@@ -106,7 +105,6 @@ def compare(
     names, chance = list(methods), random.Random(seed)
     with Progress() as progress:
         task = progress.add_task("decoding", total=len(ids) * len(names) * repeats)
-        batches = _batches(prompts, batch_size)
         for method in methods.values():
             # Compilation waits for the first rows of each shape: let all shapes come before timing.
             for batch in ([0], *(batches if target.compiled else batches[:1])):
@@ -184,8 +182,13 @@ def _together(details: dict[str, str]) -> str:
     return "; ".join(f"{name}: {said}" for name, said in details.items() if said)
 
 
-def _batches(prompts: list[Prompt], size: int) -> list[list[int]]:
-    """Places of the prompts that are answered together: up to `size` of one set, in their order."""
+def batches_of(prompts: list[Prompt], size: int) -> list[list[int]]:
+    """Places of the prompts that are answered together: up to `size` of one set, in their order.
+
+    Raises `InputError` for a size below 1.
+    """
+    if size < 1:
+        raise InputError("batch_size: must be at least 1")
     sets: dict[str, list[int]] = {}
     for place, prompt in enumerate(prompts):
         sets.setdefault(prompt.source, []).append(place)

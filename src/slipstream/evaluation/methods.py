@@ -111,25 +111,20 @@ class Speculative(Method):
         given = self.target or target
         self.reference = None
         if self.budget == "auto":
-            self.decoder = self._calibrated(given, sampling, limits)
+            self._found, self.decoder = calibrated_decoder(
+                self.calibrations, given, self._drafter, self._described, sampling, limits
+            )
+            self._drafter = getattr(self.decoder, "drafter", self._drafter)
+            if self._found.plain:
+                print(f"note: no draft of {self.drafter} beats plain decoding here: it decodes so")
+            else:
+                print(f"note: {self._found.way} drafts {self._found.budget} nodes, as calibrated")
         else:
             self.decoder = Engine(given, self._drafter, sampling, limits, self.budget)
         if self.decoder.target is not given:
             self.reference = DraftlessReference(given, self._drafter, limits)
         elif given is not target:
             self.reference = PlainReference(given, limits)
-
-    def _calibrated(self, target: Target, sampling: Sampling, limits: Limits) -> Decoder:
-        """With the size and the way that were best; plainly, where nothing beat that."""
-        found = self.calibrations.load(calibration_key(target, self._described, sampling))
-        self._found, name = found, type(self._drafter).__name__
-        if found.plain:
-            print(f"note: no draft of {name} beats plain decoding here, so it decodes plainly")
-            return undrafted(target, self._drafter, sampling, limits)
-        self._drafter.bind(target)
-        self._drafter = self._drafter.ways()[found.way]
-        print(f"note: {found.way} drafts {found.budget} nodes, as calibrated")
-        return Engine(target, self._drafter, sampling, limits, found.budget)
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
         if self._found is not None and len(prompts) > 1:
@@ -147,6 +142,24 @@ class Speculative(Method):
         self._drafter.forget()
         if self._found is not None:
             self._drift = Drift(self._found.seconds)
+
+
+def calibrated_decoder(
+    calibrations: Calibrations,
+    target: Target,
+    drafter: Drafter,
+    description: object,
+    sampling: Sampling,
+    limits: Limits,
+) -> tuple[Calibration, Decoder]:
+    """What was calibrated for `drafter`, `described` before it was used, and an engine with the
+    size and the way that were best; plain decoding where nothing beat that. Raises `InputError`
+    where nothing was calibrated."""
+    found = calibrations.load(calibration_key(target, description, sampling))
+    if found.plain:
+        return found, undrafted(target, drafter, sampling, limits)
+    drafter.bind(target)
+    return found, Engine(target, drafter.ways()[found.way], sampling, limits, found.budget)
 
 
 class Sprinter(Method):
@@ -247,6 +260,8 @@ class Transformers(Method):
                     tokens=len(answer),
                     target_forwards=self.forwards if drafting else len(answer) - 1,
                     seconds=seconds,
+                    # each forward decides one token itself
+                    drafted=max(0, len(answer) - self.forwards) if drafting else 0,
                 ),
             )
             for answer in answers

@@ -11,7 +11,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.evaluation.auto import Auto
-from slipstream.evaluation.comparison import Record, compare, summarise
+from slipstream.evaluation.comparison import Record, batches_of, compare, summarise
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter
 from slipstream.evaluation.prompts import Prompt
@@ -37,14 +37,10 @@ def answer_one(
         )
     method.prepare(target, sampling, limits)
     console = Console()
-    shown: list[int] = []
 
-    def show(token: int, drafted: bool) -> None:
-        before = target.tokenizer.decode(shown, skip_special_tokens=True)
-        shown.append(token)
-        after = target.tokenizer.decode(shown, skip_special_tokens=True)
+    def show(_: int, drafted: bool, piece: str) -> None:
         style = "green" if drafted else "bold yellow"
-        console.print(Text(after[len(before) :], style=style), end="", soft_wrap=True)
+        console.print(Text(piece, style=style), end="", soft_wrap=True)
 
     ids = render_prompt(target.tokenizer, prompt)
     generation = method.decoder.generate(ids, seed, show)
@@ -122,8 +118,12 @@ def verify_methods(
     sampling: Sampling,
     limits: Limits,
     seed: int,
+    batch_size: int,
 ) -> list[Divergence]:
-    """Compare every exact method with plain decoding and say what differs, if anything."""
+    """Compare every exact method with plain decoding and say what differs, if anything.
+
+    Methods answer `batch_size` prompts at a time, plain decoding one.
+    """
     if not sampling.greedy:
         raise InputError("verify: compares greedy outputs; set sampling.temperature=0")
     _check_methods(methods)
@@ -133,18 +133,19 @@ def verify_methods(
                 f"methods.{name}: it is approximate, so there is nothing to verify; leave it out "
                 f"with methods.{name}=null"
             )
-    found = []
+    ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
+    found, batches = [], batches_of(prompts, batch_size)
     for name, method in methods.items():
         method.prepare(target, sampling, limits)
         reference = method.reference or PlainReference(target, limits)
-        for number, prompt in enumerate(prompts):
-            ids = render_prompt(target.tokenizer, prompt.text)
-            method.expect(prompt.source)
-            answer = method.generate([ids], [seed])[0].ids
-            divergence = first_divergence(name, number, reference, ids, answer)
-            if divergence is not None:
-                found.append(divergence)
-                print(divergence.sentence())
+        for batch in batches:
+            method.expect(prompts[batch[0]].source)
+            answers = method.generate([ids[number] for number in batch], [seed] * len(batch))
+            for number, answer in zip(batch, answers, strict=True):
+                divergence = first_divergence(name, number, reference, ids[number], answer.ids)
+                if divergence is not None:
+                    found.append(divergence)
+                    print(divergence.sentence())
     exact = len(methods) * len(prompts) - len(found)
     print(
         f"verify: {exact} of {len(methods) * len(prompts)} answers are identical to plain "

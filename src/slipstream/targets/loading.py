@@ -175,9 +175,12 @@ def vocabulary_of(target: Target) -> dict[str, int]:
 
 
 def check_vocabularies(target: Target, draft: Target, field: str) -> None:
-    """`InputError` if the draft model of config `field` has other tokens than the target."""
-    same_size = target.vocab_size == draft.vocab_size
-    if not same_size or vocabulary_of(target) != vocabulary_of(draft):
+    """`InputError` if the draft model of config `field` has other tokens than the target; by their
+    number alone where one of them came without a tokenizer."""
+    same = target.vocab_size == draft.vocab_size
+    if target.tokenizer is not None and draft.tokenizer is not None:
+        same = same and vocabulary_of(target) == vocabulary_of(draft)
+    if not same:
         raise InputError(
             f"{field}: {draft.name or 'the draft model'} has another vocabulary than the target; "
             "choose a draft model with the target's tokenizer"

@@ -103,6 +103,15 @@ class Watch:
         yield rows
 
 
+def token_ids(ids: int | list[int] | torch.Tensor | None) -> frozenset[int]:
+    """One token id, several or none, as a generation config has them."""
+    if isinstance(ids, torch.Tensor):
+        ids = ids.tolist()
+    if ids is None:
+        return frozenset()
+    return frozenset([ids]) if isinstance(ids, int) else frozenset(ids)
+
+
 def device_of(module: nn.Module) -> torch.device:
     """Where a module runs: with a device map its weights may lie elsewhere until then."""
     hook = getattr(module, "_hf_hook", None)
@@ -149,10 +158,7 @@ class Target:
     @property
     def end_ids(self) -> frozenset[int]:
         """Token ids that end an answer, as `generate` has them."""
-        ids = self.model.generation_config.eos_token_id or self.model.config.eos_token_id
-        if ids is None:
-            return frozenset()
-        return frozenset(ids) if isinstance(ids, list) else frozenset([ids])
+        return token_ids(self.model.generation_config.eos_token_id)
 
     def new_cache(self, capacity: int, batch_size: int = 1) -> StepCache:
         """An empty cache with at least `capacity` slots for every layer."""
