@@ -7,7 +7,12 @@ agree, there is no silent fallback. A tokenizer without a template gets prompt +
 
 from dataclasses import dataclass
 
+from jinja2 import TemplateError
+
 from slipstream.core.errors import InputError
+
+Messages = list[dict[str, str]]
+"""A conversation: the role ('system', 'user', 'assistant') and the content of each message."""
 
 
 @dataclass(frozen=True)
@@ -18,14 +23,74 @@ class Sample:
     prompt_length: int
 
 
-def render_prompt(tokenizer, prompt: str) -> list[int]:
-    """Token ids a model is given to answer `prompt`."""
+def render_prompt(tokenizer, prompt: str | Messages) -> list[int]:
+    """Token ids a model is given to answer `prompt`: a text, or the messages of a conversation.
+
+    Raises `InputError` for messages that are malformed or end with an answer, and where the
+    tokenizer has no chat template for them, or one that does not take them.
+    """
+    if isinstance(prompt, str):
+        if tokenizer.chat_template is None:
+            return tokenizer(prompt).input_ids
+        prompt = [{"role": "user", "content": prompt}]
+    check_messages(prompt)
+    if prompt[-1]["role"] in ("assistant", "system"):
+        raise InputError(
+            f"messages: the last one is of the {prompt[-1]['role']}, so there is nothing to answer "
+            "and one of the user must follow"
+        )
+    return _render(tokenizer, prompt, add_generation_prompt=True)["input_ids"]
+
+
+def check_messages(messages: object) -> None:
+    """`InputError` unless these are one or more messages with the texts `role` and `content`."""
+    if not isinstance(messages, list) or not messages:
+        raise InputError("messages: give a list of at least one message with role and content")
+    for place, message in enumerate(messages):
+        for name in ("role", "content"):
+            if not isinstance(message, dict) or not isinstance(message.get(name), str):
+                raise InputError(
+                    f"messages[{place}]: it has no text {name!r}; every message needs 'role' and "
+                    "'content'"
+                )
+
+
+def _render(tokenizer, messages: Messages, **options):
+    """What the chat template makes of a conversation; `InputError` where it cannot."""
     if tokenizer.chat_template is None:
-        return tokenizer(prompt).input_ids
-    messages = [{"role": "user", "content": prompt}]
-    return tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=True
-    )["input_ids"]
+        raise InputError(
+            "messages: the target's tokenizer has no chat template to render them with; set "
+            "target.chat_template, or give a plain prompt"
+        )
+    try:
+        found = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
+        if any(message["role"] == "system" for message in messages):
+            _check_system_role(tokenizer, messages)
+    except TemplateError as error:
+        reason = " ".join(str(error).split()).replace(". ", ", ").rstrip(".")
+        raise InputError(
+            f"messages: the target's chat template does not take them ({reason}); change their "
+            "roles or their order, or set target.chat_template"
+        ) from error
+    return found
+
+
+def _check_system_role(tokenizer, messages: Messages) -> None:
+    """`InputError` if the template renders what the system says as an answer, as some do that
+    know no such role."""
+    answers = [
+        message | {"role": "assistant"} if message["role"] == "system" else message
+        for message in messages
+    ]
+    try:
+        as_answers = tokenizer.apply_chat_template(answers, tokenize=False)
+    except TemplateError:
+        return
+    if as_answers == tokenizer.apply_chat_template(messages, tokenize=False):
+        raise InputError(
+            "messages: the target's chat template knows no system role; leave the system message "
+            "out, or set target.chat_template"
+        )
 
 
 def render_sample(tokenizer, prompt: str, completion: str) -> Sample:
@@ -38,7 +103,7 @@ def render_sample(tokenizer, prompt: str, completion: str) -> Sample:
         {"role": "user", "content": prompt},
         {"role": "assistant", "content": completion},
     ]
-    ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
+    ids = _render(tokenizer, messages)["input_ids"]
     if ids[: len(prompt_ids)] != prompt_ids:
         raise InputError(
             "target.tokenizer: its chat template renders the prompt differently once the answer "
@@ -56,9 +121,7 @@ def check_generation_markers(tokenizer, prompt: str, completion: str) -> None:
         {"role": "user", "content": prompt},
         {"role": "assistant", "content": completion},
     ]
-    marked = tokenizer.apply_chat_template(
-        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
+    marked = _render(tokenizer, messages, return_assistant_tokens_mask=True)
     sample = render_sample(tokenizer, prompt, completion)
     supervised = [int(position >= sample.prompt_length) for position in range(len(sample.ids))]
     if marked["assistant_masks"] != supervised:
