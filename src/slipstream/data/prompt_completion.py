@@ -20,7 +20,7 @@ from slipstream.data.rendering import (
     render_prompt,
     render_sample,
 )
-from slipstream.data.rows import HubSource, Row, read_rows, spread
+from slipstream.data.rows import HubSource, Row, distinct, read_rows, spread
 from slipstream.data.synthetic import SyntheticPrompts
 from slipstream.targets.target import Target
 
@@ -96,7 +96,7 @@ class PromptCompletionData(L.LightningDataModule):
         else:
             return SyntheticPrompts(self.synthetic_kinds, cap, self.seed, split).rows()
         if self.regenerate:
-            sources = [list({row.prompt: row for row in rows}.values()) for rows in sources]
+            sources = [distinct(rows) for rows in sources]
         return [row for rows in sources for row in spread(rows, cap)]
 
     def prepare(self, tokenizer, target: Target | None = None) -> None:
@@ -107,7 +107,11 @@ class PromptCompletionData(L.LightningDataModule):
             if self.regenerate:
                 samples = self._answered(rows, target, Sampling())
             else:
-                check_generation_markers(tokenizer, rows[0].prompt, rows[0].completion)
+                # of the row of most messages: a template may render later turns in a way of its own
+                row = max(
+                    rows, key=lambda row: 0 if isinstance(row.prompt, str) else len(row.prompt)
+                )
+                check_generation_markers(tokenizer, row.prompt, row.completion)
                 samples = [render_sample(tokenizer, row.prompt, row.completion) for row in rows]
             if count := self.generated_rows[split]:
                 more = SyntheticPrompts(self.synthetic_kinds, count, self.seed, split).rows()
@@ -129,9 +133,10 @@ class PromptCompletionData(L.LightningDataModule):
 
     @property
     def supervised_share(self) -> float:
-        """Share of the training tokens that are part of a completion."""
+        """Share of the training tokens that are part of an answer."""
         samples = self.samples["train"]
-        supervised = sum(len(sample.ids) - sample.prompt_length for sample in samples)
+        spans = (span for sample in samples for span in sample.supervised)
+        supervised = sum(stop - start for start, stop in spans)
         return supervised / sum(len(sample.ids) for sample in samples)
 
     def train_dataloader(self) -> TokenBatches:

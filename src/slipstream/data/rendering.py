@@ -1,6 +1,6 @@
-"""Text to token ids through the target's chat template, with the mask of supervised tokens.
+"""Text to token ids through the target's chat template, with the spans of supervised tokens.
 
-The mask comes from rendering incrementally (prompt alone, then prompt and completion) and is
+Spans come from rendering incrementally (a prompt alone, then with its answer, turn by turn) and are
 checked against the template's own `{% generation %}` markers where it has them: the two must
 agree, there is no silent fallback. A tokenizer without a template gets prompt + completion + EOS.
 """
@@ -10,17 +10,25 @@ from dataclasses import dataclass
 from jinja2 import TemplateError
 
 from slipstream.core.errors import InputError
-
-Messages = list[dict[str, str]]
-"""A conversation: the role ('system', 'user', 'assistant') and the content of each message."""
+from slipstream.data.rows import Messages, check_messages
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Token ids of one rendered row; ids from `prompt_length` on are supervised."""
+    """Token ids of one rendered row.
+
+    prompt_length: tokens before the last answer, which goes on to the end and is supervised.
+    earlier: (start, stop) of the answers within the prompt that are supervised, too.
+    """
 
     ids: list[int]
     prompt_length: int
+    earlier: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def supervised(self) -> list[tuple[int, int]]:
+        """(start, stop) of every span of supervised tokens, in their order."""
+        return [*self.earlier, (self.prompt_length, len(self.ids))]
 
 
 def render_prompt(tokenizer, prompt: str | Messages) -> list[int]:
@@ -42,17 +50,55 @@ def render_prompt(tokenizer, prompt: str | Messages) -> list[int]:
     return _render(tokenizer, prompt, add_generation_prompt=True)["input_ids"]
 
 
-def check_messages(messages: object) -> None:
-    """`InputError` unless these are one or more messages with the texts `role` and `content`."""
-    if not isinstance(messages, list) or not messages:
-        raise InputError("messages: give a list of at least one message with role and content")
+def render_sample(tokenizer, prompt: str | Messages, completion: str) -> Sample:
+    """Token ids of a prompt and its answer; all answers of a conversation are supervised.
+
+    Raises `InputError` if the template is not incremental, and as `render_prompt` does.
+    """
+    if isinstance(prompt, str) and tokenizer.chat_template is None:
+        prompt_ids = render_prompt(tokenizer, prompt)
+        completion_ids = tokenizer(completion, add_special_tokens=False).input_ids
+        return Sample(prompt_ids + completion_ids + [tokenizer.eos_token_id], len(prompt_ids))
+    messages, ids, spans = _conversation(prompt, completion), [], []
     for place, message in enumerate(messages):
-        for name in ("role", "content"):
-            if not isinstance(message, dict) or not isinstance(message.get(name), str):
-                raise InputError(
-                    f"messages[{place}]: it has no text {name!r}; every message needs 'role' and "
-                    "'content'"
-                )
+        if message["role"] != "assistant":
+            continue
+        if place == 0:
+            raise InputError("messages: the first one is an answer to nothing; leave it out")
+        before = render_prompt(tokenizer, messages[:place])
+        after = _render(tokenizer, messages[: place + 1])["input_ids"]
+        if before[: len(ids)] != ids or after[: len(before)] != before:
+            raise InputError(
+                "target.tokenizer: its chat template renders a prompt differently once its answer "
+                "or another turn follows, so the supervised tokens cannot be told; use a template "
+                "in which every turn leaves the ones before it as they are"
+            )
+        ids = after
+        spans.append((len(before), len(after)))
+    return Sample(ids, spans[-1][0], tuple(spans[:-1]))
+
+
+def check_generation_markers(tokenizer, prompt: str | Messages, completion: str) -> None:
+    """Compare the incremental spans of one row with the template's `{% generation %}` markers."""
+    if tokenizer.chat_template is None or "generation %}" not in tokenizer.chat_template:
+        return
+    messages = _conversation(prompt, completion)
+    marked = _render(tokenizer, messages, return_assistant_tokens_mask=True)
+    sample = render_sample(tokenizer, prompt, completion)
+    supervised = [0] * len(sample.ids)
+    for start, stop in sample.supervised:
+        supervised[start:stop] = [1] * (stop - start)
+    if marked["assistant_masks"] != supervised:
+        raise InputError(
+            "target.tokenizer: the chat template's {% generation %} markers and the rendered "
+            "answers disagree about which tokens are supervised; mend the template"
+        )
+
+
+def _conversation(prompt: str | Messages, completion: str) -> Messages:
+    """All messages of a row."""
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [*asked, {"role": "assistant", "content": completion}]
 
 
 def _render(tokenizer, messages: Messages, **options):
@@ -90,42 +136,4 @@ def _check_system_role(tokenizer, messages: Messages) -> None:
         raise InputError(
             "messages: the target's chat template knows no system role; leave the system message "
             "out, or set target.chat_template"
-        )
-
-
-def render_sample(tokenizer, prompt: str, completion: str) -> Sample:
-    """Token ids of prompt and answer; `InputError` if the template is not incremental."""
-    prompt_ids = render_prompt(tokenizer, prompt)
-    if tokenizer.chat_template is None:
-        completion_ids = tokenizer(completion, add_special_tokens=False).input_ids
-        return Sample(prompt_ids + completion_ids + [tokenizer.eos_token_id], len(prompt_ids))
-    messages = [
-        {"role": "user", "content": prompt},
-        {"role": "assistant", "content": completion},
-    ]
-    ids = _render(tokenizer, messages)["input_ids"]
-    if ids[: len(prompt_ids)] != prompt_ids:
-        raise InputError(
-            "target.tokenizer: its chat template renders the prompt differently once the answer "
-            "follows, so the supervised tokens cannot be told; use a template whose prompt "
-            "is a prefix of the conversation"
-        )
-    return Sample(ids, len(prompt_ids))
-
-
-def check_generation_markers(tokenizer, prompt: str, completion: str) -> None:
-    """Compare the incremental mask of one row with the template's `{% generation %}` markers."""
-    if tokenizer.chat_template is None or "generation %}" not in tokenizer.chat_template:
-        return
-    messages = [
-        {"role": "user", "content": prompt},
-        {"role": "assistant", "content": completion},
-    ]
-    marked = _render(tokenizer, messages, return_assistant_tokens_mask=True)
-    sample = render_sample(tokenizer, prompt, completion)
-    supervised = [int(position >= sample.prompt_length) for position in range(len(sample.ids))]
-    if marked["assistant_masks"] != supervised:
-        raise InputError(
-            "target.tokenizer: the chat template's {% generation %} markers and the rendered "
-            "answer disagree about which tokens are supervised; mend the template"
         )
