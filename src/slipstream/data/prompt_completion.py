@@ -39,7 +39,8 @@ class PromptCompletionData(L.LightningDataModule):
     validation split.
     max_length: longer samples are dropped, counted and reported. batch_tokens: padded tokens of a
     batch. regenerate: take the target's own answers, of up to max_new_tokens tokens, kept in
-    cache_dir.
+    cache_dir; of conversations to their last question, and earlier answers are not learned, which
+    are not the target's own. keep_unfinished: learn from those that reach that limit, too.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class PromptCompletionData(L.LightningDataModule):
         max_length: int,
         batch_tokens: int,
         regenerate: bool,
+        keep_unfinished: bool,
         max_new_tokens: int,
         cache_dir: str,
         seed: int,
@@ -68,7 +70,7 @@ class PromptCompletionData(L.LightningDataModule):
         self.generated_rows = {"train": generated_rows, "validation": generated_rows // 20}
         self.max_length, self.batch_tokens, self.seed = max_length, batch_tokens, seed
         self.regenerate, self.max_new_tokens = regenerate, max_new_tokens
-        self.cache_dir = cache_dir
+        self.keep_unfinished, self.cache_dir = keep_unfinished, cache_dir
         self.tokenizer = None
         self.samples: dict[str, list[Sample]] = {}
         self.loaders: dict[str, TokenBatches] = {}
@@ -160,7 +162,14 @@ class PromptCompletionData(L.LightningDataModule):
                 len(prompts),
                 self.max_length,
             )
-        return regenerate(target, fitting, self.max_new_tokens, self.cache_dir, sampling)
+        return regenerate(
+            target,
+            fitting,
+            self.max_new_tokens,
+            self.cache_dir,
+            sampling,
+            keep_unfinished=self.keep_unfinished,
+        )
 
     def _usable(self, samples: list[Sample], split: str) -> list[Sample]:
         kept = [
