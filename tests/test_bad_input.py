@@ -53,6 +53,8 @@ def sentence(call, tmp_path, *overrides) -> str:
         (infer, ["sampling.temperature=-1"], "sampling.temperature: must be"),
         (infer, ["sampling.top_p=2"], "sampling.top_p: must be"),
         (infer, ["sampling.top_p=0"], "sampling.top_p: must be"),
+        (infer, ["target.device=meta"], "target.device: a target on 'meta' has neither"),
+        (train, ["target.device=meta"], "target.device: a target on 'meta' has neither"),
         (infer, ["engine.compile=always"], "engine.compile: must be one of auto, off"),
         (infer, ["engine.compile=reduce-overhead"], "engine.compile: weights reordered for"),
         (infer, ["batch_size=0"], "batch_size: must be"),
@@ -137,15 +139,22 @@ def test_an_output_folder_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "script, overrides",
+    "script, overrides, expected",
     [
-        ("train.py", ["colour=red"]),
-        ("infer.py", ["drafter=magic"]),
-        ("infer.py", ["+colour=red"]),
-        ("infer.py", ["budget=[1"]),
+        ("train.py", ["colour=red"], "colour"),
+        ("train.py", ["experiment=streming_small"], "the nearest is experiment=streaming_small"),
+        ("train.py", ["debug=quik"], "the nearest is debug=quick"),
+        ("train.py", ["output_dir=FILE/below"], "output_dir: cannot write to"),
+        ("infer.py", ["drafter=magic"], "the nearest is drafter="),
+        ("infer.py", ["experiment=evidence/tree"], "the nearest is experiment=evidence/trees"),
+        ("infer.py", ["+colour=red"], "colour: unknown config key"),
+        ("infer.py", ["budget=[1"], "config: "),
+        ("infer.py", ["output_dir=FILE/below"], "output_dir: cannot write to"),
     ],
 )
-def test_the_scripts_print_one_sentence_and_exit_with_2(tmp_path, script, overrides):
+def test_the_scripts_print_one_sentence_and_exit_with_2(tmp_path, script, overrides, expected):
+    (tmp_path / "file").write_text("kept")
+    overrides = [each.replace("FILE", str(tmp_path / "file")) for each in overrides]
     done = subprocess.run(
         [sys.executable, str(ROOT / script), f"output_dir={tmp_path}", *overrides],
         capture_output=True,
@@ -155,4 +164,5 @@ def test_the_scripts_print_one_sentence_and_exit_with_2(tmp_path, script, overri
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    assert expected in lines[0]
     assert "Traceback" not in done.stdout

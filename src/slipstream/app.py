@@ -1,6 +1,9 @@
 """The two entry points: train(config) and infer(config). Instantiate and call, nothing else."""
 
+import difflib
+import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +21,7 @@ from slipstream.core.errors import InputError
 TRAIN_KEYS = frozenset(
     [
         "target",
+        "draft",
         "speculator",
         "data",
         "training",
@@ -33,6 +37,7 @@ TRAIN_KEYS = frozenset(
 INFER_KEYS = frozenset(
     [
         "target",
+        "draft",
         "drafter",
         "speculator_path",
         "batch_size",
@@ -57,10 +62,13 @@ INFER_KEYS = frozenset(
 
 
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+"""What the system says of a folder that Hydra cannot make or write to."""
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a Hydra entry point; a config that cannot be composed ends with one sentence."""
+    """Run a Hydra entry point; a config that cannot be composed ends with one sentence, and so does
+    a folder that cannot be written."""
     from hydra.errors import ConfigCompositionException, OverrideParseException
 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -68,8 +76,23 @@ def run(main: Callable[[], None]) -> None:
         main()
     except (ConfigCompositionException, OverrideParseException) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        hint = "check its spelling against conf/ (unknown keys are errors, also with +)"
-        _stop(f"config: {lines[0].rstrip('.:')}; {hint}")
+        _stop(f"config: {lines[0].rstrip('.:')}; {_remedy(error)}")
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is None:
+            raise
+        what = f"cannot write to {error.filename} ({error.strerror})"
+        _stop(f"output_dir: {what}; choose another folder")
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about a config that cannot be composed: of its group, take what is nearest."""
+    group, _, missing = (getattr(error, "missing_cfg_file", None) or "").partition("/")
+    searched = re.search(r"provider=main, path=file://(.+)", str(error))
+    folder = Path(searched[1]) / group if searched and missing else None
+    if folder is None or not folder.is_dir():
+        return "check its spelling against conf/ (unknown keys are errors, also with +)"
+    names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
+    return f"the nearest is {group}={difflib.get_close_matches(missing, names, 1, 0.0)[0]}"
 
 
 @contextmanager
@@ -86,10 +109,21 @@ def _stop(sentence: str) -> None:
     sys.exit(2)
 
 
+def _checked(config: DictConfig, own: frozenset[str], others: frozenset[str]) -> DictConfig:
+    """The config of one command; `InputError` for what no run can use."""
+    config = own_part(config, own, others)
+    check_keys(config, own)
+    if OmegaConf.select(config, "target.device") == "meta":
+        raise InputError(
+            "target.device: a target on 'meta' has neither weights nor a tokenizer, so nothing can "
+            "be run on it; give auto, cpu or cuda"
+        )
+    return config
+
+
 def train(config: DictConfig) -> Path:
     """Train what the config says; returns the folder that was written."""
-    config = own_part(config, TRAIN_KEYS, INFER_KEYS)
-    check_keys(config, TRAIN_KEYS)
+    config = _checked(config, TRAIN_KEYS, INFER_KEYS)
     import lightning as L
 
     from slipstream.speculators.checkpoint import check_writable
@@ -116,8 +150,7 @@ def train(config: DictConfig) -> Path:
 
 def infer(config: DictConfig) -> list:
     """Answer one prompt, or compare methods on many; returns the result records."""
-    config = own_part(config, INFER_KEYS, TRAIN_KEYS)
-    check_keys(config, INFER_KEYS)
+    config = _checked(config, INFER_KEYS, TRAIN_KEYS)
     import torch
 
     from slipstream.evaluation.auto import Auto

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from slipstream.core.errors import InputError
+from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import HubSource, Row
-from slipstream.evaluation.prompts import PromptSets
+from slipstream.evaluation.prompts import PromptSets, fitting
+from slipstream.targets.loading import load_target
 
 
 class Hub(HubSource):
@@ -37,3 +39,22 @@ def test_a_path_wins_over_the_hub_and_the_split_is_that_asked_for(tmp_path):
 def test_a_split_that_is_trained_on_is_refused():
     with pytest.raises(InputError, match="must be test or validation"):
         PromptSets(None, HUB, None, "train", 0)
+
+
+def test_conversations_are_prompts_and_are_cut_in_their_last_message(tmp_path):
+    asked = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."}]
+    rows = [
+        {"messages": [*asked, {"role": "user", "content": "word " * 40}]},
+        {"messages": [*asked, {"role": "user", "content": "Three?"}, asked[1]]},
+        {"messages": [*asked, {"role": "user", "content": "Three?"}]},
+    ]
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    sets = PromptSets(str(tmp_path), None, None, "test", 0)
+    long, short = sets.take(3)
+    assert short.text == rows[2]["messages"] and short.references == ("Two.",)
+    assert [prompt.text for prompt in sets.beside([short], 1)] == [long.text]
+    target = load_target("slipstream/small-target", device="cpu")
+    cut, whole = fitting([long, short], target, cut_to=30)
+    assert whole == short and cut.text[:2] == asked
+    assert len(render_prompt(target.tokenizer, cut.text)) <= 30
+    assert 0 < len(cut.question) < len(long.question)

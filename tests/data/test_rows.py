@@ -4,6 +4,7 @@ import json
 
 import datasets
 import pytest
+from tests.commands import refused
 
 from slipstream.core.errors import InputError
 from slipstream.data.rows import HubSource, Row, read_rows
@@ -44,3 +45,62 @@ def test_question_files_are_read_as_their_first_turns(tmp_path):
     (folder / "questions.jsonl").write_text(json.dumps({"turns": []}))
     with pytest.raises(InputError, match="line 1 has no text field 'prompt'"):
         read_rows(folder / "questions.jsonl", "test", completion_required=False)
+
+
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "One?"},
+    {"role": "assistant", "content": "Two."},
+    {"role": "user", "content": "Three?"},
+    {"role": "assistant", "content": "Four."},
+]
+
+
+def written(tmp_path, content):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_conversations_are_prompts_with_their_last_answer(tmp_path):
+    lines = [{"messages": CONVERSATION}, {"messages": CONVERSATION[:4]}]
+    path = written(tmp_path, "\n".join(map(json.dumps, lines)))
+    rows = read_rows(path, "train", completion_required=False)
+    assert rows == [Row(CONVERSATION[:4], "Four.", "rows"), Row(CONVERSATION[:4], "", "rows")]
+    assert rows[0].prompt_text == "Be brief.\nOne?\nTwo.\nThree?"
+    found = refused(lambda: read_rows(path, "train"))
+    assert "line 2: messages: the last one is not of the assistant" in found
+
+
+def test_a_system_text_goes_before_the_prompt(tmp_path):
+    path = written(tmp_path, '{"system": "Be brief.", "prompt": "One?", "completion": "Two."}')
+    assert read_rows(path, "train") == [Row(CONVERSATION[:2], "Two.", "rows")]
+
+
+@pytest.mark.parametrize(
+    "messages, expected",
+    [
+        ([], "line 1: messages: give a list"),
+        ("One?", "line 1: messages: give a list"),
+        ([{"role": "user"}], "line 1: messages[0]: it has no text 'content'"),
+        (CONVERSATION[-1:], "line 1: messages: the only one is an answer to nothing"),
+    ],
+)
+def test_malformed_conversations_end_with_one_sentence(tmp_path, messages, expected):
+    path = written(tmp_path, json.dumps({"messages": messages}))
+    assert expected in refused(lambda: read_rows(path, "train", completion_required=False))
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
+def test_only_line_feeds_end_a_row(tmp_path, separator):
+    text = f"one{separator}two"
+    lines = [json.dumps({"prompt": text, "completion": text}, ensure_ascii=False)] * 2
+    assert read_rows(written(tmp_path, "\r\n".join(lines)), "train") == [
+        Row(text, text, "rows"),
+        Row(text, text, "rows"),
+    ]
+
+
+def test_a_byte_order_mark_is_accepted(tmp_path):
+    content = b"\xef\xbb\xbf" + b'{"prompt": "One?", "completion": "Two."}'
+    assert read_rows(written(tmp_path, content), "train") == [Row("One?", "Two.", "rows")]

@@ -110,6 +110,25 @@ def test_the_main_stream_is_trained_as_it_decodes(name):
     torch.testing.assert_close(losses.main, torch.stack(expected).mean(), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize("num_segments", [1, 3, 30])
+def test_segments_equal_the_dense_reference_for_several_answers(mode, num_segments):
+    """Answers of 3 and 5 tokens, 6 apart; of 4, 2 and 1, right after one another; and one."""
+    generator = torch.Generator().manual_seed(4)
+    samples = [
+        Sample(torch.randint(0, 40, (length,), generator=generator).tolist(), prompt, earlier)
+        for length, prompt, earlier in (
+            (16, 11, ((2, 5),)),
+            (12, 11, ((2, 6), (7, 9))),
+            (9, 4, ()),
+        )
+    ]
+    target, speculator = pair("llama", mode)
+    batch = collate(samples)
+    dense = losses_of(target, speculator, batch, None)
+    assert_same(losses_of(target, speculator, batch, num_segments), dense, speculator)
+
+
 @pytest.mark.parametrize("unknown", [[True, False, True], [False, True, False]])
 def test_segments_equal_the_dense_reference_where_roots_are_unknown(unknown):
     target, speculator = pair("llama", "lossless")

@@ -21,7 +21,7 @@ class Batch:
     """Right-padded samples.
 
     ids: (B, T) token ids; lengths: (B,) true lengths; supervised: (B, T), True where the token is
-    part of a completion (and so is predicted by the position before it).
+    part of an answer (and so is predicted by the position before it).
     """
 
     ids: torch.Tensor
@@ -39,7 +39,8 @@ def collate(samples: list[Sample]) -> Batch:
     supervised = torch.zeros(len(samples), longest, dtype=torch.bool)
     for row, sample in enumerate(samples):
         ids[row, : len(sample.ids)] = torch.tensor(sample.ids)
-        supervised[row, sample.prompt_length : len(sample.ids)] = True
+        for start, stop in sample.supervised:
+            supervised[row, start:stop] = True
     lengths = torch.tensor([len(sample.ids) for sample in samples])
     return Batch(ids, lengths, supervised)
 

@@ -22,7 +22,7 @@ def copying_rows(rows: list[Row], count: int, seed: int) -> list[Row]:
     Example: "Repeat in lower case: Redwood has area[riverside]," -> "redwood has area[riverside],".
     """
     generator = random.Random(seed)
-    words = [word for row in rows for word in row.prompt.split()]
+    words = [word for row in rows for word in row.prompt_text.split()]
     made = []
     for _ in range(count):
         text = " ".join(generator.choices(words, k=generator.randint(3, 20)))

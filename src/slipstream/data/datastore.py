@@ -84,7 +84,9 @@ class TrainingTexts:
             rows = SyntheticPrompts(kinds, count, self.seed, "train").rows()
             prompts = [render_prompt(target.tokenizer, row.prompt) for row in rows]
             answers = self.cache_dir / "answers"
-            return regenerate(target, prompts, MAX_NEW_TOKENS, answers, Sampling())
+            return regenerate(
+                target, prompts, MAX_NEW_TOKENS, answers, Sampling(), field="corpus.cache_dir"
+            )
         rows = [row for source in self._sources() for row in spread(source, self.max_rows)]
         return [render_sample(target.tokenizer, row.prompt, row.completion) for row in rows]
 

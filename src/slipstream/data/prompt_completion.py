@@ -20,7 +20,7 @@ from slipstream.data.rendering import (
     render_prompt,
     render_sample,
 )
-from slipstream.data.rows import HubSource, Row, read_rows, spread
+from slipstream.data.rows import HubSource, Row, distinct, read_rows, spread
 from slipstream.data.synthetic import SyntheticPrompts
 from slipstream.targets.target import Target
 
@@ -39,7 +39,8 @@ class PromptCompletionData(L.LightningDataModule):
     validation split.
     max_length: longer samples are dropped, counted and reported. batch_tokens: padded tokens of a
     batch. regenerate: take the target's own answers, of up to max_new_tokens tokens, kept in
-    cache_dir.
+    cache_dir; of conversations to their last question, and earlier answers are not learned, which
+    are not the target's own. keep_unfinished: learn from those that reach that limit, too.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class PromptCompletionData(L.LightningDataModule):
         max_length: int,
         batch_tokens: int,
         regenerate: bool,
+        keep_unfinished: bool,
         max_new_tokens: int,
         cache_dir: str,
         seed: int,
@@ -68,7 +70,7 @@ class PromptCompletionData(L.LightningDataModule):
         self.generated_rows = {"train": generated_rows, "validation": generated_rows // 20}
         self.max_length, self.batch_tokens, self.seed = max_length, batch_tokens, seed
         self.regenerate, self.max_new_tokens = regenerate, max_new_tokens
-        self.cache_dir = cache_dir
+        self.keep_unfinished, self.cache_dir = keep_unfinished, cache_dir
         self.tokenizer = None
         self.samples: dict[str, list[Sample]] = {}
         self.loaders: dict[str, TokenBatches] = {}
@@ -96,7 +98,7 @@ class PromptCompletionData(L.LightningDataModule):
         else:
             return SyntheticPrompts(self.synthetic_kinds, cap, self.seed, split).rows()
         if self.regenerate:
-            sources = [list({row.prompt: row for row in rows}.values()) for rows in sources]
+            sources = [distinct(rows) for rows in sources]
         return [row for rows in sources for row in spread(rows, cap)]
 
     def prepare(self, tokenizer, target: Target | None = None) -> None:
@@ -107,7 +109,11 @@ class PromptCompletionData(L.LightningDataModule):
             if self.regenerate:
                 samples = self._answered(rows, target, Sampling())
             else:
-                check_generation_markers(tokenizer, rows[0].prompt, rows[0].completion)
+                # of the row of most messages: a template may render later turns in a way of its own
+                row = max(
+                    rows, key=lambda row: 0 if isinstance(row.prompt, str) else len(row.prompt)
+                )
+                check_generation_markers(tokenizer, row.prompt, row.completion)
                 samples = [render_sample(tokenizer, row.prompt, row.completion) for row in rows]
             if count := self.generated_rows[split]:
                 more = SyntheticPrompts(self.synthetic_kinds, count, self.seed, split).rows()
@@ -129,9 +135,10 @@ class PromptCompletionData(L.LightningDataModule):
 
     @property
     def supervised_share(self) -> float:
-        """Share of the training tokens that are part of a completion."""
+        """Share of the training tokens that are part of an answer."""
         samples = self.samples["train"]
-        supervised = sum(len(sample.ids) - sample.prompt_length for sample in samples)
+        spans = (span for sample in samples for span in sample.supervised)
+        supervised = sum(stop - start for start, stop in spans)
         return supervised / sum(len(sample.ids) for sample in samples)
 
     def train_dataloader(self) -> TokenBatches:
@@ -155,7 +162,14 @@ class PromptCompletionData(L.LightningDataModule):
                 len(prompts),
                 self.max_length,
             )
-        return regenerate(target, fitting, self.max_new_tokens, self.cache_dir, sampling)
+        return regenerate(
+            target,
+            fitting,
+            self.max_new_tokens,
+            self.cache_dir,
+            sampling,
+            keep_unfinished=self.keep_unfinished,
+        )
 
     def _usable(self, samples: list[Sample], split: str) -> list[Sample]:
         kept = [

@@ -17,6 +17,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import Sample
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
+from slipstream.speculators.checkpoint import check_writable
 from slipstream.targets.compiled import uncompiled
 from slipstream.targets.packed import is_packed
 from slipstream.targets.target import Target
@@ -31,40 +32,60 @@ def regenerate(
     cache_dir: str | Path,
     sampling: Sampling,
     batch_size: int = 64,
+    keep_unfinished: bool = False,
+    field: str = "data.cache_dir",
 ) -> list[Sample]:
     """The target's answers to token-id `prompts`, as samples in the order given; where it samples,
     each prompt's seed is its place.
 
     A float32 target answers in bfloat16 arithmetic, which is twice as fast and good enough to
     learn from; weights reordered for small batches know float32 alone.
-    Answers that do not end within `max_new_tokens` are left out (and counted in the log).
+    Answers that do not end within `max_new_tokens` are left out (and counted in the log), or kept
+    as far as they go: nothing follows their last token, so no end is learned.
+    Raises `InputError` if answers are missing and the folder of config `field` cannot be written.
     """
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    decoder = PlainDecoder(target, sampling, Limits(max_new_tokens))
-    lower = target.dtype == torch.float32 and not is_packed(target.model)
     path = Path(cache_dir) / f"{_key(target, prompts, max_new_tokens, sampling)}.jsonl"
     answers = _read_answers(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file, uncompiled(target):
-        for batch in tqdm(batches, desc="regenerating", disable=len(answers) == len(prompts)):
-            if all(index in answers for index in batch):
-                continue
-            with torch.autocast(target.device.type, torch.bfloat16, enabled=lower):
-                found = decoder.generate_batch([prompts[index] for index in batch], batch)
-            for index, answer in zip(batch, found, strict=True):
-                answers[index] = answer.ids
-                file.write(json.dumps([index, answer.ids]) + "\n")
-            file.flush()
+    missing = [batch for batch in batches if not all(index in answers for index in batch)]
+    if missing:
+        check_writable(path.parent, field)
+        decoder = PlainDecoder(target, sampling, Limits(max_new_tokens))
+        _answer(decoder, prompts, missing, path, answers)
     ended = [index for index in range(len(prompts)) if answers[index][-1] in target.end_ids]
     if len(ended) < len(prompts):
         log.warning(
-            "left out %d of %d regenerated answers that did not end within %d tokens",
+            "%s %d of %d regenerated answers that did not end within %d tokens",
+            "kept" if keep_unfinished else "left out",
             len(prompts) - len(ended),
             len(prompts),
             max_new_tokens,
         )
-    return [Sample(prompts[index] + answers[index], len(prompts[index])) for index in ended]
+    chosen = range(len(prompts)) if keep_unfinished else ended
+    return [Sample(prompts[index] + answers[index], len(prompts[index])) for index in chosen]
+
+
+def _answer(
+    decoder: PlainDecoder,
+    prompts: list[list[int]],
+    batches: list[list[int]],
+    path: Path,
+    answers: dict[int, list[int]],
+) -> None:
+    """Answer prompts batch by batch; every batch is added to `answers`, and to the file."""
+    target = decoder.target
+    lower = target.dtype == torch.float32 and not is_packed(target.model)
+    with path.open("a+b") as file, uncompiled(target):
+        if file.tell() and not path.read_bytes().endswith(b"\n"):
+            file.write(b"\n")  # what was cut off by an interruption is a line of its own
+        for batch in tqdm(batches, desc="regenerating"):
+            with torch.autocast(target.device.type, torch.bfloat16, enabled=lower):
+                found = decoder.generate_batch([prompts[index] for index in batch], batch)
+            for index, answer in zip(batch, found, strict=True):
+                answers[index] = answer.ids
+                file.write(json.dumps([index, answer.ids]).encode() + b"\n")
+            file.flush()
 
 
 def _key(target: Target, prompts: list[list[int]], max_new_tokens: int, sampling: Sampling) -> str:
@@ -74,17 +95,12 @@ def _key(target: Target, prompts: list[list[int]], max_new_tokens: int, sampling
 
 
 def _read_answers(path: Path) -> dict[int, list[int]]:
-    """Finished answers; a last line cut off by an interruption is removed."""
+    """Finished answers; lines that an interruption cut off are passed over."""
     answers: dict[int, list[int]] = {}
-    if not path.exists():
-        return answers
-    whole = [
-        line
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
-        if line.endswith("\n")
-    ]
-    for line in whole:
-        index, answer = json.loads(line)
-        answers[index] = answer
-    path.write_text("".join(whole), encoding="utf-8")
+    for line in path.read_bytes().split(b"\n") if path.exists() else []:
+        try:
+            index, answer = json.loads(line)
+            answers[int(index)] = [int(token) for token in answer]
+        except (ValueError, TypeError):
+            continue
     return answers

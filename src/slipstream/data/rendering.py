@@ -1,68 +1,139 @@
-"""Text to token ids through the target's chat template, with the mask of supervised tokens.
+"""Text to token ids through the target's chat template, with the spans of supervised tokens.
 
-The mask comes from rendering incrementally (prompt alone, then prompt and completion) and is
+Spans come from rendering incrementally (a prompt alone, then with its answer, turn by turn) and are
 checked against the template's own `{% generation %}` markers where it has them: the two must
 agree, there is no silent fallback. A tokenizer without a template gets prompt + completion + EOS.
 """
 
 from dataclasses import dataclass
 
+from jinja2 import TemplateError
+
 from slipstream.core.errors import InputError
+from slipstream.data.rows import Messages, check_messages
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Token ids of one rendered row; ids from `prompt_length` on are supervised."""
+    """Token ids of one rendered row.
+
+    prompt_length: tokens before the last answer, which goes on to the end and is supervised.
+    earlier: (start, stop) of the answers within the prompt that are supervised, too.
+    """
 
     ids: list[int]
     prompt_length: int
+    earlier: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def supervised(self) -> list[tuple[int, int]]:
+        """(start, stop) of every span of supervised tokens, in their order."""
+        return [*self.earlier, (self.prompt_length, len(self.ids))]
 
 
-def render_prompt(tokenizer, prompt: str) -> list[int]:
-    """Token ids a model is given to answer `prompt`."""
-    if tokenizer.chat_template is None:
-        return tokenizer(prompt).input_ids
-    messages = [{"role": "user", "content": prompt}]
-    return tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=True
-    )["input_ids"]
+def render_prompt(tokenizer, prompt: str | Messages) -> list[int]:
+    """Token ids a model is given to answer `prompt`: a text, or the messages of a conversation.
+
+    Raises `InputError` for messages that are malformed or end with an answer, and where the
+    tokenizer has no chat template for them, or one that does not take them.
+    """
+    if isinstance(prompt, str):
+        if tokenizer.chat_template is None:
+            return tokenizer(prompt).input_ids
+        prompt = [{"role": "user", "content": prompt}]
+    check_messages(prompt)
+    if prompt[-1]["role"] in ("assistant", "system"):
+        raise InputError(
+            f"messages: the last one is of the {prompt[-1]['role']}, so there is nothing to answer "
+            "and one of the user must follow"
+        )
+    return _render(tokenizer, prompt, add_generation_prompt=True)["input_ids"]
 
 
-def render_sample(tokenizer, prompt: str, completion: str) -> Sample:
-    """Token ids of prompt and answer; `InputError` if the template is not incremental."""
-    prompt_ids = render_prompt(tokenizer, prompt)
-    if tokenizer.chat_template is None:
+def render_sample(tokenizer, prompt: str | Messages, completion: str) -> Sample:
+    """Token ids of a prompt and its answer; all answers of a conversation are supervised.
+
+    Raises `InputError` if the template is not incremental, and as `render_prompt` does.
+    """
+    if isinstance(prompt, str) and tokenizer.chat_template is None:
+        prompt_ids = render_prompt(tokenizer, prompt)
         completion_ids = tokenizer(completion, add_special_tokens=False).input_ids
         return Sample(prompt_ids + completion_ids + [tokenizer.eos_token_id], len(prompt_ids))
-    messages = [
-        {"role": "user", "content": prompt},
-        {"role": "assistant", "content": completion},
-    ]
-    ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
-    if ids[: len(prompt_ids)] != prompt_ids:
-        raise InputError(
-            "target.tokenizer: its chat template renders the prompt differently once the answer "
-            "follows, so the supervised tokens cannot be told; use a template whose prompt "
-            "is a prefix of the conversation"
-        )
-    return Sample(ids, len(prompt_ids))
+    messages, ids, spans = _conversation(prompt, completion), [], []
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        if place == 0:
+            raise InputError("messages: the first one is an answer to nothing; leave it out")
+        before = render_prompt(tokenizer, messages[:place])
+        after = _render(tokenizer, messages[: place + 1])["input_ids"]
+        if before[: len(ids)] != ids or after[: len(before)] != before:
+            raise InputError(
+                "target.tokenizer: its chat template renders a prompt differently once its answer "
+                "or another turn follows, so the supervised tokens cannot be told; use a template "
+                "in which every turn leaves the ones before it as they are"
+            )
+        ids = after
+        spans.append((len(before), len(after)))
+    return Sample(ids, spans[-1][0], tuple(spans[:-1]))
 
 
-def check_generation_markers(tokenizer, prompt: str, completion: str) -> None:
-    """Compare the incremental mask of one row with the template's `{% generation %}` markers."""
+def check_generation_markers(tokenizer, prompt: str | Messages, completion: str) -> None:
+    """Compare the incremental spans of one row with the template's `{% generation %}` markers."""
     if tokenizer.chat_template is None or "generation %}" not in tokenizer.chat_template:
         return
-    messages = [
-        {"role": "user", "content": prompt},
-        {"role": "assistant", "content": completion},
-    ]
-    marked = tokenizer.apply_chat_template(
-        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
+    messages = _conversation(prompt, completion)
+    marked = _render(tokenizer, messages, return_assistant_tokens_mask=True)
     sample = render_sample(tokenizer, prompt, completion)
-    supervised = [int(position >= sample.prompt_length) for position in range(len(sample.ids))]
+    supervised = [0] * len(sample.ids)
+    for start, stop in sample.supervised:
+        supervised[start:stop] = [1] * (stop - start)
     if marked["assistant_masks"] != supervised:
         raise InputError(
             "target.tokenizer: the chat template's {% generation %} markers and the rendered "
-            "answer disagree about which tokens are supervised; mend the template"
+            "answers disagree about which tokens are supervised; mend the template"
+        )
+
+
+def _conversation(prompt: str | Messages, completion: str) -> Messages:
+    """All messages of a row."""
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [*asked, {"role": "assistant", "content": completion}]
+
+
+def _render(tokenizer, messages: Messages, **options):
+    """What the chat template makes of a conversation; `InputError` where it cannot."""
+    if tokenizer.chat_template is None:
+        raise InputError(
+            "messages: the target's tokenizer has no chat template to render them with; set "
+            "target.chat_template, or give a plain prompt"
+        )
+    try:
+        found = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
+        if any(message["role"] == "system" for message in messages):
+            _check_system_role(tokenizer, messages)
+    except TemplateError as error:
+        reason = " ".join(str(error).split()).replace(". ", ", ").rstrip(".")
+        raise InputError(
+            f"messages: the target's chat template does not take them ({reason}); change their "
+            "roles or their order, or set target.chat_template"
+        ) from error
+    return found
+
+
+def _check_system_role(tokenizer, messages: Messages) -> None:
+    """`InputError` if the template renders what the system says as an answer, as some do that
+    know no such role."""
+    answers = [
+        message | {"role": "assistant"} if message["role"] == "system" else message
+        for message in messages
+    ]
+    try:
+        as_answers = tokenizer.apply_chat_template(answers, tokenize=False)
+    except TemplateError:
+        return
+    if as_answers == tokenizer.apply_chat_template(messages, tokenize=False):
+        raise InputError(
+            "messages: the target's chat template knows no system role; leave the system message "
+            "out, or set target.chat_template"
         )

@@ -1,9 +1,10 @@
 """Prompt/completion rows from local JSON Lines files or from the Hugging Face hub.
 
 A row is one example: a prompt, and the completion that answers it. Local files are `.jsonl` or
-`.jsonl.gz`, one JSON object a line with the strings `prompt` and `completion`; question files of
-MT-Bench and Spec-Bench, with a list `turns`, are read as prompts, too: the first turn of each. This
-file knows nothing of tokens.
+`.jsonl.gz`, one JSON object a line with the strings `prompt` and `completion`, and possibly
+`system`; or with a list `messages` of `role` and `content`, whose last one, if it is the
+assistant's, is the completion. Question files of MT-Bench and Spec-Bench, with a list `turns`, are
+read as prompts, too: the first turn of each. This file knows nothing of tokens.
 """
 
 import gzip
@@ -17,15 +18,25 @@ from slipstream.core.errors import InputError
 
 Item = TypeVar("Item")
 SUFFIXES = (".jsonl", ".jsonl.gz")
+Messages = list[dict[str, str]]
+"""A conversation: the role ('system', 'user', 'assistant') and the content of each message."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One example. `source` names the data set it came from (the folder or file name)."""
+    """One example. prompt: a text, or the messages of a conversation up to what is answered;
+    source: name of the data set it came from (the folder or file name)."""
 
-    prompt: str
+    prompt: str | Messages
     completion: str
     source: str
+
+    @property
+    def prompt_text(self) -> str:
+        """The text of the prompt; of a conversation that of its messages, one after the other."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return "\n".join(message["content"] for message in self.prompt)
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,7 @@ def read_rows(path: str | Path, split: str, completion_required: bool = True) ->
         raise InputError(f"data.path: {path} does not exist; give a .jsonl or .jsonl.gz file")
     rows = [
         _parse_line(path, number, line, source, completion_required)
-        for number, line in enumerate(_read_text(path).splitlines(), start=1)
+        for number, line in enumerate(_read_text(path).split("\n"), start=1)
         if line.strip()
     ]
     if not rows:
@@ -95,6 +106,11 @@ def read_rows(path: str | Path, split: str, completion_required: bool = True) ->
             f"data.path: {path} holds no rows; give a file with one JSON object a line"
         )
     return rows
+
+
+def distinct(rows: list[Row]) -> list[Row]:
+    """The rows of different prompts: of each prompt the last one, in the place of the first."""
+    return list({json.dumps(row.prompt): row for row in rows}.values())
 
 
 def spread(items: list[Item], count: int | None) -> list[Item]:
@@ -113,7 +129,7 @@ def _read_text(path: Path) -> str:
         content = path.read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")  # with or without a byte order mark
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
             f"data.path: {path} is truncated or not gzip ({error}); fetch the file again"
@@ -134,14 +150,54 @@ def _parse_line(path: Path, number: int, line: str, source: str, completion_requ
             f"data.path: {path} line {number} is not valid JSON ({error.msg}); "
             "the file may be truncated: mend or remove that line"
         ) from error
-    turns = record.get("turns") if isinstance(record, dict) else None
+    record = record if isinstance(record, dict) else {}
+    if "messages" in record and "prompt" not in record:
+        try:
+            return _of_messages(record["messages"], source, completion_required)
+        except InputError as error:
+            raise InputError(f"data.path: {path} line {number}: {error}") from error
+    turns = record.get("turns")
     if isinstance(turns, list) and turns and "prompt" not in record:
         record["prompt"] = turns[0]
-    needed = ("prompt", "completion") if completion_required else ("prompt",)
-    for name in needed:
-        if not isinstance(record, dict) or not isinstance(record.get(name), str):
+    needed = ["prompt", "completion"] if completion_required else ["prompt"]
+    for name in needed + ["system"] * (record.get("system") is not None):
+        if not isinstance(record.get(name), str):
             raise InputError(
                 f"data.path: {path} line {number} has no text field {name!r}; every row needs "
                 + " and ".join(map(repr, needed))
+                + ", or 'messages'"
             )
-    return Row(record["prompt"], record.get("completion") or "", source)
+    prompt = record["prompt"]
+    if record.get("system") is not None:
+        prompt = [
+            {"role": "system", "content": record["system"]},
+            {"role": "user", "content": prompt},
+        ]
+    return Row(prompt, record.get("completion") or "", source)
+
+
+def _of_messages(messages: object, source: str, completion_required: bool) -> Row:
+    check_messages(messages)
+    if messages[-1]["role"] != "assistant":
+        if completion_required:
+            raise InputError(
+                "messages: the last one is not of the assistant, so there is nothing to learn; "
+                "leave it out, or let the target answer with data.regenerate=true"
+            )
+        return Row(messages, "", source)
+    if len(messages) == 1:
+        raise InputError("messages: the only one is an answer to nothing; leave the row out")
+    return Row(messages[:-1], messages[-1]["content"], source)
+
+
+def check_messages(messages: object) -> None:
+    """`InputError` unless these are one or more messages with the texts `role` and `content`."""
+    if not isinstance(messages, list) or not messages:
+        raise InputError("messages: give a list of at least one message with role and content")
+    for place, message in enumerate(messages):
+        for name in ("role", "content"):
+            if not isinstance(message, dict) or not isinstance(message.get(name), str):
+                raise InputError(
+                    f"messages[{place}]: it has no text {name!r}; every message needs 'role' and "
+                    "'content'"
+                )

@@ -30,7 +30,7 @@ def train_tokenizer(rows: Iterable[Row], vocab_size: int):
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (text for row in rows for text in (row.prompt, row.completion))
+    texts = (text for row in rows for text in (row.prompt_text, row.completion))
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -57,7 +57,7 @@ def win_rate(ours: list[float], theirs: list[float]) -> float:
 def fastchat_files(prompts: list[Prompt], answers: dict[str, list[Generation]]) -> dict[str, str]:
     """What FastChat's `llm_judge` reads: question.jsonl, and model_answer/METHOD.jsonl of each."""
     questions = [
-        {"question_id": number, "category": prompt.source, "turns": [prompt.text]}
+        {"question_id": number, "category": prompt.source, "turns": [prompt.question]}
         for number, prompt in enumerate(prompts)
     ]
     files = {"question.jsonl": _lines(questions)}

@@ -1,23 +1,36 @@
 """The prompts a run decodes: rows of test files, or generated ones, with their references."""
 
+import json
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipstream.core.errors import InputError
 from slipstream.data.rendering import render_prompt
-from slipstream.data.rows import HubSource, Row, read_rows, spread
+from slipstream.data.rows import HubSource, Messages, Row, distinct, read_rows, spread
 from slipstream.data.synthetic import SyntheticPrompts
 from slipstream.targets.target import Target
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt. source: its prompt set; references: known good answers, possibly none."""
+    """One prompt. text: or the messages of a conversation; source: its prompt set; references:
+    known good answers, possibly none."""
 
-    text: str
+    text: str | Messages
     source: str
     references: tuple[str, ...] = ()
+
+    @property
+    def question(self) -> str:
+        """What is to be answered: of a conversation its last message."""
+        return self.text if isinstance(self.text, str) else self.text[-1]["content"]
+
+    def asking(self, question: str) -> "Prompt":
+        """The same prompt with another question."""
+        if isinstance(self.text, str):
+            return replace(self, text=question)
+        return replace(self, text=[*self.text[:-1], self.text[-1] | {"content": question}])
 
 
 class PromptSets:
@@ -74,9 +87,9 @@ class PromptSets:
         """`count` prompts of each of the sets that `prompts` come from, other ones, drawn from all
         over the set: files are in an order of their own."""
         sets = list(dict.fromkeys(prompt.source for prompt in prompts))
-        known = {prompt.text for prompt in prompts}
+        known = {json.dumps(prompt.text) for prompt in prompts}
         found = self.take(len(prompts) + 2 * count * len(sets))
-        fresh = [prompt for prompt in found if prompt.text not in known]
+        fresh = [prompt for prompt in found if json.dumps(prompt.text) not in known]
         chance, others = random.Random(self.seed), []
         for name in sets:
             own = [prompt for prompt in fresh if prompt.source == name]
@@ -125,20 +138,19 @@ def fitting(prompts: list[Prompt], target: Target, cut_to: int | None = None) ->
 
 def _cut(prompt: Prompt, target: Target, room: int) -> Prompt:
     """`prompt` without as many of its last tokens as do not fit into `room`."""
-    text = prompt.text
-    while text and (excess := len(render_prompt(target.tokenizer, text)) - room) > 0:
-        tokens = target.tokenizer(text, add_special_tokens=False)["input_ids"]
-        text = target.tokenizer.decode(tokens[:-excess])
-    return replace(prompt, text=text)
+    tokenizer = target.tokenizer
+    while prompt.question and (excess := len(render_prompt(tokenizer, prompt.text)) - room) > 0:
+        tokens = tokenizer(prompt.question, add_special_tokens=False)["input_ids"]
+        prompt = prompt.asking(tokenizer.decode(tokens[:-excess]))
+    return prompt
 
 
 def _distinct(rows: list[Row]) -> list[Prompt]:
     """The prompts of a table, each once, with all its references."""
     references: dict[str, list[str]] = {}
     for row in rows:
-        references.setdefault(row.prompt, []).append(row.completion)
-    source = rows[0].source
+        references.setdefault(json.dumps(row.prompt), []).append(row.completion)
     return [
-        Prompt(text, source, tuple(answer for answer in answers if answer))
-        for text, answers in references.items()
+        Prompt(row.prompt, row.source, tuple(filter(None, references[json.dumps(row.prompt)])))
+        for row in distinct(rows)
     ]

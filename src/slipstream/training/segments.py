@@ -111,18 +111,18 @@ def _parts(
     positions: torch.Tensor, usable: torch.Tensor, segments: list[slice], num_streams: int
 ) -> Iterator[_Part]:
     """Prompt rows without streams, in parts of as many rows as a segment has with its streams;
-    then the segments."""
-    if (positions.diff(dim=1) != 1)[usable[:, 1:]].any():
-        raise ValueError("segments: the supervised tokens of a sample must be in one piece")
+    then the segments, with the rows between their completions."""
     device, first = positions.device, positions[:, :1]
     width = segments[0].stop * (num_streams + 1)
     for start in range(0, int(first.max()), width):
         rows = torch.arange(start, min(start + width, int(first.max())), device=device)
         yield torch.where(rows < first, rows, -1), None, None
     for columns in segments:
-        here = usable[:, columns]
-        places = torch.arange(here.shape[1], device=device)
-        yield torch.where(here, positions[:, columns], -1), torch.where(here, places, -1), columns
+        here, chosen = usable[:, columns], positions[:, columns]
+        last = torch.where(here, chosen, first - 1).amax(1, keepdim=True)
+        rows = first + torch.arange(int((last - first).max()) + 1, device=device)
+        yield torch.where(rows <= last, rows, -1), torch.where(here, chosen - first, -1), columns
+        first = last + 1
 
 
 def _run_part(

@@ -25,7 +25,7 @@ class StreamLabels:
 
 def stream_labels(batch: Batch, num_streams: int) -> StreamLabels:
     """Rows from which completion tokens are predicted (the last prompt token and after) carry
-    streams; stream j at row t predicts token t + 1 + j.
+    streams; stream j at row t predicts token t + 1 + j, if it is of the same completion.
 
     Example: ids [5, 6, 7, 8] with 7 and 8 supervised, two streams: positions [1, 2], next tokens
     [7, 8], stream tokens [[8, none], [none, none]].
@@ -40,5 +40,6 @@ def stream_labels(batch: Batch, num_streams: int) -> StreamLabels:
     offsets = torch.arange(1, num_streams + 2, device=positions.device)
     places = (positions.unsqueeze(-1) + offsets).flatten(1)
     labels = padded.gather(1, places).view(*positions.shape, num_streams + 1)
-    labels = labels.masked_fill(~valid.unsqueeze(-1), NO_LABEL)
+    ended = (labels == NO_LABEL).cumsum(-1) > 0  # no stream looks beyond the end of its answer
+    labels = labels.masked_fill(ended | ~valid.unsqueeze(-1), NO_LABEL)
     return StreamLabels(positions, labels[..., 0], labels[..., 1:])

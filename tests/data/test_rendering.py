@@ -1,0 +1,125 @@
+"""Prompts and answers to token ids: texts and conversations."""
+
+import pytest
+from omegaconf import OmegaConf
+from tests.commands import ROOT, refused
+from tests.tiny import tiny_tokenizer
+from transformers import AutoTokenizer
+
+from slipstream.assets import locate
+from slipstream.data.batches import collate
+from slipstream.data.rendering import (
+    Sample,
+    check_generation_markers,
+    render_prompt,
+    render_sample,
+)
+from slipstream.training.stream_labels import NO_LABEL, stream_labels
+
+TARGETS = ROOT / "conf" / "target"
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}w1 {{ message['content'] }} w2 "
+    "{% elif message['role'] == 'system' %}w3 {{ message['content'] }} "
+    "{% else %}{% generation %}{{ message['content'] }} w4{% endgeneration %} "
+    "{% endif %}{% endfor %}"
+)
+NO_SYSTEM = TEMPLATE.replace(
+    "{% elif message['role'] == 'system' %}w3 {{ message['content'] }} ", ""
+)
+STRICT = "{{ raise_exception('Roles must alternate. Give a user.') }}"
+
+
+def tokenizer(template=TEMPLATE):
+    found = tiny_tokenizer()
+    found.chat_template = template
+    return found
+
+
+def said(*turns):
+    """The messages of 'user w5', 'assistant w6' ..."""
+    return [dict(zip(("role", "content"), turn.split(" ", 1), strict=True)) for turn in turns]
+
+
+def test_a_text_is_the_message_of_a_user():
+    assert render_prompt(tokenizer(), "w5") == render_prompt(tokenizer(), said("user w5"))
+    assert render_prompt(tokenizer(), "w5") == [1, 5, 2]
+
+
+def test_a_conversation_is_rendered_with_its_history():
+    messages = said("system w9", "user w5", "assistant w6 w7", "user w8")
+    assert render_prompt(tokenizer(), messages) == [3, 9, 1, 5, 2, 6, 7, 4, 1, 8, 2]
+
+
+@pytest.mark.parametrize(
+    "messages, template, expected",
+    [
+        ([], TEMPLATE, "messages: give a list"),
+        ({"role": "user"}, TEMPLATE, "messages: give a list"),
+        (["w5"], TEMPLATE, "messages[0]: it has no text 'role'"),
+        ([{"role": "user", "content": None}], TEMPLATE, "messages[0]: it has no text 'content'"),
+        (said("user w5", "assistant w6"), TEMPLATE, "messages: the last one is of the assistant"),
+        (said("user w5"), None, "messages: the target's tokenizer has no chat template"),
+        (said("user w5"), STRICT, "messages: the target's chat template does not take them"),
+        (said("system w9", "user w5"), NO_SYSTEM, "messages: the target's chat template knows no"),
+    ],
+)
+def test_messages_that_cannot_be_rendered_end_with_one_sentence(messages, template, expected):
+    assert refused(lambda: render_prompt(tokenizer(template), messages)).startswith(expected)
+
+
+def test_every_answer_of_a_conversation_is_supervised():
+    asked = said("system w9", "user w5", "assistant w6 w7", "user w8")
+    sample = render_sample(tokenizer(), asked, "w10")
+    assert sample.ids == [3, 9, 1, 5, 2, 6, 7, 4, 1, 8, 2, 10, 4]
+    assert sample.supervised == [(5, 8), (11, 13)] and sample.prompt_length == 11
+    assert collate([sample]).supervised[0].nonzero()[:, 0].tolist() == [5, 6, 7, 11, 12]
+    check_generation_markers(tokenizer(), asked, "w10")
+
+
+def test_markers_that_leave_an_earlier_answer_out_are_refused():
+    last = TEMPLATE.replace(
+        "{% else %}{% generation %}",
+        "{% elif not loop.last %}{{ message['content'] }} w4 {% else %}{% generation %}",
+    )
+    check_generation_markers(tokenizer(last), "w5", "w6")
+    asked = said("user w5", "assistant w6", "user w8")
+    found = refused(lambda: check_generation_markers(tokenizer(last), asked, "w10"))
+    assert "disagree about which tokens are supervised" in found
+
+
+def test_a_template_that_changes_earlier_turns_is_refused():
+    forgetful = TEMPLATE.replace(
+        "{% else %}{% generation %}{{ message['content'] }}",
+        "{% else %}{% generation %}{{ message['content'] if loop.last else 'w0' }}",
+    )
+    asked = said("user w5", "assistant w6", "user w8")
+    found = refused(lambda: render_sample(tokenizer(forgetful), asked, "w10"))
+    assert "renders a prompt differently once" in found
+
+
+def test_streams_do_not_look_beyond_the_end_of_an_answer():
+    """Between two answers there is one token; the second stream must not predict over it."""
+    batch = collate([Sample([5, 6, 7, 8, 9], 3, ((1, 2),))])
+    labels = stream_labels(batch, num_streams=3)
+    assert labels.next_tokens.tolist() == [[6, 8, 9]]
+    none = NO_LABEL
+    assert labels.tokens.tolist() == [[[none] * 3, [9, none, none], [none] * 3]]
+
+
+@pytest.mark.parametrize(
+    "name", [path.stem for path in TARGETS.glob("*.yaml") if "chat_template: |" in path.read_text()]
+)
+def test_the_templates_of_the_configs_take_conversations_with_a_system_message(name):
+    tokenizer = AutoTokenizer.from_pretrained(locate("slipstream/small-target"))
+    tokenizer.chat_template = OmegaConf.load(TARGETS / f"{name}.yaml").chat_template
+    tokenizer.bos_token = "<|pad|>"
+    asked = said("system Be brief.", "user One?", "assistant Two.", "user Three?")
+    check_generation_markers(tokenizer, asked, "Four.")
+    sample = render_sample(tokenizer, asked, "Four.")
+    assert len(sample.supervised) == 2
+    for (start, stop), answer in zip(sample.supervised, ("Two.", "Four."), strict=True):
+        assert answer in tokenizer.decode(sample.ids[start:stop])
+    assert "Be brief." in tokenizer.decode(sample.ids[: sample.supervised[0][0]])
+    # without a system message everything is as it was
+    assert "Be brief." not in tokenizer.decode(render_prompt(tokenizer, asked[1:]))
