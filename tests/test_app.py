@@ -1,6 +1,8 @@
 """The two commands end to end, on the shipped models: what they write, and that it opens again."""
 
 import json
+import runpy
+import sys
 
 import pytest
 from tests.commands import ROOT, config_of
@@ -102,6 +104,27 @@ def test_every_drafter_of_the_configs_gives_the_output_of_plain_decoding(tmp_pat
         )
     )
     assert divergences == []
+
+
+def test_verify_answers_in_batches_and_finds_what_differs_there(tmp_path, monkeypatch, capsys):
+    """A fault that comes in batches alone; the command then ends with code 1."""
+    answer = Engine.generate_batch
+
+    def faulty(engine, prompts, seeds=None):
+        answers = answer(engine, prompts, seeds)
+        if len(prompts) > 1:
+            answers[1].ids[2] += 1
+        return answers
+
+    monkeypatch.setattr(Engine, "generate_batch", faulty)
+    common = ["verify=true", "num_prompts=4", f"output_dir={tmp_path}"]
+    assert app.infer(config_of("infer", *common)) == []
+    found = app.infer(config_of("infer", "batch_size=2", *common))
+    assert [(each.prompt, each.position) for each in found] == [(2, 2), (3, 2)]
+    monkeypatch.setattr(sys, "argv", ["infer.py", "batch_size=2", *common])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "infer.py"), run_name="__main__")
+    assert ended.value.code == 1
 
 
 def test_fused_and_deferred_draft_the_same_trees():

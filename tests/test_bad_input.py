@@ -79,6 +79,9 @@ def sentence(call, tmp_path, *overrides) -> str:
         (infer, ["target.dtype=int3"], "target.dtype: 'int3' is not one of"),
         (infer, ["prompt=''"], "prompt: "),
         (infer, ["verify=true", "sampling.temperature=1"], "verify: compares greedy outputs"),
+        (infer, ["verify=true", "prompt=Hi"], "verify: compares methods on the prompts of data"),
+        (infer, ["verify=true", "batch_size=0"], "batch_size: must be at least 1"),
+        (infer, ["limits.stop=['']"], "stop: give a text"),
     ],
 )
 def test_config_errors(tmp_path, call, overrides, expected):

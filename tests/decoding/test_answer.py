@@ -1,21 +1,21 @@
 """Where answers end, what is counted, and what callers are told while they grow."""
 
 import pytest
-import torch
+from tests.commands import refused
 from tests.tiny import tiny_target
-from transformers import AutoModelForCausalLM
 
 import slipstream
-from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
-from slipstream.decoding.answer import Limits
+from slipstream.decoding.answer import Answer, Generation, Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
+from slipstream.evaluation import methods
+from slipstream.evaluation.run import answer_one
 from slipstream.targets.loading import load_target
 
 PROMPT = "name[The Punter], eatType[pub], food[Italian], priceRange[cheap], area[riverside]"
@@ -66,7 +66,7 @@ def test_text_and_tokens_are_told_as_they_are_decided(small):
     engine = Engine(small, Streaming("slipstream/small-streaming", "deferred", 4), Sampling(),
                     Limits(96), budget=10)  # fmt: skip
     ids = render_prompt(small.tokenizer, PROMPT)
-    again = engine.generate(ids, callback=lambda token, drafted: tokens.append((token, drafted)))
+    again = engine.generate(ids, callback=lambda token, drafted, _: tokens.append((token, drafted)))
     assert [token for token, _ in tokens] == again.ids
     drafted = sum(was_drafted for _, was_drafted in tokens)
     assert 0 < drafted < len(tokens)
@@ -81,43 +81,13 @@ def test_the_time_shares_add_up(small):
 
 
 def test_statistics_count_as_defined():
-    """Two answers of 5 and 7 tokens in 2 and 3 forwards after prefill: tau (4 + 6) / 5."""
-    total = Statistics(1, 5, 2, 0.5, {"draft": 0.1}) + Statistics(1, 7, 3, 0.5, {"verify": 0.2})
-    assert total.tau == 2.0 and total.mean_accepted_draft_tokens == 1.0
+    """Two answers of 5 and 7 tokens in 2 and 3 forwards after prefill: tau (4 + 6) / 5. The second
+    one ended with a drafted token, after which no next token came."""
+    total = Statistics(1, 5, 2, 0.5, {"draft": 0.1}, drafted=2)
+    total += Statistics(1, 7, 3, 0.5, {"verify": 0.2}, drafted=4)
+    assert total.tau == 2.0 and total.mean_accepted_draft_tokens == 1.2
     assert total.tokens_per_second == 12.0
     assert total.overhead == pytest.approx(0.7)
-
-
-def test_through_transformers_generate():
-    target = tiny_target()
-    ids = torch.tensor([[1, 2, 3, 4]])
-    options = dict(max_new_tokens=20, do_sample=False, pad_token_id=0)
-    expected = target.model.generate(ids, **options)
-    found = target.model.generate(
-        ids, custom_generate=slipstream.custom_generate, drafter=DraftModel(target, 4), **options
-    )
-    assert found.tolist() == expected.tolist()
-    with pytest.raises(InputError, match="one prompt at a time"):
-        target.model.generate(
-            ids.repeat(2, 1),
-            custom_generate=slipstream.custom_generate,
-            drafter=DraftModel(target, 4),
-            **options,
-        )
-
-
-@pytest.mark.parametrize("setting", [{"repetition_penalty": 1.5}, {"max_time": 1.0}])
-def test_custom_generate_refuses_settings_it_would_not_keep(setting):
-    target = tiny_target()
-    with pytest.raises(InputError, match="is not supported; leave out"):
-        target.model.generate(
-            torch.tensor([[1, 2, 3]]),
-            custom_generate=slipstream.custom_generate,
-            drafter=DraftModel(target, 4),
-            max_new_tokens=5,
-            pad_token_id=0,
-            **setting,
-        )
 
 
 def test_answers_end_at_the_end_tokens_of_the_generation_config():
@@ -131,19 +101,91 @@ def test_answers_end_at_the_end_tokens_of_the_generation_config():
     assert answer.finished == "end" and answer.ids == free[: free.index(end) + 1]
 
 
-def test_the_shipped_speculator_through_transformers_generate(small):
-    """As the README shows it: a plain transformers model, no tokenizer in sight."""
-    model = AutoModelForCausalLM.from_pretrained(locate(small.name), dtype=torch.float32)
-    ids = torch.tensor([render_prompt(small.tokenizer, PROMPT)])
-    drafter = Streaming("slipstream/small-streaming", schedule="deferred", top_k=4)
-    found = model.generate(
-        ids, custom_generate=slipstream.custom_generate, drafter=drafter, max_new_tokens=40
-    )
-    assert found.tolist() == model.generate(ids, max_new_tokens=40, do_sample=False).tolist()
-
-
 def test_sampling_depends_on_the_seed_alone(small):
     answers = [
         slipstream.generate(PROMPT, small, temperature=1.0, seed=seed).text for seed in (1, 1, 2)
     ]
     assert answers[0] == answers[1] != answers[2]
+
+
+def test_the_last_drafted_token_of_an_answer_is_an_accepted_one():
+    """A perfect draft of a whole answer: all but the first token were drafted, the end as well."""
+    target = tiny_target()
+    free = PlainDecoder(target, Sampling(), Limits(30)).generate([1, 2, 3]).ids
+    length = next(place for place in range(4, 9) if free[place] not in free[:place]) + 1
+    target.model.generation_config.eos_token_id = free[length - 1]
+    engine = Engine(target, DraftModel(target, 12), Sampling(), Limits(30), budget=13)
+    numbers = engine.generate([1, 2, 3]).statistics
+    assert (numbers.tokens, numbers.target_forwards) == (length, 1)
+    assert numbers.mean_accepted_draft_tokens == numbers.drafted == length - 1
+
+
+@pytest.mark.parametrize("budget", [1, 5])
+def test_an_answer_of_one_token_has_the_tau_of_plain_decoding(budget):
+    target = tiny_target()
+    engine = Engine(target, DraftModel(target, 4), Sampling(), Limits(1), budget)
+    numbers = engine.generate([1, 2, 3]).statistics
+    assert numbers.target_forwards == 0 and numbers.tau == 1.0
+    assert numbers.mean_accepted_draft_tokens == 0
+
+
+@pytest.mark.parametrize(("ids", "expected"), [(0, {0}), ([0, 5], {0, 5}), (None, set())])
+def test_end_tokens_are_those_of_the_generation_config(ids, expected):
+    """Token 0 is one, and None is none, whatever else the model's config says."""
+    target = tiny_target()
+    target.model.config.eos_token_id = 7
+    target.model.generation_config.eos_token_id = ids
+    assert target.end_ids == expected
+
+
+def test_a_stop_string_may_be_given_alone(small):
+    whole = slipstream.generate(PROMPT, small).text
+    stop = whole[20:24]
+    alone, listed = (slipstream.generate(PROMPT, small, stop=each) for each in (stop, [stop]))
+    assert alone.text == listed.text == whole[: whole.index(stop)]
+    assert Limits(stop="ab").stop == ("ab",)
+
+
+@pytest.mark.parametrize("stop", ["", [""], ["a", ""], [1], 5])
+def test_stop_strings_that_would_end_everything_are_refused(stop):
+    assert "stop: give" in refused(lambda: Limits(stop=stop))
+
+
+def test_streamed_text_ends_where_the_text_ends(small):
+    """What may begin a stop string is held back, and given out where it did not."""
+    whole = slipstream.generate(PROMPT, small).text
+    for stop in (whole[20:24], whole[10:19], whole[5:7] + "~", whole[-3:] + "~"):
+        pieces = []
+        answer = slipstream.generate(PROMPT, small, stop=stop, on_text=pieces.append)
+        assert "".join(pieces) == answer.text
+        assert stop not in answer.text
+    assert answer.text == whole
+
+
+@pytest.mark.parametrize("text", ["日本 – naïve 🚰 café", "🚰🚰"])
+def test_characters_of_several_tokens_are_told_whole(small, text):
+    target = tiny_target()
+    target.tokenizer = small.tokenizer
+    ids, pieces = small.tokenizer(text).input_ids, []
+    answer = Answer(target, Limits(), len(ids), lambda _, __, piece: pieces.append(piece))
+    for token in ids:
+        answer.emit(token, drafted=True)
+    assert answer.finished == "length" and len(ids) > len(text)
+    assert "".join(pieces) == answer.text() == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_the_terminal_shows_what_was_written(small, monkeypatch, capsys):
+    """Characters that several tokens spell are not broken into replacement characters."""
+    ids = small.tokenizer("café 日本 🚰").input_ids
+
+    class Spelling(PlainDecoder):
+        def generate(self, prompt_ids, seed=0, callback=None):
+            answer = Answer(self.target, self.limits, len(ids), callback)
+            for token in ids:
+                answer.emit(token, drafted=False)
+            return Generation(ids, answer.text(), "length", Statistics(1, len(ids)))
+
+    monkeypatch.setattr(methods, "PlainDecoder", Spelling)
+    answer_one(small, methods.Plain(), Sampling(), Limits(), "Write", 0)
+    assert capsys.readouterr().out.startswith("café 日本 🚰\n")

@@ -12,11 +12,13 @@ from tests.decoding.options import (
     pair_of,
     recomputed,
 )
-from tests.tiny import ARCHITECTURES
+from tests.tiny import ARCHITECTURES, tiny_speculator, tiny_target
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.streaming import speculator as streams
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
@@ -59,6 +61,21 @@ def test_greedy_output_is_that_of_one_token_per_forward(architecture, mode, name
             expected = logits[: len(drafter.logits)]
             torch.testing.assert_close(drafter.logits, expected, rtol=0, atol=tolerance)
             assert drafter.pruned == (tree in PRUNED), (schedule, tree)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_streams_without_the_mlp_decode_batches(architecture):
+    """The rows that the MLP still sees are a part of the batch that lies in pieces."""
+    target = tiny_target(architecture, vocab_size=VOCABULARY)
+    if target.family.mlp is None:
+        return
+    speculator = tiny_speculator(target, seed=2, mlp="adapter")
+    prompts = [PROMPT, PROMPT[:3]]
+    plain = PlainDecoder(target, Sampling(), Limits(LENGTH))
+    for schedule in ("fused", "deferred"):
+        drafter = Streaming(speculator, schedule, 2)
+        found = Engine(target, drafter, Sampling(), Limits(LENGTH), 6).generate_batch(prompts)
+        assert [each.ids for each in found] == [plain.generate(each).ids for each in prompts]
 
 
 @pytest.mark.parametrize("mode", OPTIONS)

@@ -154,7 +154,8 @@ def _hook_in_place_of(module: nn.Module, adapter: LowRank, rows: Rows) -> list:
 
     def divide(_, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         streams.append(adapter(inputs[0][..., rows.num_nodes :, :]))
-        return (inputs[0][..., : rows.num_nodes, :],)
+        # Of a batch a part of the rows lies in pieces, which GPT-2's Conv1D cannot take.
+        return (inputs[0][..., : rows.num_nodes, :].contiguous(),)
 
     def join(_, __, output: torch.Tensor) -> torch.Tensor:
         return torch.cat([output, streams.pop()], dim=-2)

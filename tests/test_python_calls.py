@@ -1,0 +1,248 @@
+"""The Python calls: `slipstream.generate`, and transformers' `generate(custom_generate=...)`."""
+
+from pathlib import Path
+from queue import Empty
+
+import pytest
+import torch
+from tests.commands import config_of, refused
+from tests.tiny import tiny_speculator, tiny_target
+from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
+
+import slipstream
+from slipstream import app
+from slipstream.assets import locate
+from slipstream.core.errors import InputError
+from slipstream.data.rendering import render_prompt
+from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.drafters.streaming import Streaming
+from slipstream.drafters.unispec import UniSpec
+from slipstream.targets.loading import load_target
+from slipstream.targets.target import Target
+
+PROMPT = "name[The Punter], eatType[pub], food[Italian], priceRange[cheap], area[riverside]"
+OTHER = "name[The Mill], eatType[coffee shop], food[English]"
+
+
+@pytest.fixture(scope="module")
+def small():
+    return load_target("slipstream/small-target")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(locate("slipstream/small-target"))
+
+
+@pytest.fixture(scope="module")
+def ids(small):
+    return torch.tensor([render_prompt(small.tokenizer, PROMPT)])
+
+
+def ours(model, ids, drafter, **options):
+    return model.generate(
+        ids, custom_generate=slipstream.custom_generate, drafter=drafter, **options
+    )
+
+
+def test_through_transformers_generate():
+    target = tiny_target()
+    ids = torch.tensor([[1, 2, 3, 4]])
+    options = dict(max_new_tokens=20, do_sample=False, pad_token_id=0)
+    expected = target.model.generate(ids, **options)
+    found = target.model.generate(
+        ids, custom_generate=slipstream.custom_generate, drafter=DraftModel(target, 4), **options
+    )
+    assert found.tolist() == expected.tolist()
+    with pytest.raises(InputError, match="one prompt at a time"):
+        target.model.generate(
+            ids.repeat(2, 1),
+            custom_generate=slipstream.custom_generate,
+            drafter=DraftModel(target, 4),
+            **options,
+        )
+
+
+@pytest.mark.parametrize("setting", [{"repetition_penalty": 1.5}, {"max_time": 1.0}])
+def test_custom_generate_refuses_settings_it_would_not_keep(setting):
+    target = tiny_target()
+    with pytest.raises(InputError, match="is not supported; leave out"):
+        target.model.generate(
+            torch.tensor([[1, 2, 3]]),
+            custom_generate=slipstream.custom_generate,
+            drafter=DraftModel(target, 4),
+            max_new_tokens=5,
+            pad_token_id=0,
+            **setting,
+        )
+
+
+def test_the_shipped_speculator_through_transformers_generate(small):
+    """As the README shows it: a plain transformers model, no tokenizer in sight."""
+    model = AutoModelForCausalLM.from_pretrained(locate(small.name), dtype=torch.float32)
+    ids = torch.tensor([render_prompt(small.tokenizer, PROMPT)])
+    drafter = Streaming("slipstream/small-streaming", schedule="deferred", top_k=4)
+    found = model.generate(
+        ids, custom_generate=slipstream.custom_generate, drafter=drafter, max_new_tokens=40
+    )
+    assert found.tolist() == model.generate(ids, max_new_tokens=40, do_sample=False).tolist()
+
+
+GREEDY = dict(max_new_tokens=24, do_sample=False, pad_token_id=0)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_custom_generate_ends_at_the_end_tokens_of_the_call(several):
+    target, ids = tiny_target(), torch.tensor([[1, 2, 3]])
+    free = target.model.generate(ids, **GREEDY)[0, 3:].tolist()
+    end = next(token for token in free[4:] if token not in free[:4])
+    unseen = next(token for token in range(target.vocab_size) if token not in free)
+    options = GREEDY | dict(eos_token_id=[unseen, end] if several else end)
+    expected = target.model.generate(ids, **options).tolist()
+    assert len(expected[0]) < 3 + len(free)
+    assert ours(target.model, ids, DraftModel(target, 4), **options).tolist() == expected
+
+
+def test_custom_generate_does_not_read_the_padding(model, ids):
+    padded = torch.cat([torch.zeros(1, 6, dtype=torch.long), ids], 1)
+    mask = (torch.arange(padded.shape[1]) >= 6).long()[None]
+    options = dict(attention_mask=mask, max_new_tokens=24, do_sample=False)
+    expected = model.generate(padded, **options).tolist()
+    drafter = PromptLookup(3, 4)
+    assert ours(model, padded, drafter, **options).tolist() == expected
+    assert expected[0][6:] == ours(model, ids, drafter, max_new_tokens=24)[0].tolist()
+    mask[0, -2] = 0
+    with pytest.raises(InputError, match="attention_mask: only tokens before the prompt"):
+        ours(model, padded, drafter, **options)
+
+
+def test_custom_generate_streams_and_ends_the_stream(model, ids):
+    tokenizer = AutoTokenizer.from_pretrained(locate("slipstream/small-target"))
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=1)
+    found = ours(model, ids, PromptLookup(3, 4), max_new_tokens=24, streamer=streamer)
+    try:
+        text = "".join(streamer)
+    except Empty:
+        pytest.fail("the stream never ends")
+    assert text == tokenizer.decode(found[0, ids.shape[1] :])
+
+
+def test_custom_generate_returns_the_output_object_it_is_asked_for(model, ids):
+    options = dict(max_new_tokens=24, return_dict_in_generate=True)
+    found = ours(model, ids, PromptLookup(3, 4), **options)
+    expected = model.generate(ids, do_sample=False, **options)
+    assert type(found) is type(expected) and found.sequences.equal(expected.sequences)
+    with pytest.raises(InputError, match="output_scores is not supported"):
+        ours(model, ids, PromptLookup(3, 4), output_scores=True, **options)
+
+
+def test_samples_differ_unless_they_are_seeded(model, ids):
+    options = dict(max_new_tokens=24, do_sample=True, temperature=1.0, top_k=0)
+
+    def answers(**seed):
+        return [ours(model, ids, PromptLookup(3, 4), **options, **seed).tolist() for _ in range(4)]
+
+    torch.manual_seed(0)
+    free = answers()
+    assert len({str(answer) for answer in free}) > 1
+    torch.manual_seed(0)
+    assert answers() == free
+    assert len({str(answer) for answer in answers(seed=1)}) == 1
+
+
+def test_a_second_call_finds_what_the_first_one_made():
+    """Kept stores, streams that were trained together with the target, and a draft model."""
+    target, ids = tiny_target(), torch.tensor([[1, 2, 3, 4]])
+    shared = tiny_speculator(target, mode="shared")
+    with pytest.raises(InputError, match="made for another target"):
+        ours(tiny_target(seed=1).model, ids, Streaming(shared, "auto", 2), **GREEDY)
+    folderless = Target(target.model)
+    target.model.slipstream_target = target
+    store = UniSpec(4, 4, 0.0, 1.0, [0.4, 0.3, 0.2, 0.1], True, True, keep=True)
+    for drafter in (Streaming(shared, "auto", 2), store, DraftModel(folderless, 4)):
+        first, second = (ours(target.model, ids, drafter, **GREEDY).tolist() for _ in range(2))
+        assert first == second
+    assert len(store.stores) == 1 and store.stores[0].known
+
+
+def test_a_draft_model_with_a_tokenizer_serves_a_model_without(model, ids):
+    drafter = DraftModel(load_target("slipstream/small-draft"), 4)
+    expected = model.generate(ids, max_new_tokens=24, do_sample=False).tolist()
+    for _ in range(2):
+        assert ours(model, ids, drafter, max_new_tokens=24).tolist() == expected
+
+
+def test_generate_takes_messages_as_the_chat_template_has_them(small):
+    expected = slipstream.generate(PROMPT, small).ids
+    messages = [{"role": "user", "content": PROMPT}]
+    assert slipstream.generate(messages, small).ids == expected
+    assert [each.ids for each in slipstream.generate([messages], small)] == [expected]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_generate_answers_several_prompts(small, temperature):
+    options = dict(target=small, temperature=temperature)
+    messages = [{"role": "user", "content": OTHER}]
+    found = slipstream.generate([PROMPT, messages, PROMPT], seed=3, **options)
+    alone = [
+        slipstream.generate(prompt, seed=seed, **options)
+        for seed, prompt in enumerate((PROMPT, messages, PROMPT), start=3)
+    ]
+    assert [each.text for each in found] == [each.text for each in alone]
+
+
+@pytest.mark.parametrize("prompt", [5, None, [], [1, 2], [PROMPT, 3], {"role": "user"}, [[]]])
+def test_generate_refuses_what_is_no_prompt(small, prompt):
+    assert "prompt: give a text" in refused(lambda: slipstream.generate(prompt, small))
+
+
+def test_generate_streams_one_answer_at_a_time(small):
+    call = lambda: slipstream.generate([PROMPT, OTHER], small, on_text=print)  # noqa: E731
+    assert "on_text" in refused(call)
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup", "draft_model", "unispec", "streaming", None])
+def test_generate_takes_drafters_by_name(small, name):
+    expected = slipstream.generate(PROMPT, small, drafter=None)
+    assert expected.statistics.tau == 1.0
+    found = slipstream.generate(PROMPT, small, drafter=name)
+    assert found.ids == expected.ids and (name is None or found.statistics.tau > 1)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "expected"),
+    [
+        ("promt_lookup", "did you mean 'prompt_lookup'"),
+        ("x", "choose among"),
+        (5, "give a Drafter"),
+    ],
+)
+def test_generate_refuses_what_is_no_drafter(small, drafter, expected):
+    assert expected in refused(lambda: slipstream.generate(PROMPT, small, drafter=drafter))
+
+
+def test_generate_takes_a_folder_or_a_model_as_target(small, model, tmp_path):
+    expected = slipstream.generate(PROMPT, small).ids
+    assert slipstream.generate(PROMPT, Path(locate(small.name))).ids == expected
+    assert slipstream.generate(PROMPT, model).ids == expected
+    assert "target: give" in refused(lambda: slipstream.generate(PROMPT, 5))
+    tiny = tiny_target().model
+    assert "target: no tokenizer" in refused(lambda: slipstream.generate(PROMPT, tiny, None))
+
+
+def test_budget_auto_is_what_the_command_calibrated(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call = lambda: slipstream.generate(PROMPT, small, budget="auto")  # noqa: E731
+    assert "nothing was calibrated" in refused(call)
+    assert "budget: give" in refused(lambda: slipstream.generate(PROMPT, small, budget="most"))
+    app.infer(
+        config_of(
+            "infer", "calibrate=true", "calibration.budgets=[4,8]", "calibration.num_prompts=1",
+            "limits.max_new_tokens=8", f"output_dir={tmp_path}/out",
+        )
+    )  # fmt: skip
+    expected = slipstream.generate(PROMPT, small, drafter=None).ids
+    assert call().ids == call().ids == expected
+    several = slipstream.generate([PROMPT, PROMPT], small, budget="auto")
+    assert [each.ids for each in several] == [expected] * 2
