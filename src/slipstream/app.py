@@ -128,7 +128,9 @@ def train(config: DictConfig) -> Path:
 
     from slipstream.speculators.checkpoint import check_writable
     from slipstream.training.run import finish, start
+    from slipstream.training.tracking import log_config, log_once
 
+    log_once()
     output = Path(config.output_dir)
     check_writable(output, "output_dir")
     L.seed_everything(config.seed)
@@ -144,8 +146,10 @@ def train(config: DictConfig) -> Path:
     if config.check:
         print("check: configuration, data and models fit; nothing was trained")
         return output
+    content = OmegaConf.to_container(config, resolve=True)
+    log_config(trainer.loggers, content)
     start(trainer, module, data, config.resume)
-    return finish(trainer, module, output, OmegaConf.to_container(config, resolve=True))
+    return finish(trainer, module, output, content)
 
 
 def infer(config: DictConfig) -> list:

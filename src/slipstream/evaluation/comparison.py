@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from statistics import fmean
 
+from rich.markup import escape
 from rich.progress import Progress, track
 
 from slipstream.core.errors import InputError
@@ -132,7 +133,7 @@ def compare(
             runs[name].generations = [answers[place] for place in range(len(ids))]
     for name, method in methods.items():
         if sampling.greedy and method.drafter and method.reference:
-            answers = track(ids, description=f"reference of {name}")
+            answers = track(ids, description=f"reference of {escape(name)}")
             runs[name].expected = [method.reference.generate(prompt) for prompt in answers]
     return list(runs.values())
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from slipstream.core.device import device_name
 from slipstream.evaluation.comparison import Record, Run, expected_answers, scores
@@ -128,13 +129,13 @@ def markdown(records: list[Record]) -> str:
 def print_tables(records: list[Record], console: Console) -> None:
     """The same tables on the terminal."""
     for prompt_set in dict.fromkeys(record.prompt_set for record in records):
-        table = Table(title=prompt_set)
+        table = Table(title=Text(prompt_set))
         columns, *rows = lines_of([each for each in records if each.prompt_set == prompt_set])
         for place, column in enumerate(columns):
             words = column in ("method", "details")
             table.add_column(column, justify="left" if words else "right", no_wrap=place == 0)
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))
         console.print(table)
 
 

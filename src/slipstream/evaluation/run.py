@@ -84,17 +84,18 @@ def compare_methods(
         if record.drafter is not None and record.tau < LOW_TAU:
             console.print(
                 f"warning: {record.method} on {record.prompt_set} has tau "
-                f"{record.tau:.2f}: it hardly drafts anything that is accepted"
+                f"{record.tau:.2f}: it hardly drafts anything that is accepted",
+                markup=False,
             )
         ours = isinstance(methods[record.method], Speculative | Sprinter | Auto)
         if ours and record.speedup_vs_plain is not None and record.speedup_vs_plain < 1:
             console.print(
                 f"note: {record.method} on {record.prompt_set} is slower than our plain "
-                f"decoding ({record.speedup_vs_plain:.2f}x)"
+                f"decoding ({record.speedup_vs_plain:.2f}x)",
+                markup=False,
             )
-    console.print(
-        f"results: {output}/results.json, answers.jsonl, table.md, speedup.png", soft_wrap=True
-    )
+    files = f"{output}/results.json, answers.jsonl, table.md, speedup.png"
+    console.print(f"results: {files}", soft_wrap=True, markup=False)
     return records
 
 

@@ -3,6 +3,7 @@
 import lightning as L
 from lightning.pytorch.callbacks import TQDMProgressBar
 from rich.console import Console
+from rich.text import Text
 
 from slipstream.data.rendering import Sample
 
@@ -27,7 +28,7 @@ class RunSummary(L.Callback):
             f"{100 * data.supervised_share:.1f} % of their tokens supervised"
         )
         console.print("first sample, supervised tokens in green:")
-        console.print(_masked(data.samples["train"][0], data.tokenizer), highlight=False)
+        console.print(_masked(data.samples["train"][0], data.tokenizer))
 
 
 def memory_estimate(module: L.LightningModule, batch_tokens: int) -> int:
@@ -49,11 +50,14 @@ def _gigabytes(count: int) -> str:
     return f"{count / 2**30:.2f} GiB"
 
 
-def _masked(sample: Sample, tokenizer) -> str:
-    """The sample's text in rich markup, the supervised part green."""
-    prompt = tokenizer.decode(sample.ids[: sample.prompt_length]).replace("[", r"\[")
-    answer = tokenizer.decode(sample.ids[sample.prompt_length :]).replace("[", r"\[")
-    return f"[dim]{prompt}[/dim][green]{answer}[/green]"
+def _masked(sample: Sample, tokenizer) -> Text:
+    """The sample's text, its supervised parts green."""
+    text, done = Text(), 0
+    for start, stop in sample.supervised:
+        text.append(tokenizer.decode(sample.ids[done:start]), style="dim")
+        text.append(tokenizer.decode(sample.ids[start:stop]), style="green")
+        done = stop
+    return text
 
 
 class SaveWhenInterrupted(L.Callback):

@@ -1,6 +1,20 @@
-"""The W&B logger: online when the user is logged in, offline otherwise, never waiting for input."""
+"""What a run is told with: log lines on the terminal, each once, and the W&B logger.
 
+W&B is online when the user is logged in, offline otherwise, and never waits for input.
+"""
+
+import logging
 import os
+
+RANK_ZERO = "lightning.pytorch.utilities.rank_zero"
+"""The logger of what Lightning says of its own accord."""
+
+
+def log_once() -> None:
+    """Lightning's log lines are printed once, by the root logger if it prints, and without tips."""
+    if logging.getLogger().hasHandlers():
+        logging.getLogger("lightning").handlers.clear()
+    logging.getLogger(RANK_ZERO).addFilter(_is_no_tip)
 
 
 def wandb_logger(project: str, save_dir: str):
@@ -8,7 +22,21 @@ def wandb_logger(project: str, save_dir: str):
     import wandb
     from lightning.pytorch.loggers import WandbLogger
 
-    logged_in = wandb.login(prompt=False)
-    mode = os.environ.get("WANDB_MODE", "online" if logged_in else "offline")
+    mode = os.environ.get("WANDB_MODE")
+    if mode is None:
+        mode = "online" if wandb.login(prompt=False) else "offline"
     settings = wandb.Settings(silent=True, init_timeout=30)
     return WandbLogger(project=project, save_dir=save_dir, mode=mode, settings=settings)
+
+
+def log_config(loggers: list, config: dict) -> None:
+    """Give W&B the run's config; other loggers stand beside the config that Hydra writes."""
+    from lightning.pytorch.loggers import WandbLogger
+
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_hyperparams(config)
+
+
+def _is_no_tip(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("💡")

@@ -1,0 +1,48 @@
+"""pyproject.toml declares what the package imports, and constraints.txt pins all of it."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+
+from tests.commands import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def plain(name: str) -> str:
+    """A distribution's name as registries compare it."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", name)[0]).lower()
+
+
+def imported() -> set[str]:
+    """The top-level names that any file of the package imports, wherever in it."""
+    names = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(node.module.partition(".")[0])
+    return names - sys.stdlib_module_names - {"slipstream"}
+
+
+def test_every_import_is_declared():
+    declared, providers = (
+        {plain(each) for each in PROJECT["dependencies"]},
+        packages_distributions(),
+    )
+    missing = {
+        name
+        for name in imported()
+        if not declared & {plain(each) for each in providers.get(name, [name])}
+    }
+    assert not missing
+
+
+def test_all_that_is_declared_is_pinned():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {plain(line) for line in lines if re.fullmatch(r"[\w.-]+==[\w.+!-]+", line)}
+    declared = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
+    assert {plain(each) for each in declared} <= pinned

@@ -1,0 +1,83 @@
+"""What a training run tells: each line once, nobody's advertisements, and its config to W&B."""
+
+import collections
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from lightning.pytorch.loggers import CSVLogger
+from rich.console import Console
+from tests.commands import ROOT
+from tests.tiny import save_tiny_target, tiny_tokenizer
+
+from slipstream.data.rendering import Sample
+from slipstream.training.callbacks import _masked
+from slipstream.training.tracking import log_config, wandb_logger
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder, the output and the errors of a run of one step, W&B offline."""
+    folder = tmp_path_factory.mktemp("run")
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = "w3"
+    target = save_tiny_target(folder / "target", tokenizer=tokenizer)
+    rows = [{"prompt": f"w{n} w5 w6", "completion": "w7 w8 w9"} for n in range(10, 26)]
+    (folder / "rows").mkdir()
+    for split in ("train", "validation"):
+        (folder / "rows" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = subprocess.run(
+        [
+            sys.executable, str(ROOT / "train.py"), "debug=quick", f"target.name={target}",
+            "data=jsonl", f"data.path={folder / 'rows'}", "data.regenerate=false",
+            "speculator.num_msa_layers=2", "speculator.num_streams=2", "trainer.max_steps=1",
+            "trainer.val_check_interval=1", "trainer.accelerator=cpu", "target.device=cpu",
+            "training.validation_prompts=1", "training.learning_rate=1.25e-3",
+            f"output_dir={folder / 'out'}",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"WANDB_MODE": "offline"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "out", done.stdout, done.stderr
+
+
+def test_every_log_line_comes_once_and_none_advertises(run):
+    _, printed, errors = run
+    told = [line.rpartition("] - ")[2] for line in printed.splitlines() if "[INFO] - " in line]
+    told += [line.removeprefix("INFO: ") for line in errors.splitlines() if "INFO: " in line]
+    assert any("GPU available" in line for line in told)
+    assert [line for line, count in collections.Counter(told).items() if count > 1] == []
+    assert "litlogger" not in printed + errors and "Tip:" not in printed + errors
+
+
+def test_wandb_is_given_the_config_of_the_run(run):
+    (record,) = (run[0] / "wandb").glob("offline-run-*/*.wandb")
+    assert b'"learning_rate":0.00125' in record.read_bytes().replace(b": ", b":")
+    assert not (run[0] / "metrics" / "hparams.yaml").exists()
+
+
+def test_only_wandb_is_given_the_config(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracked, table = wandb_logger("slipstream", str(tmp_path)), CSVLogger(str(tmp_path))
+    log_config([table, tracked], {"training": {"learning_rate": 1.25e-3}, "seed": 5})
+    found = dict(tracked.experiment.config)
+    tracked.experiment.finish()
+    assert found == {"training": {"learning_rate": 1.25e-3}, "seed": 5}
+    assert not table.experiment.hparams
+
+
+@pytest.mark.parametrize("text", [r"\[/x]", "[/green]", "[bold]", "a\\", "[link=x"])
+def test_no_text_is_taken_for_markup(text):
+    class Tokenizer:
+        def decode(self, ids):
+            return text if ids else ""
+
+    console = Console(file=io.StringIO(), width=200)
+    console.print(_masked(Sample([1, 2, 3, 4], 3, ((1, 2),)), Tokenizer()))
+    assert console.file.getvalue() == text * 4 + "\n"
