@@ -35,7 +35,7 @@ def answer_one(
             f"methods: {type(method).__name__} cannot show an answer while it is decided; let "
             "another method be the last one"
         )
-    method.prepare(target, sampling, limits)
+    method.ready(target, sampling, limits)
     console = Console()
     shown: list[int] = []
 
@@ -136,7 +136,7 @@ def verify_methods(
             )
     found = []
     for name, method in methods.items():
-        method.prepare(target, sampling, limits)
+        method.ready(target, sampling, limits)
         reference = method.reference or PlainReference(target, limits)
         for number, prompt in enumerate(prompts):
             ids = render_prompt(target.tokenizer, prompt.text)
