@@ -4,7 +4,8 @@ import json
 
 import pytest
 from tests.commands import ROOT, config_of, refused
-from tests.tiny import save_tiny_target
+from tests.data.test_rendering import TEMPLATE
+from tests.tiny import save_tiny_target, tiny_tokenizer
 
 from slipstream import app
 from slipstream.assets import SHIPPED, locate
@@ -169,6 +170,43 @@ def test_methods_are_prepared_once(tmp_path, monkeypatch):
     records = app.infer(config)
     assert {record.method for record in records} == {"plain", "streaming_deferred", "auto"}
     assert len(opened) == 2  # of streaming_deferred, and of the candidate of auto
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.regenerate=false", "training.num_segments=3"],
+        ["data.regenerate=false", "speculator=streaming_shared", "training.num_segments=3"],
+        ["data.keep_unfinished=true"],
+    ],
+)
+def test_conversations_are_trained_on_and_answered(tmp_path, overrides):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    target = save_tiny_target(tmp_path / "target", tokenizer=tokenizer)
+    (tmp_path / "rows").mkdir()
+    roles = ["system", "user", "assistant", "user", "assistant"]
+    for split in ("train", "validation", "test"):
+        rows = [
+            {"messages": [{"role": role, "content": f"w{n} w{n + 1}"} for role in roles]}
+            for n in range(10, 26)
+        ]
+        (tmp_path / "rows" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    common = (f"target.name={target}", "target.device=cpu", f"data.path={tmp_path / 'rows'}")
+    folder = train(
+        tmp_path, *common, "data=jsonl", "data.max_new_tokens=6", "speculator.num_msa_layers=2",
+        "speculator.num_streams=2", "trainer.accelerator=cpu", "trainer.max_steps=1",
+        "trainer.val_check_interval=1", FEW, *overrides,
+    )  # fmt: skip
+    records = app.infer(
+        config_of(
+            "infer", f"speculator_path={folder}", *common, "num_prompts=3", "repeats=1",
+            "limits.max_new_tokens=6", f"output_dir={tmp_path}",
+        )
+    )  # fmt: skip
+    assert all(record.identical == record.num_prompts for record in records)
+    answers = (tmp_path / "answers.jsonl").read_text().splitlines()
+    assert [each["role"] for each in json.loads(answers[0])["prompt"]] == roles[:-1]
 
 
 def test_fused_and_deferred_draft_the_same_trees():
