@@ -5,7 +5,9 @@ import runpy
 import sys
 
 import pytest
-from tests.commands import ROOT, config_of
+from tests.commands import ROOT, config_of, refused
+from tests.data.test_rendering import TEMPLATE
+from tests.tiny import save_tiny_target, tiny_tokenizer
 
 from slipstream import app
 from slipstream.assets import SHIPPED, locate
@@ -14,6 +16,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
+from slipstream.drafters import streaming
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.comparison import Record
 from slipstream.evaluation.prompts import PromptSets
@@ -125,6 +128,108 @@ def test_verify_answers_in_batches_and_finds_what_differs_there(tmp_path, monkey
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / "infer.py"), run_name="__main__")
     assert ended.value.code == 1
+
+
+@pytest.fixture
+def other_target(tmp_path, monkeypatch):
+    """A target of another vocabulary than the shipped models have, and rows for it."""
+    monkeypatch.chdir(tmp_path)  # what is cached lies below runs/
+    folder = save_tiny_target(tmp_path / "target")
+    (tmp_path / "rows").mkdir()
+    rows = [{"prompt": f"w{n} w5 w6 w{n}", "completion": "w7 w8 w9"} for n in range(10, 26)]
+    for split in ("train", "test"):
+        (tmp_path / "rows" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return (
+        f"target.name={folder}", "target.device=cpu", "data.path=rows", "num_prompts=2",
+        "repeats=1", "limits.max_new_tokens=6", f"output_dir={tmp_path / 'out'}",
+    )  # fmt: skip
+
+
+def test_all_drafters_leave_out_and_name_what_cannot_fit_another_target(other_target, capsys):
+    records = app.infer(
+        config_of("infer", "experiment=all_drafters", "methods.auto.num_prompts=3", *other_target)
+    )
+    of_draft_model = [
+        "draft_model", "assistant_threshold", "heuristic", "gammatune", "gammatune_plus", "adaedl",
+        "specdec_plus_plus", "disco", "auto.candidates.assistant_threshold",
+    ]  # fmt: skip
+    of_speculator = [
+        "streaming_fused", "streaming_deferred", "combined", "auto.candidates.streaming",
+        "auto.candidates.combined",
+    ]  # fmt: skip
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: left")]
+    told = dict(line.removeprefix("note: left out methods.").split(": ", 1) for line in notes)
+    assert told.keys() == {*of_draft_model, *of_speculator}
+    for name in of_draft_model:
+        assert "slipstream/small-draft has another vocabulary than the target" in told[name]
+    for name in of_speculator:
+        assert "was trained for" in told[name]
+    assert {record.method for record in records} == {
+        "plain", "prompt_lookup", "anpd", "token_recycling", "unispec", "combined_untrained",
+        "combined_text", "rest", "lookahead", "spectra", "spectra_retrieval", "auto",
+    }  # fmt: skip
+
+
+def test_a_method_that_is_asked_for_and_does_not_fit_is_named(other_target):
+    config = config_of("infer", "drafter=draft_model", *other_target)
+    found = refused(lambda: app.infer(config))
+    assert found.startswith("methods.drafter: drafter.model: slipstream/small-draft has another")
+
+
+def test_methods_are_prepared_once(tmp_path, monkeypatch):
+    opened = []
+    load = streaming.load_speculator
+    monkeypatch.setattr(
+        streaming, "load_speculator", lambda *given: opened.append(given[0]) or load(*given)
+    )
+    config = config_of("infer", "experiment=all_drafters", "num_prompts=2", "repeats=1",
+                       "methods.auto.num_prompts=3", f"output_dir={tmp_path}")  # fmt: skip
+    for name in list(config.methods):
+        if name not in ("plain", "streaming_deferred", "auto"):
+            config.methods[name] = None
+    for name in list(config.methods.auto.candidates):
+        if name not in ("plain", "streaming"):
+            config.methods.auto.candidates[name] = None
+    records = app.infer(config)
+    assert {record.method for record in records} == {"plain", "streaming_deferred", "auto"}
+    assert len(opened) == 2  # of streaming_deferred, and of the candidate of auto
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.regenerate=false", "training.num_segments=3"],
+        ["data.regenerate=false", "speculator=streaming_shared", "training.num_segments=3"],
+        ["data.keep_unfinished=true"],
+    ],
+)
+def test_conversations_are_trained_on_and_answered(tmp_path, overrides):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    target = save_tiny_target(tmp_path / "target", tokenizer=tokenizer)
+    (tmp_path / "rows").mkdir()
+    roles = ["system", "user", "assistant", "user", "assistant"]
+    for split in ("train", "validation", "test"):
+        rows = [
+            {"messages": [{"role": role, "content": f"w{n} w{n + 1}"} for role in roles]}
+            for n in range(10, 26)
+        ]
+        (tmp_path / "rows" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    common = (f"target.name={target}", "target.device=cpu", f"data.path={tmp_path / 'rows'}")
+    folder = train(
+        tmp_path, *common, "data=jsonl", "data.max_new_tokens=6", "speculator.num_msa_layers=2",
+        "speculator.num_streams=2", "trainer.accelerator=cpu", "trainer.max_steps=1",
+        "trainer.val_check_interval=1", FEW, *overrides,
+    )  # fmt: skip
+    records = app.infer(
+        config_of(
+            "infer", f"speculator_path={folder}", *common, "num_prompts=3", "repeats=1",
+            "limits.max_new_tokens=6", f"output_dir={tmp_path}",
+        )
+    )  # fmt: skip
+    assert all(record.identical == record.num_prompts for record in records)
+    answers = (tmp_path / "answers.jsonl").read_text().splitlines()
+    assert [each["role"] for each in json.loads(answers[0])["prompt"]] == roles[:-1]
 
 
 def test_fused_and_deferred_draft_the_same_trees():

@@ -141,6 +141,14 @@ def test_an_output_folder_that_cannot_be_written(tmp_path):
     assert (tmp_path / "file").read_text() == "kept"
 
 
+def test_a_folder_of_calibrations_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    folder = f"calibration.folder={tmp_path / 'file' / 'below'}"
+    few = ("calibration.budgets=[2,4]", "calibration.num_prompts=2", "limits.max_new_tokens=4")
+    found = sentence(infer, tmp_path, "calibrate=true", "drafter=anpd", folder, *few)
+    assert found.startswith("calibration.folder: cannot write to")
+
+
 @pytest.mark.parametrize(
     "script, overrides, expected",
     [

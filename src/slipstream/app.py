@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 # oneDNN compiles a kernel for every new shape; with its default of 1,024 a training run would
@@ -43,6 +44,7 @@ INFER_KEYS = frozenset(
         "batch_size",
         "data",
         "methods",
+        "leave_out_unfit",
         "study",
         "sampling",
         "limits",
@@ -158,6 +160,7 @@ def infer(config: DictConfig) -> list:
     import torch
 
     from slipstream.evaluation.auto import Auto
+    from slipstream.evaluation.methods import prepared
     from slipstream.evaluation.prompts import fitting
     from slipstream.evaluation.run import answer_one, compare_methods, run_study, verify_methods
     from slipstream.targets.compiled import compile_target
@@ -194,7 +197,8 @@ def infer(config: DictConfig) -> list:
         study, content = build(config.study), OmegaConf.to_container(config, resolve=True)
         content = {name: content[name] for name in STUDY_KEYS}
         return run_study(study, target, prompts, Path(config.output_dir), content)
-    methods = {name: build(node) for name, node in config.methods.items() if node is not None}
+    made = {name: partial(build, node) for name, node in config.methods.items() if node is not None}
+    methods = prepared("methods", made, target, sampling, limits, config.leave_out_unfit)
     for method in methods.values():
         if isinstance(method, Auto):
             # of the same split, and none of those that are measured

@@ -123,3 +123,10 @@ def test_the_templates_of_the_configs_take_conversations_with_a_system_message(n
     assert "Be brief." in tokenizer.decode(sample.ids[: sample.supervised[0][0]])
     # without a system message everything is as it was
     assert "Be brief." not in tokenizer.decode(render_prompt(tokenizer, asked[1:]))
+
+
+def test_without_a_template_an_answer_ends_with_the_end_token_if_there_is_one():
+    bare = tokenizer(None)
+    assert render_sample(bare, "w5", "w6") == Sample([5, 6], 1)
+    bare.eos_token = "w4"
+    assert render_sample(bare, "w5", "w6") == Sample([5, 6, 4], 1)

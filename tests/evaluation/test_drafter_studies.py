@@ -123,17 +123,15 @@ class Slow(Plain):
 def test_auto_takes_what_is_fastest_on_each_set(target, capsys):
     assert "name at least one" in refused(lambda: Auto({"one": None}, 2))
     auto = Auto({"one": Slow("a"), "other": Slow("b"), "left out": None}, 2)
-    assert "nothing was tried" in refused(lambda: auto.prepare(target, Sampling(), Limits(4)))
+    assert "not tried" in refused(lambda: auto.expect("a"))
     auto.choose(PROMPTS, target, Sampling(), Limits(4))
     assert auto.choices == {"a": "other", "b": "one"}
     assert "auto: other on a, one on b" in capsys.readouterr().out
-    auto.prepare(target, Sampling(), Limits(4))
     auto.expect("a")
     assert auto.chosen is auto.candidates["other"]
     assert "not tried" in refused(lambda: auto.expect("c"))
     other = Auto({"one": Plain(tiny_target(seed=4))}, 2)
-    other.choose(PROMPTS[:1], target, Sampling(), Limits(4))
-    message = refused(lambda: other.prepare(target, Sampling(), Limits(4)))
+    message = refused(lambda: other.choose(PROMPTS[:1], target, Sampling(), Limits(4)))
     assert "a target of its own" in message and "candidates.one=null" in message
 
 

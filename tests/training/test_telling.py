@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger
@@ -14,6 +15,8 @@ from tests.commands import ROOT
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
 from slipstream.data.rendering import Sample
+from slipstream.evaluation.comparison import Record
+from slipstream.evaluation.report import print_tables
 from slipstream.training.callbacks import _masked
 from slipstream.training.tracking import log_config, wandb_logger
 
@@ -81,3 +84,12 @@ def test_no_text_is_taken_for_markup(text):
     console = Console(file=io.StringIO(), width=200)
     console.print(_masked(Sample([1, 2, 3, 4], 3, ((1, 2),)), Tokenizer()))
     assert console.file.getvalue() == text * 4 + "\n"
+
+
+@pytest.mark.parametrize("name", [r"\[/x]", "[/green]", "[bold]"])
+def test_no_name_of_a_prompt_set_or_method_is_taken_for_markup(name):
+    numbers = {field.name: 1 for field in fields(Record)}
+    record = Record(**numbers | {"method": name, "prompt_set": name, "details": name})
+    console = Console(file=io.StringIO(), width=400)
+    print_tables([record], console)
+    assert console.file.getvalue().count(name) == 3

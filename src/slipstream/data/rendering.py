@@ -2,7 +2,8 @@
 
 Spans come from rendering incrementally (a prompt alone, then with its answer, turn by turn) and are
 checked against the template's own `{% generation %}` markers where it has them: the two must
-agree, there is no silent fallback. A tokenizer without a template gets prompt + completion + EOS.
+agree, there is no silent fallback. A tokenizer without a template gets prompt + completion + EOS,
+if it has one.
 """
 
 from dataclasses import dataclass
@@ -58,7 +59,8 @@ def render_sample(tokenizer, prompt: str | Messages, completion: str) -> Sample:
     if isinstance(prompt, str) and tokenizer.chat_template is None:
         prompt_ids = render_prompt(tokenizer, prompt)
         completion_ids = tokenizer(completion, add_special_tokens=False).input_ids
-        return Sample(prompt_ids + completion_ids + [tokenizer.eos_token_id], len(prompt_ids))
+        end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        return Sample(prompt_ids + completion_ids + end, len(prompt_ids))
     messages, ids, spans = _conversation(prompt, completion), [], []
     for place, message in enumerate(messages):
         if message["role"] != "assistant":

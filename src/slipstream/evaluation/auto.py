@@ -5,7 +5,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.statistics import Statistics
 from slipstream.evaluation.comparison import compare, total_of
-from slipstream.evaluation.methods import Method
+from slipstream.evaluation.methods import Method, prepared
 from slipstream.evaluation.prompts import Prompt
 from slipstream.targets.target import Target
 
@@ -17,21 +17,38 @@ class Auto(Method):
     """candidates: methods by name, None where one is left out; num_prompts: how many prompts of
     each set they are tried on. In each of up to two heats the faster half goes on to twice as many
     prompts, so all are tried on a third of the prompts and the faster half on all of them
-    (successive halving).
+    (successive halving). leave_out_unfit: whether candidates that do not fit the target are left
+    out, in place of an `InputError`.
 
     Plain decoding should be one of them: then a set on which no draft pays is decoded plainly.
     """
 
     drafter = "Auto"
 
-    def __init__(self, candidates: dict[str, Method | None], num_prompts: int):
+    def __init__(
+        self,
+        candidates: dict[str, Method | None],
+        num_prompts: int,
+        leave_out_unfit: bool = False,
+    ):
         candidates = {name: each for name, each in candidates.items() if each is not None}
         if not candidates:
             raise InputError("methods.auto.candidates: name at least one method")
         self.candidates, self.num_prompts = candidates, num_prompts
-        self.exact = all(method.exact for method in candidates.values())
+        self.leave_out_unfit = leave_out_unfit
         self.choices: dict[str, str] = {}
         self.chosen: Method | None = None
+
+    @property
+    def exact(self) -> bool:
+        return all(method.exact for method in self.candidates.values())
+
+    def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
+        made = {name: (lambda each=each: each) for name, each in self.candidates.items()}
+        field = "methods.auto.candidates"
+        self.candidates = prepared(field, made, target, sampling, limits, self.leave_out_unfit)
+        if not self.candidates:
+            raise InputError(f"{field}: none of them fits the target; name at least one that does")
 
     def choose(
         self,
@@ -42,9 +59,17 @@ class Auto(Method):
         batch_size: int = 1,
     ) -> None:
         """Try candidates on `prompts`, `batch_size` at a time; note the fastest on each set."""
+        self.ready(target, sampling, limits)
         for name in dict.fromkeys(prompt.source for prompt in prompts):
             own = [prompt for prompt in prompts if prompt.source == name]
             self.choices[name] = self._fastest(own, target, sampling, limits, batch_size)
+        for name in set(self.choices.values()):
+            if self.candidates[name].reference is not None:
+                raise InputError(
+                    f"methods.auto.candidates.{name}: it decodes a target of its own, whose "
+                    "answers differ from the others'; leave it out with "
+                    f"methods.auto.candidates.{name}=null"
+                )
         print("auto: " + ", ".join(f"{method} on {name}" for name, method in self.choices.items()))
 
     def _fastest(
@@ -67,18 +92,6 @@ class Auto(Method):
             names.sort(key=lambda name: totals[name].tokens_per_second, reverse=True)
             names, count = names[: (len(names) + 1) // 2], 2 * count
         return names[0]
-
-    def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
-        if not self.choices:
-            raise InputError("methods.auto: nothing was tried yet; give it prompts to choose by")
-        for name in set(self.choices.values()):
-            self.candidates[name].prepare(target, sampling, limits)
-            if self.candidates[name].reference is not None:
-                raise InputError(
-                    f"methods.auto.candidates.{name}: it decodes a target of its own, whose "
-                    "answers differ from the others'; leave it out with "
-                    f"methods.auto.candidates.{name}=null"
-                )
 
     def expect(self, prompt_set: str) -> None:
         if prompt_set not in self.choices:

@@ -42,6 +42,7 @@ class Calibrating:
     ) -> list[dict]:
         """Calibrate `drafter`, print the table, draw plot.png and keep the choice."""
         check_writable(output, "output_dir")
+        check_writable(self.calibrations.folder, "calibration.folder")
         key = calibration_key(target, described(drafter), sampling)
         drafter.bind(target)
         ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]

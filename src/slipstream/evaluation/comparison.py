@@ -101,7 +101,7 @@ def compare(
         raise InputError("repeats: must be at least 1")
     ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
     for method in methods.values():
-        method.prepare(target, sampling, limits)
+        method.ready(target, sampling, limits)
     runs = {name: Run(name, method.drafter, method.exact) for name, method in methods.items()}
     names, chance = list(methods), random.Random(seed)
     with Progress() as progress:

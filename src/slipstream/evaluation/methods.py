@@ -5,6 +5,7 @@ Every method is given token ids and returns a `Generation`; how often and in whi
 """
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -26,7 +27,7 @@ from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Drafter
 from slipstream.evaluation.exactness import DraftlessReference, PlainReference, Reference
-from slipstream.targets.loading import load_target
+from slipstream.targets.loading import check_vocabularies, load_target
 from slipstream.targets.target import Target
 
 
@@ -44,9 +45,16 @@ class Method:
     reference: Reference | None = None
     store_bytes: int = 0
     details: str = ""
+    _ready_for: tuple[Target, Sampling, Limits] | None = None
+
+    def ready(self, target: Target, sampling: Sampling, limits: Limits) -> None:
+        """Prepare to answer so; where that was done before, nothing is done again."""
+        if self._ready_for != (target, sampling, limits):
+            self.prepare(target, sampling, limits)
+            self._ready_for = target, sampling, limits
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
-        """Load what is needed; called once."""
+        """Load what is needed; `InputError` for what does not fit."""
         raise NotImplementedError
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
@@ -58,6 +66,30 @@ class Method:
 
     def forget(self) -> None:
         """Forget what earlier prompts taught."""
+
+
+def prepared(
+    field: str,
+    made: dict[str, Callable[[], Method]],
+    target: Target,
+    sampling: Sampling,
+    limits: Limits,
+    leave_out_unfit: bool,
+) -> dict[str, Method]:
+    """The methods of config `field`, by name, ready to answer. One that cannot be made or does not
+    fit is left out with a note, or ends in the `InputError` that names it."""
+    found = {}
+    for name, make in made.items():
+        try:
+            method = make()
+            method.ready(target, sampling, limits)
+        except InputError as error:
+            if not leave_out_unfit:
+                raise InputError(f"{field}.{name}: {error}") from error
+            print(f"note: left out {field}.{name}: {error}")
+        else:
+            found[name] = method
+    return found
 
 
 class Plain(Method):
@@ -212,6 +244,7 @@ class Transformers(Method):
             }
         if self.assistant:
             draft = load_target(self.assistant, dtype, device, packed=False)
+            check_vocabularies(self.target, draft, "assistant")
             self.options["assistant_model"] = draft.model
         if self.prompt_lookup_num_tokens:
             self.options["prompt_lookup_num_tokens"] = self.prompt_lookup_num_tokens

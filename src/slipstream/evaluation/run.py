@@ -35,7 +35,7 @@ def answer_one(
             f"methods: {type(method).__name__} cannot show an answer while it is decided; let "
             "another method be the last one"
         )
-    method.prepare(target, sampling, limits)
+    method.ready(target, sampling, limits)
     console = Console()
 
     def show(_: int, drafted: bool, piece: str) -> None:
@@ -137,7 +137,7 @@ def verify_methods(
     ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
     found, batches = [], batches_of(prompts, batch_size)
     for name, method in methods.items():
-        method.prepare(target, sampling, limits)
+        method.ready(target, sampling, limits)
         reference = method.reference or PlainReference(target, limits)
         for batch in batches:
             method.expect(prompts[batch[0]].source)

@@ -70,7 +70,7 @@ class QualityLatency:
             raise InputError("study.sampling.temperature: SPRINTER samples; set it above 0")
         methods, sampling = self.methods, self.sampling
         for method in methods.values():  # what does not fit ends here, not after half an hour
-            method.prepare(target, sampling, self.limits)
+            method.ready(target, sampling, self.limits)
         prompts = _with_references(target, prompts, self.limits)
         runs = compare(methods, prompts, target, sampling, self.limits, self.repeats, self.seed)
         judged = {run.method: self.judge.scores(target, prompts, run.generations) for run in runs}
