@@ -131,8 +131,9 @@ def test_prompt_lookup_continues_the_last_occurrence_and_adaptive_ngrams_the_mos
 
 
 def algorithm_1(store: dict, root: int, budget: int, depth: int, k: int, least: float) -> set:
-    """The paths of UNISPEC's tree as its Algorithm 1 has them: level by level, the k most
-    confident nodes of a level have children; the most confident nodes of all stay."""
+    """The paths of UNISPEC's tree as its Algorithm 1 has them: level by level, the k most confident
+    nodes of a level have children, save those below `least`; the most confident nodes of all are
+    drafted, whether they had children or not."""
     leaves, nodes = [((), root, 1.0)], []
     for _ in range(depth):
         level = [
@@ -140,9 +141,8 @@ def algorithm_1(store: dict, root: int, budget: int, depth: int, k: int, least: 
             for path, above, confidence in leaves
             for token, probability in zip(*store[above], strict=True)
         ]
-        level = [node for node in level if node[2] >= least]
         nodes += level
-        leaves = sorted(level, key=lambda node: -node[2])[:k]
+        leaves = [node for node in sorted(level, key=lambda node: -node[2])[:k] if node[2] >= least]
     best = sorted(nodes, key=lambda node: -node[2])[: budget - 1]
     return {path for path, _, _ in best}
 
@@ -168,6 +168,23 @@ def test_best_first_growth_is_the_tree_of_algorithm_1(seed):
 def answered(drafter, target, prompt=PROMPT, budget: int = 14, **sampling):
     engine = Engine(target, drafter, Sampling(**sampling), Limits(LENGTH), budget)
     return engine.generate(prompt)
+
+
+def test_nodes_below_the_threshold_are_drafted_and_have_no_children():
+    doubtful = []
+
+    class Watched(UniSpec):
+        def propose(self, contexts, budget):
+            (tree,) = super().propose(contexts, budget)
+            parents = set(tree.parents)
+            for node in range(1, len(tree)):
+                if tree.confidences[node] < self.threshold:
+                    assert node not in parents
+                    doubtful.append(node)
+            return [tree]
+
+    answered(unispec(Watched, threshold=0.3), tiny_target())
+    assert doubtful
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
