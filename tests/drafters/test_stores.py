@@ -282,8 +282,8 @@ def test_windows_and_candidates_are_extended_by_what_the_target_says_there():
                 checked.append("candidate")
 
     settings = dict(
-        candidates=2, ngram=3, guesses=3, forward=True, backward=True, sub_ngrams=True,
-        retrieval=None, text=False, keep=False,
+        candidates=2, ngram=3, guesses=3, forward=True, backward=True, order="backward_first",
+        chain=6, backward_share=0.75, sub_ngrams=True, retrieval=None, text=False, keep=False,
     )  # fmt: skip
     answered(
         WatchedLookahead(window=3, ngram=4, guesses=3, text=False, retrieval=None, keep=False),
@@ -313,12 +313,12 @@ def test_dictionaries_hold_all_parts_of_a_candidate_or_whole_ones_alone():
     assert parts.backward == {(1, 2, 3): 4, (2, 3): 4, (3,): 4}
     assert list(whole.forward.starting_with(2)) == [] and whole.backward == {(1, 2, 3): 4}
     parts.add([3, 4, 5, 6])
-    assert parts.chain([9, 2, 3]) == [4]  # (2, 3) -> 4; nothing is known to follow 4 here ...
+    assert parts.chain([9, 2, 3], 8) == [4]  # (2, 3) -> 4; nothing is known to follow 4 here ...
     parts.add([0, 3, 4, 7])
-    assert parts.chain([9, 2, 3]) == [4, 7]  # ... and now 7 follows (3, 4)
+    assert parts.chain([9, 2, 3], 8) == [4, 7]  # ... and now 7 follows (3, 4)
     parts.add([1, 2, 1, 2])
     parts.add([2, 1, 2, 1])
-    assert parts.chain([9, 1, 2]) == [1, 2] * 4  # two n-grams, not for ever
+    assert parts.chain([9, 1, 2], 8) == [1, 2] * 4  # no further, though it might go on for ever
 
 
 @pytest.mark.parametrize("name", untrained([]))
@@ -348,6 +348,9 @@ def test_stores_are_forgotten_from_prompt_to_prompt_unless_they_are_kept(name):
         (lambda: lookahead(ngram=1), "ngram of at least 2"),
         (lambda: spectra(candidates=0), "at least 1 guess and 1 candidate"),
         (lambda: spectra(unseen_probability=1.5), "drafter.unseen_probability"),
+        (lambda: spectra(order="both"), "drafter.order: must be one of backward_first, forward"),
+        (lambda: spectra(chain=0), "drafter.chain: must be at least 1"),
+        (lambda: spectra(backward_share=0.0), "drafter.backward_share"),
         (lambda: Retrieval(Texts([]), COMPARED + 1, 1, 1), "max_ngram between 1 and"),
         (lambda: PromptLookup(0, 1), "drafter.max_ngram"),
     ],
