@@ -131,8 +131,9 @@ def test_prompt_lookup_continues_the_last_occurrence_and_adaptive_ngrams_the_mos
 
 
 def algorithm_1(store: dict, root: int, budget: int, depth: int, k: int, least: float) -> set:
-    """The paths of UNISPEC's tree as its Algorithm 1 has them: level by level, the k most
-    confident nodes of a level have children; the most confident nodes of all stay."""
+    """The paths of UNISPEC's tree as its Algorithm 1 has them: level by level, the k most confident
+    nodes of a level have children, save those below `least`; the most confident nodes of all are
+    drafted, whether they had children or not."""
     leaves, nodes = [((), root, 1.0)], []
     for _ in range(depth):
         level = [
@@ -140,9 +141,8 @@ def algorithm_1(store: dict, root: int, budget: int, depth: int, k: int, least: 
             for path, above, confidence in leaves
             for token, probability in zip(*store[above], strict=True)
         ]
-        level = [node for node in level if node[2] >= least]
         nodes += level
-        leaves = sorted(level, key=lambda node: -node[2])[:k]
+        leaves = [node for node in sorted(level, key=lambda node: -node[2])[:k] if node[2] >= least]
     best = sorted(nodes, key=lambda node: -node[2])[: budget - 1]
     return {path for path, _, _ in best}
 
@@ -168,6 +168,23 @@ def test_best_first_growth_is_the_tree_of_algorithm_1(seed):
 def answered(drafter, target, prompt=PROMPT, budget: int = 14, **sampling):
     engine = Engine(target, drafter, Sampling(**sampling), Limits(LENGTH), budget)
     return engine.generate(prompt)
+
+
+def test_nodes_below_the_threshold_are_drafted_and_have_no_children():
+    doubtful = []
+
+    class Watched(UniSpec):
+        def propose(self, contexts, budget):
+            (tree,) = super().propose(contexts, budget)
+            parents = set(tree.parents)
+            for node in range(1, len(tree)):
+                if tree.confidences[node] < self.threshold:
+                    assert node not in parents
+                    doubtful.append(node)
+            return [tree]
+
+    answered(unispec(Watched, threshold=0.3), tiny_target())
+    assert doubtful
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -265,8 +282,8 @@ def test_windows_and_candidates_are_extended_by_what_the_target_says_there():
                 checked.append("candidate")
 
     settings = dict(
-        candidates=2, ngram=3, guesses=3, forward=True, backward=True, sub_ngrams=True,
-        retrieval=None, text=False, keep=False,
+        candidates=2, ngram=3, guesses=3, forward=True, backward=True, order="backward_first",
+        chain=6, backward_share=0.75, sub_ngrams=True, retrieval=None, text=False, keep=False,
     )  # fmt: skip
     answered(
         WatchedLookahead(window=3, ngram=4, guesses=3, text=False, retrieval=None, keep=False),
@@ -296,12 +313,12 @@ def test_dictionaries_hold_all_parts_of_a_candidate_or_whole_ones_alone():
     assert parts.backward == {(1, 2, 3): 4, (2, 3): 4, (3,): 4}
     assert list(whole.forward.starting_with(2)) == [] and whole.backward == {(1, 2, 3): 4}
     parts.add([3, 4, 5, 6])
-    assert parts.chain([9, 2, 3]) == [4]  # (2, 3) -> 4; nothing is known to follow 4 here ...
+    assert parts.chain([9, 2, 3], 8) == [4]  # (2, 3) -> 4; nothing is known to follow 4 here ...
     parts.add([0, 3, 4, 7])
-    assert parts.chain([9, 2, 3]) == [4, 7]  # ... and now 7 follows (3, 4)
+    assert parts.chain([9, 2, 3], 8) == [4, 7]  # ... and now 7 follows (3, 4)
     parts.add([1, 2, 1, 2])
     parts.add([2, 1, 2, 1])
-    assert parts.chain([9, 1, 2]) == [1, 2] * 4  # two n-grams, not for ever
+    assert parts.chain([9, 1, 2], 8) == [1, 2] * 4  # no further, though it might go on for ever
 
 
 @pytest.mark.parametrize("name", untrained([]))
@@ -331,6 +348,9 @@ def test_stores_are_forgotten_from_prompt_to_prompt_unless_they_are_kept(name):
         (lambda: lookahead(ngram=1), "ngram of at least 2"),
         (lambda: spectra(candidates=0), "at least 1 guess and 1 candidate"),
         (lambda: spectra(unseen_probability=1.5), "drafter.unseen_probability"),
+        (lambda: spectra(order="both"), "drafter.order: must be one of backward_first, forward"),
+        (lambda: spectra(chain=0), "drafter.chain: must be at least 1"),
+        (lambda: spectra(backward_share=0.0), "drafter.backward_share"),
         (lambda: Retrieval(Texts([]), COMPARED + 1, 1, 1), "max_ngram between 1 and"),
         (lambda: PromptLookup(0, 1), "drafter.max_ngram"),
     ],

@@ -35,7 +35,8 @@ def retrieval(texts: list[list[int]]) -> Retrieval:
 def spectra(**changes) -> Spectra:
     settings = dict(
         candidates=2, ngram=3, guesses=3, unseen_probability=0.5, forward=True, backward=True,
-        sub_ngrams=True, retrieval=None, text=False, keep=False,
+        order="backward_first", chain=6, backward_share=0.75, sub_ngrams=True, retrieval=None,
+        text=False, keep=False,
     )  # fmt: skip
     return Spectra(**(settings | changes))
 
@@ -82,6 +83,7 @@ def untrained(texts: list[list[int]]) -> dict[str, object]:
         ),
         "spectra": spectra(),
         "spectra, whole n-grams": spectra(sub_ngrams=False, backward=False),
+        "spectra, the paper's order": spectra(order="forward_first", chain=3, backward_share=1.0),
         "spectra, text, corpus, kept": spectra(
             text=True, retrieval=retrieval(texts), keep=True, unseen_probability=1.0
         ),

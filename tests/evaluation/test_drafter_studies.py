@@ -100,7 +100,8 @@ def test_acceptance_is_counted_by_source_and_by_confidence(target):
         for row in own:
             low, high = map(float, row["confidence"].split(" to "))
             assert low - 1e-6 <= row["mean"] <= high + 1e-6
-    assert min(row["mean"] for row in bins if row["scores"] == "other") >= 0.2 - 1e-6
+    # Below its threshold nodes are drafted, too.
+    assert min(row["mean"] for row in bins if row["scores"] == "other") < 0.2
 
 
 class Slow(Plain):

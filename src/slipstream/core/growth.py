@@ -65,14 +65,21 @@ def grow_by_confidence(
     """The `budget` most confident nodes of a tree whose children depend on one token and its depth.
 
     children: (token, depth of its children) -> their tokens, distinct, and how probable each is,
-    most probable first. A node's confidence is the product along its path; those below `threshold`
-    are left out, and only the `beam` most confident nodes of a level have children (UNISPEC,
-    Algorithm 1). Nodes come out in order of confidence.
+    most probable first. A node's confidence is the product along its path. Of a level, only the
+    `beam` most confident nodes have children, and of these only nodes whose confidence is at least
+    `threshold`; all others may still be drafted (UNISPEC, Algorithm 1, lines 27 to 30). Nodes come
+    out in order of confidence.
 
-    >>> store = {7: ([1, 2], [0.6, 0.4]), 1: ([3, 4], [0.9, 0.1]), 2: ([], []), 3: ([], [])}
-    >>> tree = grow_by_confidence(7, lambda token, depth: store[token], 4, 2)
+    >>> store = {7: ([1, 2], [0.6, 0.4]), 1: ([3, 4], [0.9, 0.1]), 2: ([5], [0.9]), 3: ([], [])}
+    >>> tree = grow_by_confidence(7, lambda token, depth: store[token], 5, 2)
     >>> tree.tokens, tree.parents
-    ([7, 1, 3, 2], [-1, 0, 1, 0])
+    ([7, 1, 3, 2, 5], [-1, 0, 1, 0, 3])
+
+    Below the threshold, 2 is drafted but its child 5 is not; 4 is the next most confident node:
+
+    >>> tree = grow_by_confidence(7, lambda token, depth: store[token], 5, 2, threshold=0.5)
+    >>> tree.tokens, tree.parents
+    ([7, 1, 3, 2, 4], [-1, 0, 1, 0, 1])
     """
     tokens, parents, confidences, grown = [root], [-1], [1.0], [0] * (max_depth + 1)
     frontier: list[tuple[float, int, int, int, int]] = []
@@ -82,11 +89,11 @@ def grow_by_confidence(
         probabilities = families[family][1]
         if rank < len(probabilities):
             confidence = confidences[parent] * probabilities[rank]
-            if confidence >= threshold:
-                heapq.heappush(frontier, (-confidence, family, rank, parent, depth))
+            heapq.heappush(frontier, (-confidence, family, rank, parent, depth))
 
     def expand(node: int, depth: int) -> None:
-        if depth < max_depth and (beam is None or grown[depth] < beam):
+        room = beam is None or grown[depth] < beam
+        if depth < max_depth and room and confidences[node] >= threshold:
             grown[depth] += 1
             families.append(children(tokens[node], depth + 1))
             offer(len(families) - 1, node, 0, depth + 1)

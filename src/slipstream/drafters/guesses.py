@@ -143,8 +143,8 @@ class Guessing(Drafter):
         """What rides along with one prompt."""
         raise NotImplementedError
 
-    def guesses(self, tokens: list[int], stored: Stored) -> list[Sequence[int]]:
-        """Continuations of `tokens`, in the order in which they find room."""
+    def guesses(self, tokens: list[int], stored: Stored, room: int) -> list[Sequence[int]]:
+        """Continuations of `tokens`, in the order in which they find room in `room` nodes."""
         raise NotImplementedError
 
     def bind(self, target: Target) -> Target:
@@ -178,8 +178,9 @@ class Guessing(Drafter):
         if self.text:
             riders.read(context.tokens, self.ngram)
         riding_paths = riders.paths()
-        paths = PathTree(context.tokens[-1], budget - len(riding_paths) * (self.ngram - 1))
-        found = self.guesses(context.tokens, riders.stored)[: self.most]
+        room = budget - 1 - len(riding_paths) * (self.ngram - 1)
+        paths = PathTree(context.tokens[-1], 1 + room)
+        found = self.guesses(context.tokens, riders.stored, room)[: self.most]
         if self.retrieval is not None and len(found) < self.most:
             found += self.retrieval.continuations(context.tokens)[: self.most - len(found)]
         for guess in found:

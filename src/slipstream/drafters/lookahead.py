@@ -34,7 +34,7 @@ class Lookahead(Guessing):
     def rider(self, prompt: list[int], count: int, stored: "_Pool") -> "_Window":
         return _Window(prompt, count, self.ngram, stored)
 
-    def guesses(self, tokens: list[int], stored: "_Pool") -> list[Sequence[int]]:
+    def guesses(self, tokens: list[int], stored: "_Pool", room: int) -> list[Sequence[int]]:
         return list(stored.starting_with(tokens[-1]))
 
 

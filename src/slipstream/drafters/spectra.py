@@ -3,8 +3,7 @@
 Candidates of `ngram` tokens become one token longer in every verifying forward, and one shorter at
 the front. All their sub-n-grams go into a forward dictionary (token -> what followed) and a
 backward dictionary (n-gram -> next token), which the guesses come from. Source: SPECTRA,
-Algorithm 1, but for the order of guesses: there the backward dictionary's chain comes after the
-forward dictionary's, and falls off if these are many.
+Algorithm 1, lines 7 to 17 of which are the order `forward_first`.
 """
 
 from collections.abc import Sequence
@@ -13,16 +12,18 @@ from slipstream.core.errors import InputError
 from slipstream.drafters.guesses import Guessing, GuessPool, Riders
 from slipstream.drafters.suffixes import Retrieval
 
-CHAIN = 2
-"""N-grams that the backward dictionary's chain goes on for. Measured on validation prompts."""
+ORDERS = ("backward_first", "forward_first")
+"""Of guesses. The second is the paper's, where the chain falls off if there are many others."""
 
 
 class Spectra(Guessing):
     """candidates: most of them (W); ngram: N; guesses: most sequences verified at once, and kept of
     each first token (G). unseen_probability: how often a candidate is extended by the likeliest
     token that is no key of the forward dictionary (the paper's 1 - tau), sought among `ranks`.
-    forward, backward: which dictionaries guesses come from; sub_ngrams: whether parts of candidates
-    are stored, or whole ones alone. text, retrieval, keep: as in `Guessing`.
+    forward, backward: which dictionaries guesses come from; order: which of them finds room first,
+    one of `ORDERS`. chain: most tokens of the backward dictionary's one guess; backward_share: most
+    of the nodes for guesses that it may take, as a part of them. sub_ngrams: whether parts of
+    candidates are stored, or whole ones alone. text, retrieval, keep: as in `Guessing`.
     """
 
     ranks = 32
@@ -35,6 +36,9 @@ class Spectra(Guessing):
         unseen_probability: float,
         forward: bool,
         backward: bool,
+        order: str,
+        chain: int,
+        backward_share: float,
         sub_ngrams: bool,
         text: bool,
         retrieval: Retrieval | None,
@@ -43,7 +47,17 @@ class Spectra(Guessing):
         super().__init__(candidates, ngram, guesses, text, retrieval, keep)
         if not 0 <= unseen_probability <= 1:
             raise InputError("drafter.unseen_probability: must be between 0 and 1")
+        if order not in ORDERS:
+            raise InputError(f"drafter.order: must be one of {', '.join(ORDERS)}")
+        if chain < 1:
+            raise InputError("drafter.chain: must be at least 1")
+        if not 0 < backward_share <= 1:
+            raise InputError(
+                "drafter.backward_share: must be above 0 and at most 1; drafter.backward=false "
+                "leaves the backward dictionary out"
+            )
         self.unseen_probability = unseen_probability
+        self.order, self.chain, self.backward_share = order, chain, backward_share
         self.forward, self.backward, self.sub_ngrams = forward, backward, sub_ngrams
 
     def stored(self) -> "Dictionaries":
@@ -52,11 +66,14 @@ class Spectra(Guessing):
     def rider(self, prompt: list[int], count: int, stored: "Dictionaries") -> "_Candidates":
         return _Candidates(prompt, count, stored, self.unseen_probability)
 
-    def guesses(self, tokens: list[int], stored: "Dictionaries") -> list[Sequence[int]]:
-        """The backward dictionary's chain, which matches most tokens, then the forward one's."""
-        chain = stored.chain(tokens) if self.backward else []
-        found = list(stored.forward.starting_with(tokens[-1])) if self.forward else []
-        return [chain, *found] if chain else found
+    def guesses(self, tokens: list[int], stored: "Dictionaries", room: int) -> list[Sequence[int]]:
+        """The backward dictionary's chain, which matches most tokens, and what the forward one has,
+        in `order`."""
+        longest = min(self.chain, max(1, int(self.backward_share * room)))
+        chain = stored.chain(tokens, longest) if self.backward else []
+        backward = [chain] if chain else []
+        forward = list(stored.forward.starting_with(tokens[-1])) if self.forward else []
+        return backward + forward if self.order == "backward_first" else forward + backward
 
 
 class Dictionaries:
@@ -77,11 +94,11 @@ class Dictionaries:
             self.forward.add(ngram[start:])
             self.backward[tuple(before[start:])] = last
 
-    def chain(self, tokens: list[int]) -> list[int]:
-        """Token by token what the backward dictionary has for the longest suffix it knows, as far
-        as `CHAIN` n-grams."""
+    def chain(self, tokens: list[int], longest: int) -> list[int]:
+        """Up to `longest` tokens, one by one what the backward dictionary has for the longest
+        suffix it knows."""
         ending, found = tokens[-self.ngram + 1 :], []
-        while len(found) < CHAIN * self.ngram:
+        while len(found) < longest:
             suffixes = (tuple(ending[start:]) for start in range(len(ending)))
             token = next((self.backward[each] for each in suffixes if each in self.backward), None)
             if token is None:

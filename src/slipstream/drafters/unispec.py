@@ -23,8 +23,9 @@ class UniSpec(Drafter):
     """A tree of stored successors, whose nodes are as confident as the product of the scores on
     their path; the most confident ones are verified.
 
-    top_k: successors kept of a token, and the nodes of a level that have children; max_depth: of
-    the tree; threshold: least confidence of a node (r). trust: a successor's score is this part of
+    top_k: successors kept of a token, and the most nodes of a level that have children; max_depth:
+    of the tree; threshold: least confidence of a node that has children (r), others are verified
+    all the same if they are among the most confident. trust: a successor's score is this part of
     the probability that the target gave it, in the place where it did, and the rest of what is
     usual for its rank, `ranks`: UNISPEC trusts wholly (1), Token Recycling, whose tree has a fixed
     shape, not at all (0). wide_first_level: the first level also has what else than the root the

@@ -74,7 +74,7 @@ class _Sources(_Watched):
 
     def _sources(self, context) -> dict[str, list]:
         stored, tokens = context.state.stored, context.tokens
-        chain = stored.chain(tokens)
+        chain = stored.chain(tokens, self.drafter.chain)
         found = {
             "backward dictionary": [chain] if chain else [],
             "forward dictionary": list(stored.forward.starting_with(tokens[-1])),
