@@ -16,9 +16,9 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
-from slipstream.drafters import streaming
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.comparison import Record
+from slipstream.evaluation.methods import Speculative
 from slipstream.evaluation.prompts import PromptSets
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.targets.loading import load_target
@@ -177,10 +177,9 @@ def test_a_method_that_is_asked_for_and_does_not_fit_is_named(other_target):
 
 
 def test_methods_are_prepared_once(tmp_path, monkeypatch):
-    opened = []
-    load = streaming.load_speculator
+    called, prepare = [], Speculative.prepare
     monkeypatch.setattr(
-        streaming, "load_speculator", lambda *given: opened.append(given[0]) or load(*given)
+        Speculative, "prepare", lambda *given: called.append(given[0]) or prepare(*given)
     )
     config = config_of("infer", "experiment=all_drafters", "num_prompts=2", "repeats=1",
                        "methods.auto.num_prompts=3", f"output_dir={tmp_path}")  # fmt: skip
@@ -192,7 +191,7 @@ def test_methods_are_prepared_once(tmp_path, monkeypatch):
             config.methods.auto.candidates[name] = None
     records = app.infer(config)
     assert {record.method for record in records} == {"plain", "streaming_deferred", "auto"}
-    assert len(opened) == 2  # of streaming_deferred, and of the candidate of auto
+    assert len(called) == 2  # streaming_deferred, and the candidate of auto
 
 
 @pytest.mark.parametrize(
