@@ -7,6 +7,7 @@ losses. Paper: section 2, Eqs. 1 to 4; what streams may know of the root, and sc
 tokens, are additions of this project.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -24,7 +25,7 @@ from slipstream.speculators.streaming.pairs import CopyScores, Transitions, norm
 from slipstream.speculators.streaming.rotation import rotating
 from slipstream.targets.attention import limited_attention
 from slipstream.targets.lora import set_dropout, with_lora
-from slipstream.targets.quantized import is_quantized
+from slipstream.targets.quantized import is_quantized, tensors_of
 from slipstream.targets.target import Rows, Target
 
 
@@ -88,11 +89,18 @@ class StreamingSpeculator(nn.Module):
         return self._adapted
 
     def placed(self, target: Target) -> "StreamingSpeculator":
-        """Moved to where and in what `target` computes, each adapter to the device of its layer."""
-        self.to(target.device, target.dtype)
-        if self.adapters is not None:
-            self.adapters.place(target)
-        return self
+        """A copy where and in what `target` computes, each adapter on the device of its layer; this
+        one, which may be in training, stays as it is, and the target's weights are shared."""
+        kept = []
+        if self.lora is not None:
+            trained = set(map(id, self.lora.values()))
+            kept = [t for t in tensors_of(self._adapted.model) if id(t) not in trained]
+            kept += [self._base, self._adapted.tokenizer]
+        placed = copy.deepcopy(self, {id(part): part for part in kept})
+        placed.to(target.device, target.dtype)
+        if placed.adapters is not None:
+            placed.adapters.place(target)
+        return placed
 
     def train(self, mode: bool = True) -> "StreamingSpeculator":
         super().train(mode)
@@ -106,13 +114,10 @@ class StreamingSpeculator(nn.Module):
         A stream sees none that come after it, so in lossless mode these write what they write here.
         """
         fewer = StreamingSpeculator(target, replace(self.config, num_streams=count))
-        own = fewer.state_dict()
-        fewer.load_state_dict(
-            {
-                name: t[:count] if t.shape != own[name].shape else t
-                for name, t in self.state_dict().items()
-            }
-        )
+        own, tensors = fewer.state_dict(), self.state_dict()
+        for name, tensor in tensors.items():
+            tensors[name] = tensor[:count] if tensor.shape != own[name].shape else tensor
+        fewer.load_state_dict(tensors)
         return fewer.to(self.pruning.down)
 
     def msa_layers(self, target: Target) -> range:
@@ -191,18 +196,14 @@ class StreamingSpeculator(nn.Module):
         them, negative where unknown; positions: (B, P) of the main rows; main_mask: (B, 1, P, K),
         which of the K cached slots each main row sees (itself included); merged: the adapters'
         `merged_layers`, to run instead of the target's layers with hooks; seen: as in `Rows`.
-        Returns
-        (B, P * gamma, D), before the final norm.
+        Returns (B, P * gamma, D), before the final norm.
         """
         embeddings = None
         if self.root is not None:
             embeddings = normed_embeddings(target, roots.clamp(min=0))
             embeddings = embeddings * (roots >= 0).unsqueeze(-1)
-        streams, mask = (
-            self.streams_of(hidden, embeddings),
-            stream_mask(main_mask, self.num_streams),
-        )
-        shifted = self.positions_of(positions)
+        streams, shifted = self.streams_of(hidden, embeddings), self.positions_of(positions)
+        mask = stream_mask(main_mask, self.num_streams)
         if self.config.attended_tokens:
             rows = self._beside_main_rows(hidden, positions, main_mask, streams, shifted, mask)
         else:
