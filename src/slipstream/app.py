@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,6 +71,14 @@ def run(main: Callable[[], None]) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         hint = "check its spelling against conf/ (unknown keys are errors, also with +)"
         _stop(f"config: {lines[0].rstrip('.:')}; {hint}")
+    except (OSError, ValueError) as error:
+        # Hydra makes the folder and a log file in it before anything of ours runs.
+        cause = error if isinstance(error, OSError) else error.__cause__
+        called = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        if not isinstance(cause, OSError) or called & {train.__code__, infer.__code__}:
+            raise
+        place = f"{cause.filename} ({cause.strerror})"
+        _stop(f"output_dir: cannot write to {place}; choose another folder")
 
 
 @contextmanager
@@ -92,25 +101,29 @@ def train(config: DictConfig) -> Path:
     check_keys(config, TRAIN_KEYS)
     import lightning as L
 
-    from slipstream.speculators.checkpoint import check_writable
-    from slipstream.training.run import finish, start
+    from slipstream.speculators.checkpoint import check_replaceable, check_writable
+    from slipstream.training.run import finish, lightning_in_one_sentence, start
 
     output = Path(config.output_dir)
     check_writable(output, "output_dir")
+    if config.get("speculator"):
+        check_replaceable(output / "model")
     L.seed_everything(config.seed)
+    with lightning_in_one_sentence(config.trainer):
+        trainer = build(
+            config.trainer,
+            logger=list(map(build, (config.logger or {}).values())),
+            callbacks=[build(node) for node in (config.callbacks or {}).values() if node],
+        )
     parts = {"target": build(config.target), "speculator": build(config.get("speculator"))}
     module = build(config.training, **{name: part for name, part in parts.items() if part})
     data = build(config.data)
-    trainer = build(
-        config.trainer,
-        logger=list(map(build, (config.logger or {}).values())),
-        callbacks=[build(node) for node in (config.callbacks or {}).values() if node],
-    )
     module.prepare(data)
     if config.check:
         print("check: configuration, data and models fit; nothing was trained")
         return output
-    start(trainer, module, data, config.resume)
+    with lightning_in_one_sentence(config.trainer):
+        start(trainer, module, data, config.resume)
     return finish(trainer, module, output, OmegaConf.to_container(config, resolve=True))
 
 
