@@ -177,3 +177,18 @@ def test_the_scripts_print_one_sentence_and_exit_with_2(tmp_path, script, overri
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
     assert expected in lines[0]
     assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize("script", ["train.py", "infer.py"])
+def test_the_scripts_refuse_a_folder_that_cannot_be_written(tmp_path, script):
+    """Hydra would make it, before anything of ours runs."""
+    (tmp_path / "file").write_text("kept")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / script), f"output_dir={tmp_path}/file/below"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: output_dir: cannot write to ")
+    assert (tmp_path / "file").read_text() == "kept"

@@ -1,10 +1,10 @@
 """The two entry points: train(config) and infer(config). Instantiate and call, nothing else."""
 
 import difflib
-import errno
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -64,8 +64,6 @@ INFER_KEYS = frozenset(
 
 
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-"""What the system says of a folder that Hydra cannot make or write to."""
 
 
 def run(main: Callable[[], None]) -> None:
@@ -79,11 +77,14 @@ def run(main: Callable[[], None]) -> None:
     except (ConfigCompositionException, OverrideParseException) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         _stop(f"config: {lines[0].rstrip('.:')}; {_remedy(error)}")
-    except OSError as error:
-        if error.errno not in UNWRITABLE or error.filename is None:
+    except (OSError, ValueError) as error:
+        # Hydra makes the folder and a log file in it before anything of ours runs.
+        cause = error if isinstance(error, OSError) else error.__cause__
+        called = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        if not isinstance(cause, OSError) or called & {train.__code__, infer.__code__}:
             raise
-        what = f"cannot write to {error.filename} ({error.strerror})"
-        _stop(f"output_dir: {what}; choose another folder")
+        place = f"{cause.filename} ({cause.strerror})"
+        _stop(f"output_dir: cannot write to {place}; choose another folder")
 
 
 def _remedy(error: Exception) -> str:
@@ -128,29 +129,33 @@ def train(config: DictConfig) -> Path:
     config = _checked(config, TRAIN_KEYS, INFER_KEYS)
     import lightning as L
 
-    from slipstream.speculators.checkpoint import check_writable
-    from slipstream.training.run import finish, start
+    from slipstream.speculators.checkpoint import check_replaceable, check_writable
+    from slipstream.training.run import finish, lightning_in_one_sentence, start
     from slipstream.training.tracking import log_config, log_once
 
     log_once()
     output = Path(config.output_dir)
     check_writable(output, "output_dir")
+    if config.get("speculator"):
+        check_replaceable(output / "model")
     L.seed_everything(config.seed)
+    with lightning_in_one_sentence(config.trainer):
+        trainer = build(
+            config.trainer,
+            logger=list(map(build, (config.logger or {}).values())),
+            callbacks=[build(node) for node in (config.callbacks or {}).values() if node],
+        )
     parts = {"target": build(config.target), "speculator": build(config.get("speculator"))}
     module = build(config.training, **{name: part for name, part in parts.items() if part})
     data = build(config.data)
-    trainer = build(
-        config.trainer,
-        logger=list(map(build, (config.logger or {}).values())),
-        callbacks=[build(node) for node in (config.callbacks or {}).values() if node],
-    )
     module.prepare(data)
     if config.check:
         print("check: configuration, data and models fit; nothing was trained")
         return output
     content = OmegaConf.to_container(config, resolve=True)
     log_config(trainer.loggers, content)
-    start(trainer, module, data, config.resume)
+    with lightning_in_one_sentence(config.trainer):
+        start(trainer, module, data, config.resume)
     return finish(trainer, module, output, content)
 
 

@@ -169,6 +169,18 @@ def test_a_tensor_of_another_shape_is_named(folder, target):
     assert "'embeddings'" in message and "(2, 24)" in message and "(3, 24)" in message
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, -torch.inf])
+def test_tensors_that_are_not_finite_are_refused(folder, target, wrong):
+    change_tensors(folder, lambda tensors: tensors["pruning.up"].view(-1)[3:4].fill_(wrong))
+    text = refused(folder, target)
+    assert "NaN or infinity in tensor 'pruning.up'" in text
+
+
+def test_whole_numbers_are_refused(folder, target):
+    change_tensors(folder, lambda t: t.update({"pruning.up": t["pruning.up"].to(torch.int8)}))
+    assert "int8 numbers in tensor 'pruning.up'" in refused(folder, target)
+
+
 @pytest.mark.parametrize("size", [0, 5, 200, -1])
 def test_a_truncated_weight_file_is_refused(folder, target, size):
     path = folder / "model.safetensors"

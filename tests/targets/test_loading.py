@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import safetensors.torch
 import torch
 from tests.tiny import save_tiny_target, tiny_speculator, tiny_target, tiny_tokenizer
 from transformers import AutoModelForCausalLM, StableLmConfig
@@ -142,6 +143,39 @@ def test_a_truncated_weight_file_is_refused(tmp_path):
     path = save_tiny_target(tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:2000])
     assert refused(str(tmp_path)).startswith("target.name: ")
+
+
+@pytest.mark.parametrize("part", ["model.layers.3.", "model.norm.weight", "lm_head.weight"])
+def test_a_folder_that_lacks_weights_is_refused(tmp_path, part):
+    save_tiny_target(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(part)}
+    assert len(kept) < len(tensors)
+    safetensors.torch.save_file(kept, path, {"format": "pt"})
+    text = refused(str(tmp_path))
+    assert f"lacks {len(tensors) - len(kept)} tensor" in text and part in text
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "opt", "gpt_neox"])
+def test_tied_weights_are_not_missing(tmp_path, architecture):
+    target = tiny_target(architecture, tie_word_embeddings=True)
+    target.model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert load_target(str(tmp_path), device="cpu").fingerprint
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"])
+def test_weights_that_are_not_finite_are_refused(tmp_path, name, wrong):
+    """One number, also one that the fingerprint leaves out."""
+    save_tiny_target(tmp_path, tokenizer=tiny_tokenizer(340), vocab_size=340)
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    tensors[name].view(-1)[1] = wrong
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    text = refused(str(tmp_path))
+    assert "NaN or infinity" in text and name in text
 
 
 def test_a_broken_config_is_refused(tmp_path):

@@ -1,9 +1,11 @@
-"""Batches of similar length under a token budget, in an order that can be resumed exactly.
+"""Batches in an order that can be resumed exactly: samples of similar length under a token budget,
+or rows of tensors.
 
 An epoch's order depends on seed and epoch alone, so a loader that remembers epoch and position
 goes on, bit for bit, where an interrupted run stopped. Data-parallel processes share every batch.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,23 +47,30 @@ def collate(samples: list[Sample]) -> Batch:
     return Batch(ids, lengths, supervised)
 
 
-class TokenBatches:
-    """An iterable of `Batch` whose padded size stays within `batch_tokens` tokens.
+class ResumableBatches(ABC):
+    """An iterable of batches of rows, whose `state_dict` lets another one go on in its place.
 
-    Of n processes each gets every n-th row of batches that are n times as large. Raises
-    `InputError` for fewer samples than processes.
+    Every epoch has as many batches. Of n processes each gets every n-th row of a batch, and each
+    batch has a row for every process. Raises `InputError` for fewer rows than processes.
     """
 
-    def __init__(self, samples: list[Sample], batch_tokens: int, seed: int, shuffle: bool):
-        self.samples, self.batch_tokens = samples, batch_tokens
-        self.seed, self.shuffle = seed, shuffle
+    def __init__(self, num_rows: int, seed: int, shuffle: bool):
+        self.num_rows, self.seed, self.shuffle = num_rows, seed, shuffle
         self.epoch, self.position = -1, 0
         self._resuming = False
+
+    @abstractmethod
+    def order(self, generator: torch.Generator) -> list[list[int]]:
+        """Rows of each batch; `generator` shuffles this epoch's."""
+
+    @abstractmethod
+    def batch(self, rows: list[int]) -> object:
+        """What these rows are together."""
 
     def __len__(self) -> int:
         return len(self._order(0))
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[object]:
         """The next epoch, or the rest of the one whose state was loaded."""
         if not self._resuming or self.position >= len(self):
             self.epoch, self.position = self.epoch + 1, 0
@@ -70,9 +79,10 @@ class TokenBatches:
         while self.position < len(order):
             rows = order[self.position][process_rank() :: num_processes()]
             self.position += 1
-            yield collate([self.samples[row] for row in rows])
+            yield self.batch(rows)
 
     def state_dict(self) -> dict[str, int]:
+        """position: batches of this epoch that were given away."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -80,15 +90,34 @@ class TokenBatches:
         self._resuming = True
 
     def _order(self, epoch: int) -> list[list[int]]:
-        """Rows of each batch: neighbours in length share a batch, batches come in random order."""
         # Here and not in the constructor, which runs before the processes know of one another.
-        if len(self.samples) < num_processes():
+        if self.num_rows < num_processes():
             raise InputError(
-                f"data: {len(self.samples)} samples are not enough for {num_processes()} "
+                f"data: {self.num_rows} samples are not enough for {num_processes()} "
                 "processes; give more, or set trainer.devices=1"
             )
-        lengths = torch.tensor([padded_length(sample) for sample in self.samples])
         generator = torch.Generator().manual_seed(self.seed + (epoch if self.shuffle else 0))
+        batches = self.order(generator)
+        if len(batches) > 1 and len(batches[-1]) < num_processes():
+            batches[-2] += batches.pop()
+        if self.shuffle:
+            batches = [batches[i] for i in torch.randperm(len(batches), generator=generator)]
+        return batches
+
+
+class TokenBatches(ResumableBatches):
+    """Batches of samples, each `Batch` of a padded size of up to `batch_tokens` tokens a process;
+    neighbours in length share a batch, batches come in random order."""
+
+    def __init__(self, samples: list[Sample], batch_tokens: int, seed: int, shuffle: bool):
+        super().__init__(len(samples), seed, shuffle)
+        self.samples, self.batch_tokens = samples, batch_tokens
+
+    def batch(self, rows: list[int]) -> Batch:
+        return collate([self.samples[row] for row in rows])
+
+    def order(self, generator: torch.Generator) -> list[list[int]]:
+        lengths = torch.tensor([padded_length(sample) for sample in self.samples])
         ranks = lengths.double()
         if self.shuffle:
             ranks += torch.rand(len(lengths), generator=generator, dtype=torch.float64)
@@ -99,11 +128,26 @@ class TokenBatches:
             if full and len(batches[-1]) >= num_processes():  # a row for every process
                 batches.append([])
             batches[-1].append(row)
-        if len(batches) > 1 and len(batches[-1]) < num_processes():
-            batches[-2] += batches.pop()
-        if self.shuffle:
-            batches = [batches[i] for i in torch.randperm(len(batches), generator=generator)]
         return batches
+
+
+class RowBatches(ResumableBatches):
+    """Batches of `batch_size` rows a process of the same tensors, as lists of tensors."""
+
+    def __init__(
+        self, tensors: tuple[torch.Tensor, ...], batch_size: int, seed: int, shuffle: bool
+    ):
+        super().__init__(len(tensors[0]), seed, shuffle)
+        self.tensors, self.batch_size = tensors, batch_size
+
+    def batch(self, rows: list[int]) -> list[torch.Tensor]:
+        return [tensor[rows] for tensor in self.tensors]
+
+    def order(self, generator: torch.Generator) -> list[list[int]]:
+        rows = torch.arange(self.num_rows)
+        if self.shuffle:
+            rows = torch.randperm(self.num_rows, generator=generator)
+        return [part.tolist() for part in rows.split(self.batch_size * num_processes())]
 
 
 def padded_length(sample: Sample) -> int:

@@ -10,7 +10,6 @@ hash of both models, the texts and the settings, so an interrupted run goes on w
 import hashlib
 import json
 import logging
-import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import torch
 from tqdm import tqdm
 
 from slipstream.core.errors import InputError
+from slipstream.core.files import write_atomically
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import check_writable
@@ -95,9 +95,8 @@ def labelled_drafts(
             generator = torch.Generator().manual_seed(seed + start)
             batch = samples[start : start + batch_size]
             part = _labelled(draft, target, batch, start, max_new_tokens, generator)
-            unfinished = path.with_suffix(".unfinished")
-            safetensors.torch.save_file(part, unfinished)
-            os.replace(unfinished, path)
+            content = safetensors.torch.save(part)
+            write_atomically(path, lambda file, content=content: file.write(content))
         parts.append(part)
     names = [field.name for field in fields(LabelledDrafts)]
     if not any(len(part["tokens"]) for part in parts):

@@ -6,6 +6,7 @@ Adaptive Candidate Lengths", section 3. It decides only how far is drafted: deco
 """
 
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import nn
@@ -27,10 +28,10 @@ class AcceptanceConfig:
     judged: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.depth < 0 or not self.rejection_weight > 0:
+        if self.width < 1 or self.depth < 0 or not 0 < self.rejection_weight < inf:
             raise InputError(
-                "speculator: width must be at least 1, depth at least 0 and rejection_weight above "
-                "0"
+                "speculator: width must be at least 1, depth at least 0 and rejection_weight a "
+                "finite number above 0"
             )
 
     @classmethod

@@ -31,6 +31,7 @@ KINDS = {
     AcceptanceHead.kind: (AcceptanceHead, AcceptanceConfig),
 }
 FIELDS = ("format_version", "kind", "arguments", "target", "target_fingerprint")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
@@ -56,10 +57,7 @@ def save_speculator(
         "slipstream_version": version("slipstream"),
     }
     check_writable(folder.parent, "output_dir")
-    if folder.exists() and not _is_speculator(folder):
-        raise InputError(
-            f"output_dir: {folder} holds something that is no speculator; choose another folder"
-        )
+    check_replaceable(folder)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         made = Path(scratch) / "speculator"
         made.mkdir()
@@ -100,7 +98,7 @@ def read_config(folder: str | Path) -> dict:
 
 def load_speculator(folder: str | Path, target: Target) -> nn.Module:
     """Open a speculator folder for `target`. Raises `InputError` for another target or tokenizer,
-    and for missing, superfluous, misshapen or unreadable tensors."""
+    and for missing, superfluous, misshapen, unreadable or not finite tensors."""
     folder = Path(locate(folder))
     config = read_config(folder)
     theirs, ours = config["target_fingerprint"], target.fingerprint
@@ -166,12 +164,24 @@ def start_from_speculator(speculator: nn.Module, folder: str | Path) -> None:
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a speculator folder; `InputError` where they are no finite numbers."""
     try:
-        return safetensors.torch.load_file(path)
+        tensors = safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(
             f"speculator: {path} is missing or corrupt ({error}); copy or train it again"
         ) from error
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            wrong = f"{str(tensor.dtype).removeprefix('torch.')} numbers"
+        elif not tensor.isfinite().all():
+            wrong = "NaN or infinity"
+        else:
+            continue
+        raise InputError(
+            f"speculator: {path} has {wrong} in tensor {name!r}; copy or train it again"
+        )
+    return tensors
 
 
 def _is_speculator(folder: Path) -> bool:
@@ -182,6 +192,14 @@ def _is_speculator(folder: Path) -> bool:
         return not any(folder.iterdir()) or bool(read_config(folder))
     except InputError:
         return False
+
+
+def check_replaceable(folder: Path) -> None:
+    """`InputError` for something that a speculator's folder would overwrite."""
+    if folder.exists() and not _is_speculator(folder):
+        raise InputError(
+            f"output_dir: {folder} holds something that is no speculator; choose another folder"
+        )
 
 
 def check_writable(folder: Path, field: str) -> None:

@@ -85,13 +85,20 @@ def load_target(
         options["quantization_config"] = quantization_settings(quantization, DTYPES[dtype])
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
-        model = AutoModelForCausalLM.from_pretrained(location, **options)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            location, output_loading_info=True, **options
+        )
     except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise InputError(
             f"target.name: {name!r} cannot be opened ({reason}); give a model folder, a hub id, or "
             "slipstream/small-target"
         ) from error
+    if missing := sorted(found["missing_keys"]):  # transformers gives these random values
+        raise InputError(
+            f"target.name: {name!r} lacks {len(missing)} tensors, such as {missing[0]!r}; copy or "
+            "download its files again"
+        )
     _check_architecture(model, architecture or {}, name)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
@@ -193,6 +200,7 @@ def fingerprint(target: Target) -> dict[str, str]:
     Of each weight tensor its name, shape and up to 4,096 evenly spaced values count, rounded to
     bfloat16, so that the dtype it was saved in makes no difference. `load_target` takes it before
     it casts, so neither does the dtype it is used in. Of quantised weights their scales count.
+    Raises `InputError` for weights that are not all finite.
     """
     config = target.model.config.to_diff_dict()
     for volatile in VOLATILE:
@@ -204,6 +212,12 @@ def fingerprint(target: Target) -> dict[str, str]:
         if hasattr(tensor, "full_tensor"):  # split over processes
             tensor = tensor.full_tensor()
         flat = tensor.detach().flatten()
+        # One pass without a copy, ten times as fast as `isfinite` of all: NaN wins both.
+        if not torch.stack(flat.aminmax()).isfinite().all():
+            raise InputError(
+                f"target.name: {target.name!r} has NaN or infinity in its weights, in {name!r}; "
+                "copy or download its files again"
+            )
         sample = flat[:: max(1, -(-len(flat) // 4096))].to(torch.bfloat16).cpu()
         weights.update(f"{name}{tuple(tensor.shape)}".encode())
         weights.update(sample.view(torch.int16).numpy().tobytes())

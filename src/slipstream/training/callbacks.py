@@ -1,11 +1,17 @@
 """What a training run tells before its first step."""
 
+import signal
+import threading
+
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import TQDMProgressBar
 from rich.console import Console
 from rich.text import Text
 
+from slipstream.core.errors import InputError
 from slipstream.data.rendering import Sample
+from slipstream.training.checkpoints import go_back_to_last_step
 
 
 class RunSummary(L.Callback):
@@ -61,15 +67,81 @@ def _masked(sample: Sample, tokenizer) -> Text:
 
 
 class SaveWhenInterrupted(L.Callback):
-    """On any exception or signal, saves a checkpoint from which `resume=` goes on."""
+    """On any signal or exception (but bad input), saves a checkpoint to go on from with `resume=`.
+
+    The first Ctrl-C waits for the end of the batch, as Lightning does on SIGTERM: an optimiser step
+    that is broken off cannot be resumed. A second one does not wait. Among several processes none
+    waits, for each would end at a batch of its own.
+    """
 
     def __init__(self, path: str):
         self.path = path
+        self.interrupted = False
 
-    def on_exception(self, trainer: L.Trainer, module: L.LightningModule, _: BaseException) -> None:
-        if trainer.global_step:
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        if trainer.world_size == 1 and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._wait)  # Lightning's teardown takes it back
+
+    def _wait(self, *_) -> None:
+        self.interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def on_train_batch_start(self, *_) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    on_validation_batch_start = on_train_end = on_train_batch_start
+
+    def on_exception(
+        self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException
+    ) -> None:
+        if trainer.global_step and not isinstance(exception, InputError):
             trainer.save_checkpoint(self.path)
             print(f"interrupted; go on with resume={self.path}")
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict
+    ) -> None:
+        go_back_to_last_step(trainer, checkpoint)
+
+
+class StopWhenNotFinite(L.Callback):
+    """Stops before an optimiser step that NaN or infinity would spoil the weights with.
+
+    One question to the device for each optimiser step, after its backward pass: of the losses of
+    its batches, summed, and the norm of its gradients.
+    """
+
+    def __init__(self) -> None:
+        self.loss: torch.Tensor | float = 0.0
+
+    def on_before_backward(
+        self, trainer: L.Trainer, module: L.LightningModule, loss: torch.Tensor
+    ) -> None:
+        self.loss = self.loss + loss.detach()
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        losses, self.loss = self.loss, 0.0
+        gradients = [
+            parameter.grad
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        # In float16 Lightning scales losses, and leaves out steps whose gradients overflow.
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            gradients = []
+        norm = torch.nn.utils.get_total_norm(gradients).to(losses.device)
+        for name, finite in zip(
+            ("loss", "gradient"), torch.stack([losses, norm]).isfinite().tolist(), strict=True
+        ):
+            if not finite:
+                raise InputError(
+                    f"training: the {name} of step {trainer.global_step + 1} is NaN or infinite; "
+                    "give a smaller training.learning_rate, or check the data and the target"
+                )
 
 
 class Progress(TQDMProgressBar):
@@ -87,6 +159,11 @@ class Progress(TQDMProgressBar):
 
     def on_train_epoch_start(self, *_) -> None:
         """The bar goes on over epochs."""
+
+    def on_exception(self, *_) -> None:
+        """Ends the bar's line, before what is printed next."""
+        if self._train_progress_bar is not None:
+            self._train_progress_bar.close()
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_) -> None:
         bar = self.train_progress_bar

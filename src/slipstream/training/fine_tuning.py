@@ -16,6 +16,7 @@ from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.target import Target
 from slipstream.training.head_loss import head_loss
 from slipstream.training.schedule import linear_schedule, total_steps
+from slipstream.training.settings import check_numbers
 
 
 class FineTuning(L.LightningModule):
@@ -36,6 +37,9 @@ class FineTuning(L.LightningModule):
         super().__init__()
         if target is None:
             raise InputError("target: a target is needed to fine-tune it")
+        check_numbers(
+            learning_rate=learning_rate, weight_decay=weight_decay, warmup_steps=warmup_steps
+        )
         target.model.requires_grad_(False)
         self.target, trained = with_lora(target, lora)
         self.model = self.target.model

@@ -19,6 +19,7 @@ from slipstream.data.tokenizer import train_tokenizer
 from slipstream.targets.loading import load_target
 from slipstream.targets.target import Target
 from slipstream.training.schedule import linear_schedule, total_steps
+from slipstream.training.settings import check_numbers
 
 
 class LanguageModelTraining(L.LightningModule):
@@ -48,6 +49,9 @@ class LanguageModelTraining(L.LightningModule):
         warmup_steps: int,
     ):
         super().__init__()
+        check_numbers(
+            learning_rate=learning_rate, weight_decay=weight_decay, warmup_steps=warmup_steps
+        )
         self.architecture, self.vocab_size = architecture, vocab_size
         self.tokenizer_path, self.start_from = tokenizer, start_from
         self.learning_rate, self.weight_decay = learning_rate, weight_decay

@@ -1,21 +1,56 @@
 """Fitting and finishing a run: resume, keep the best state, write the folder and its card."""
 
+import re
+import sys
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from slipstream.core.errors import InputError
 
+# Exit codes, as shells have them: 128 and the signal's number.
+TERMINATED, BY_CTRL_C = 143, 130
+
 
 def start(trainer: L.Trainer, module: L.LightningModule, data, resume: str | None) -> None:
-    """Fit, from the state in the checkpoint `resume` if one is given."""
+    """Fit, from the state in the checkpoint `resume` if one is given.
+
+    A run that is interrupted ends the process, with 143 (SIGTERM) or 130 (Ctrl-C).
+    """
     if resume is not None and not Path(resume).is_file():
         raise InputError(f"resume: {resume} does not exist; give a .ckpt file of an earlier run")
     started = time.perf_counter()
-    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    except SIGTERMException:  # which would exit with 0
+        sys.exit(TERMINATED)
+    except SystemExit as ended:  # Lightning's answer to Ctrl-C
+        sys.exit(BY_CTRL_C if ended.code == 1 else ended.code)
     module.training_seconds = time.perf_counter() - started
+
+
+@contextmanager
+def lightning_in_one_sentence(settings: dict) -> Iterator[None]:
+    """What Lightning itself refuses, in its own words, as an `InputError` that names the first of
+    the trainer's `settings` which they speak of."""
+    try:
+        yield
+    except (MisconfigurationException, ValueError, TypeError) as error:
+        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        if isinstance(error, InputError) or Path(L.__file__).parent not in raised_in.parents:
+            raise
+        reason = "; ".join(re.split(r"[.!]?\s*\n\s*|[.!]\s+", str(error).strip(" .!\n")))
+        texts = {value: name for name, value in settings.items() if isinstance(value, str)}
+        known = {name: name for name in settings} | texts
+        named = [known[word] for word in re.findall(r"[\w-]+", reason) if word in known]
+        field = ".".join(["trainer", *named[:1]])
+        raise InputError(f"{field}: {reason}; choose another value") from error
 
 
 def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: dict) -> Path:
@@ -25,6 +60,12 @@ def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: 
     if best:
         state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
         module.load_state_dict(state, strict=False)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and not parameter.isfinite().all():
+            raise InputError(
+                f"training: it ended with NaN or infinity in {name}, so nothing was saved; give a "
+                "smaller training.learning_rate"
+            )
     folder = output / "model"
     if not trainer.is_global_zero:  # another process writes it
         return folder

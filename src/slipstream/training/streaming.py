@@ -25,6 +25,7 @@ from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
 from slipstream.training.schedule import linear_schedule, total_steps
 from slipstream.training.segments import lossless_losses, shared_losses
+from slipstream.training.settings import check_numbers
 from slipstream.training.stream_losses import StreamLosses
 
 
@@ -63,6 +64,15 @@ class StreamingTraining(L.LightningModule):
         super().__init__()
         if target is None or speculator is None:
             raise InputError("target, speculator: both are needed to train a speculator")
+        check_numbers(
+            learning_rate=learning_rate,
+            lora_learning_rate=lora_learning_rate,
+            weight_decay=weight_decay,
+            warmup_steps=warmup_steps,
+            main_weight=main_weight,
+            stream_weights=stream_weights,
+            root_dropout=root_dropout,
+        )
         if not 0 <= root_dropout <= 1:
             raise InputError("training.root_dropout: must be between 0 and 1")
         shared = speculator.mode == "shared"

@@ -12,16 +12,18 @@ from pathlib import Path
 import lightning as L
 import torch
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 from torchmetrics.classification import BinaryAUROC
 
 from slipstream.core.errors import InputError
+from slipstream.data.batches import RowBatches
 from slipstream.data.labelled_drafts import LabelledDrafts, labelled_drafts
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.speculators.acceptance import AcceptanceConfig
 from slipstream.speculators.checkpoint import new_speculator, save_speculator
 from slipstream.speculators.sprinter import SprinterConfig
 from slipstream.targets.target import Target
+from slipstream.training.settings import check_numbers
 from slipstream.training.verifier_curves import write_curves
 
 
@@ -53,6 +55,7 @@ class VerifierTraining(L.LightningModule):
                 "speculator: this training needs a target, and speculator=sprinter or "
                 "speculator=acceptance"
             )
+        check_numbers(learning_rate=learning_rate)
         for name, number in (
             ("batch_size", batch_size),
             ("max_train_rows", max_train_rows),
@@ -102,7 +105,7 @@ class VerifierTraining(L.LightningModule):
             for split in drafts
         }
         data.loaders = {
-            split: DataLoader(dataset, self.batch_size, shuffle=split == "train")
+            split: RowBatches(dataset.tensors, self.batch_size, self.seed, split == "train")
             for split, dataset in self.sets.items()
         }
         self._tell(drafts, time.perf_counter() - started)

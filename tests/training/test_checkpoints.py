@@ -1,0 +1,152 @@
+"""Checkpoint files are whole, and what was trained is finite."""
+
+import errno
+import os
+import tempfile
+
+import pytest
+import torch
+from tests.commands import config_of, refused
+from tests.training.test_interrupted import classify
+from tests.training.worlds import make_world, overrides_of, train, weights
+
+from slipstream import app
+from slipstream.speculators.checkpoint import load_speculator
+from slipstream.targets.loading import load_target
+from slipstream.training.callbacks import StopWhenNotFinite
+from slipstream.training.streaming import StreamingTraining
+
+SPRINTER = "experiment=sprinter_small"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+def test_a_full_disk_leaves_the_checkpoints_before(world, tmp_path, monkeypatch):
+    """The disk is full from the third of four writes on; also that of `interrupted.ckpt` fails."""
+    save, calls = torch.save, []
+
+    def saving(content, file):
+        calls.append(content)
+        if len(calls) < 3:
+            return save(content, file)
+        file.write(b"half of a checkpoint")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", saving)
+    with pytest.raises(OSError, match="No space left"):
+        train(world, tmp_path)
+    folder = tmp_path / "checkpoints"
+    assert len(calls) == 4 and sorted(os.listdir(folder)) == ["best.ckpt", "last.ckpt"]
+    for path in folder.iterdir():
+        assert torch.load(path, weights_only=True)["global_step"] == 2
+
+
+def test_checkpoints_need_no_room_in_the_temporary_folder(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    train(world, tmp_path)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["best.ckpt", "last.ckpt"]
+
+
+def fine_tune(world, output, *overrides):
+    own = overrides_of(world, output)
+    return app.train(config_of("train", "experiment=fine_tuning", *own, *overrides))
+
+
+@pytest.mark.parametrize(
+    "call, own",
+    [
+        (train, []),
+        (train, ["trainer.precision=bf16-mixed", "trainer.accumulate_grad_batches=2"]),
+        (train, ["speculator=streaming_shared"]),
+        (fine_tune, []),
+        (classify, [SPRINTER]),
+    ],
+)
+def test_a_loss_that_is_not_finite_stops_the_run(world, tmp_path, call, own):
+    """A step of this size leaves numbers whose products overflow."""
+    text = refused(lambda: call(world, tmp_path, *own, "training.learning_rate=1e37"))
+    assert text.startswith("training: the ") and "is NaN or infinite" in text
+    assert "training.learning_rate" in text and not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_no_step_is_taken_with_gradients_that_are_not_finite(world, tmp_path, monkeypatch, number):
+    """The weights are those of the step before, and the earlier checkpoints stay."""
+    step, seen = StreamingTraining.training_step, []
+
+    def spoiled(module, batch, place):
+        seen.append([p.detach().clone() for p in module.speculator.parameters()])
+        loss = step(module, batch, place)
+        return loss * torch.nan if len(seen) == number else loss
+
+    def on_exception(callback, trainer, module, error):
+        trained = zip(module.speculator.parameters(), seen[-1], strict=True)
+        assert all(parameter.equal(before) for parameter, before in trained)
+
+    monkeypatch.setattr(StreamingTraining, "training_step", spoiled)
+    monkeypatch.setattr(StopWhenNotFinite, "on_exception", on_exception)
+    state = tmp_path / "checkpoints" / "last.ckpt"
+    text = refused(lambda: train(world, tmp_path))
+    assert f"the loss of step {number} is NaN" in text and len(seen) == number
+    assert state.exists() == (number > 2) and not (tmp_path / "model").exists()
+
+
+def test_weights_that_are_not_finite_are_not_saved(world, tmp_path, monkeypatch):
+    """Of a last step, after which no loss is computed."""
+
+    def spoil(module):
+        module.speculator.pruning.up.data[0] = torch.inf
+
+    monkeypatch.setattr(StreamingTraining, "on_train_end", spoil)
+    own = ["trainer.max_steps=1", "callbacks.best=null", "callbacks.last=null"]
+    text = refused(lambda: train(world, tmp_path, *own))
+    assert text.startswith("training: it ended with NaN or infinity in speculator.")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    "own, field",
+    [
+        (["training.learning_rate=nan"], "training.learning_rate"),
+        (["training.learning_rate=-1"], "training.learning_rate"),
+        (["training.weight_decay=inf"], "training.weight_decay"),
+        (["training.stream_weights=[1,nan]"], "training.stream_weights"),
+        (["speculator=streaming_shared", "training.main_weight=inf"], "training.main_weight"),
+        (["training.lora_learning_rate=nan"], "training.lora_learning_rate"),
+        (["trainer.gradient_clip_val=nan"], "trainer.gradient_clip_val"),
+    ],
+)
+def test_settings_that_are_not_finite(world, tmp_path, own, field):
+    assert refused(lambda: train(world, tmp_path, *own)).startswith(f"{field}: ")
+
+
+def test_a_classifier_of_infinite_learning_rate(world, tmp_path):
+    text = refused(lambda: classify(world, tmp_path, SPRINTER, "training.learning_rate=inf"))
+    assert text.startswith("training.learning_rate: ")
+
+
+def test_what_lightning_refuses_is_one_sentence(world, tmp_path):
+    text = refused(lambda: train(world, tmp_path, "trainer.accelerator=gpu", "target.name=none"))
+    assert text.startswith("trainer.accelerator: ")
+    text = refused(lambda: train(world, tmp_path, "trainer.val_check_interval=1000"))
+    assert text.startswith("trainer.val_check_interval: ") and "1000" in text
+
+
+def test_a_foreign_model_folder_is_refused_before_anything_is_loaded(world, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "notes.txt").write_text("kept")
+    text = refused(lambda: train(world, tmp_path, "target.name=none"))
+    assert text.startswith("output_dir: ") and "no speculator" in text
+    assert os.listdir(tmp_path / "model") == ["notes.txt"]
+
+
+def test_a_run_in_the_same_folder_replaces_its_speculator(world, tmp_path):
+    short = "trainer.max_epochs=1"
+    before = weights(train(world, tmp_path, short))
+    folder = train(world, tmp_path, short, "seed=1")
+    assert weights(folder) != before
+    target = load_target(str(world / "target"))
+    assert load_speculator(folder, target).num_streams == 2

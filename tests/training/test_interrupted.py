@@ -1,0 +1,169 @@
+"""Runs that are interrupted, anywhere, end as if they had not been, and their exit code says so.
+
+SIGTERM is what a cluster sends, SIGINT is Ctrl-C.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from tests.commands import ROOT, config_of
+from tests.training.worlds import STREAMS, make_world, overrides_of, train, weights
+
+from slipstream import app
+from slipstream.training.streaming import StreamingTraining
+from slipstream.training.verifier import VerifierTraining
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+def classify(world, output, *overrides):
+    """Train a SPRINTER verifier or an acceptance head for up to eight epochs."""
+    return app.train(
+        config_of(
+            "train", f"target.name={world}/target", f"training.draft.name={world}/draft",
+            f"data.path={world}/rows", "data.regenerate=false", "data.max_new_tokens=4",
+            f"training.cache_dir={world}/labels", "training.batch_size=64", "logger=csv",
+            "training.learning_rate=0.05", "trainer.max_epochs=8", "callbacks.stopping.patience=2",
+            "trainer.log_every_n_steps=1", f"output_dir={output}", *overrides,
+        )
+    )  # fmt: skip
+
+
+TRAINED = {
+    "streaming": (train, StreamingTraining, []),
+    "accumulating": (train, StreamingTraining, ["trainer.accumulate_grad_batches=4"]),
+    "sprinter": (classify, VerifierTraining, ["experiment=sprinter_small"]),
+    "acceptance": (
+        classify, VerifierTraining,
+        ["experiment=acceptance_small", "trainer.accumulate_grad_batches=2"],
+    ),
+}  # fmt: skip
+
+
+class Run:
+    """One training, uninterrupted: the weights it ends with, and its number of batches."""
+
+    def __init__(self, kind, world, output):
+        self.train, self.module, self.own = TRAINED[kind]
+        self.world = world
+        self.whole = weights(self.watched(output, lambda number: None))
+        self.num_batches = self.calls
+
+    def watched(self, output, before, *overrides):
+        """Train; `before` is called with the number of each training step."""
+        step, self.calls = self.module.training_step, 0
+
+        def counting(module, batch, number):
+            self.calls += 1
+            before(self.calls)
+            return step(module, batch, number)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.module, "training_step", counting)
+            return self.train(self.world, output, *self.own, *overrides)
+
+
+@pytest.fixture(scope="module", params=TRAINED)
+def run(request, world, tmp_path_factory):
+    return Run(request.param, world, tmp_path_factory.mktemp("whole"))
+
+
+def resume(output) -> str:
+    return f"resume={output}/checkpoints/interrupted.ckpt"
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
+def test_ctrl_c_in_a_batch_loses_nothing(run, tmp_path, share):
+    """Twice in the same run, and each time it goes on where it stopped."""
+
+    def strike(number):
+        if number == stop:
+            raise KeyboardInterrupt
+
+    stop = 1 + int(share * run.num_batches)
+    with pytest.raises(SystemExit) as ended:
+        run.watched(tmp_path, strike)
+    assert ended.value.code == 130 and not (tmp_path / "model").exists()
+    stop = 2
+    with pytest.raises(SystemExit):
+        run.watched(tmp_path, strike, resume(tmp_path))
+    stop = None
+    assert weights(run.watched(tmp_path, strike, resume(tmp_path))) == run.whole
+
+
+@pytest.fixture(scope="module")
+def streaming(world, tmp_path_factory):
+    return Run("streaming", world, tmp_path_factory.mktemp("streaming"))
+
+
+@pytest.mark.parametrize("share", [0, 0.5, 0.51, 1])
+@pytest.mark.parametrize("name, code", [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_waits_for_the_end_of_the_batch(streaming, tmp_path, capsys, name, code, share):
+    """Also in the first and the last batch of an epoch, and in the last of the run."""
+    before = signal.getsignal(signal.SIGINT)
+    stop = max(1, round(share * streaming.num_batches + 0.4 * (share == 0.51)))
+
+    def strike(number):
+        if number == stop:
+            signal.raise_signal(getattr(signal, name))
+
+    with pytest.raises(SystemExit) as ended:
+        streaming.watched(tmp_path, strike)
+    assert ended.value.code == code and not (tmp_path / "model").exists()
+    assert signal.getsignal(signal.SIGINT) is before
+    state = tmp_path / "checkpoints" / "interrupted.ckpt"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"resume={state}")
+    assert torch.load(state, weights_only=True)["global_step"] == stop
+    resumed = streaming.watched(tmp_path, lambda number: None, resume(tmp_path))
+    assert weights(resumed) == streaming.whole
+
+
+def test_a_validation_that_is_broken_off_is_repeated(world, tmp_path, monkeypatch):
+    whole = Run("sprinter", world, tmp_path / "whole")
+    step, calls = whole.module.validation_step, []
+
+    def counting(module, *batch):
+        calls.append(batch)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return step(module, *batch)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(whole.module, "validation_step", counting)
+        whole.watched(tmp_path / "run", lambda number: None)
+    resumed = whole.watched(tmp_path / "run", lambda number: None, resume(tmp_path / "run"))
+    assert weights(resumed) == whole.whole
+    told = [(tmp_path / name / "metrics" / "metrics.csv").read_text() for name in ("whole", "run")]
+    assert told[1].splitlines()[-1].split(",")[1:] == told[0].splitlines()[-1].split(",")[1:]
+
+
+def test_train_py_saves_on_sigterm_and_goes_on(world, tmp_path):
+    """The script: exit code 143, the checkpoint, the line that says how to go on."""
+    common = ["trainer.max_epochs=null", "trainer.max_steps=40", "callbacks.best=null"]
+    own = [*overrides_of(world, tmp_path / "out"), *STREAMS]
+    command = [sys.executable, str(ROOT / "train.py"), *own, *common]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    started = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    state = tmp_path / "out" / "checkpoints" / "interrupted.ckpt"
+    deadline = time.monotonic() + 120
+    while not (state.parent / "last.ckpt").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started.terminate()
+    printed = started.communicate(timeout=60)[0]
+    assert started.returncode == 143
+    assert printed.strip().splitlines()[-1] == f"interrupted; go on with resume={state}"
+    assert not (tmp_path / "out" / "model").exists()
+    assert torch.load(state, weights_only=True)["global_step"] < 40
+    resumed = train(world, tmp_path / "out", *common, f"resume={state}")
+    assert weights(resumed) == weights(train(world, tmp_path / "whole", *common))
