@@ -10,7 +10,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.acceptance_length import AnyRejected
+from slipstream.drafters.acceptance_length import AnyRejected, LastRejected
 from slipstream.drafters.draft_length import EntropyBound
 from slipstream.evaluation.judging import TargetLikelihood, fastchat_files, win_rate
 from slipstream.evaluation.prompts import Prompt
@@ -114,6 +114,14 @@ def test_what_is_written(study, target, tmp_path):
     assert (tmp_path / "table.md").read_text().count("###") == 2
     answers = (tmp_path / "fastchat" / "model_answer" / "sprinter_0.5.jsonl").read_text()
     assert len(answers.splitlines()) == len(PROMPTS)
+
+
+def test_rules_that_do_not_fit_are_left_out_and_named(study, target, capsys):
+    """A head of another draft model, and a rule that is given as none."""
+    lengths = dict(disco=LastRejected("slipstream/small-acceptance", 0.5), adaedl=None)
+    findings = QualityLatency(**(study | dict(lengths=lengths))).run(target, PROMPTS)
+    assert not {row["method"] for row in findings.rows} & lengths.keys()
+    assert "note: left out study.lengths.disco: speculator: " in capsys.readouterr().out
 
 
 def test_a_greedy_answer_is_the_reference_where_there_is_none(study, target, capsys):

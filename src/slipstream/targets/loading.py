@@ -190,7 +190,7 @@ def check_vocabularies(target: Target, draft: Target, field: str) -> None:
     if not same:
         raise InputError(
             f"{field}: {draft.name or 'the draft model'} has another vocabulary than the target; "
-            "choose a draft model with the target's tokenizer"
+            "choose a draft model with the target's tokenizer (draft=...)"
         )
 
 

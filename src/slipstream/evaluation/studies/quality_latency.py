@@ -20,7 +20,7 @@ from slipstream.evaluation.approximation import Approximation, approximation
 from slipstream.evaluation.comparison import Run, compare, total_of
 from slipstream.evaluation.exactness import PlainReference
 from slipstream.evaluation.judging import Judge, fastchat_files, win_rate
-from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter
+from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
 from slipstream.evaluation.metrics import paired_bootstrap, rouge
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.studies.findings import Findings
@@ -32,7 +32,8 @@ ALL = "all"
 
 class QualityLatency:
     """draft: writes all drafts; verifier: folder of SPRINTER's; lengths: rules that end drafts, by
-    name; num_tokens: of a draft of fixed length; longest: most tokens of a draft that a rule may
+    name, None where one is left out (and so are those that do not fit the draft model, with a
+    note); num_tokens: of a draft of fixed length; longest: most tokens of a draft that a rule may
     end, and of SPRINTER's runs; ratio, thresholds: SPRINTER's lambda and its decision thresholds;
     judge: says which of two answers is better.
     """
@@ -41,7 +42,7 @@ class QualityLatency:
         self,
         draft: Target,
         verifier: str,
-        lengths: dict[str, DraftLength],
+        lengths: dict[str, DraftLength | None],
         num_tokens: int,
         longest: int,
         ratio: float,
@@ -54,23 +55,32 @@ class QualityLatency:
     ):
         if not thresholds or len(set(thresholds)) < len(thresholds):
             raise InputError("study.thresholds: give at least one decision threshold, each once")
-        self.methods: dict[str, Method] = {"plain": Plain()}
-        self.methods["speculative"] = Speculative(DraftModel(draft, num_tokens), 1 + num_tokens)
-        for name, length in lengths.items():
-            drafter = DraftModel(draft, longest, length)
-            self.methods[name] = Speculative(drafter, 1 + longest)
-        for threshold in thresholds:
-            method = Sprinter(draft, verifier, ratio, threshold, longest)
-            self.methods[f"sprinter_{threshold:g}"] = method
+        self.exact: dict[str, Method] = {
+            "plain": Plain(),
+            "speculative": Speculative(DraftModel(draft, num_tokens), 1 + num_tokens),
+        }
+        self.rules: dict[str, Method] = {
+            name: Speculative(DraftModel(draft, longest, length), 1 + longest)
+            for name, length in lengths.items()
+            if length is not None
+        }
+        self.sprinters: dict[str, Method] = {
+            f"sprinter_{threshold:g}": Sprinter(draft, verifier, ratio, threshold, longest)
+            for threshold in thresholds
+        }
         self.judge, self.sampling, self.limits = judge, sampling, limits
         self.repeats, self.seed = repeats, seed
 
     def run(self, target: Target, prompts: list[Prompt]) -> Findings:
         if self.sampling.greedy:
             raise InputError("study.sampling.temperature: SPRINTER samples; set it above 0")
-        methods, sampling = self.methods, self.sampling
-        for method in methods.values():  # what does not fit ends here, not after half an hour
+        sampling = self.sampling
+        # What does not fit ends here, not after half an hour.
+        for method in (*self.exact.values(), *self.sprinters.values()):
             method.ready(target, sampling, self.limits)
+        made = {name: (lambda each=each: each) for name, each in self.rules.items()}
+        rules = prepared("study.lengths", made, target, sampling, self.limits, True)
+        methods = self.exact | rules | self.sprinters
         prompts = _with_references(target, prompts, self.limits)
         runs = compare(methods, prompts, target, sampling, self.limits, self.repeats, self.seed)
         judged = {run.method: self.judge.scores(target, prompts, run.generations) for run in runs}
