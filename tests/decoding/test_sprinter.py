@@ -257,7 +257,7 @@ def test_batches_of_several_lengths_answer_as_each_prompt_alone():
 
 def test_tokens_are_shown_as_they_are_decided():
     decoder, shown = decoder_of(limits=Limits(30), vocabulary=WORDS), []
-    answer = decoder.generate(PROMPT, 5, lambda token, drafted: shown.append((token, drafted)))
+    answer = decoder.generate(PROMPT, 5, lambda token, drafted, _: shown.append((token, drafted)))
     assert [token for token, _ in shown] == answer.ids
     assert {drafted for _, drafted in shown} == {True, False} and not shown[0][1]
 
