@@ -18,8 +18,8 @@ from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.drafters.unispec import UniSpec
-from slipstream.targets.loading import load_target
-from slipstream.targets.target import Target
+from slipstream.speculators.checkpoint import save_speculator
+from slipstream.targets.loading import fingerprint, load_target
 
 PROMPT = "name[The Punter], eatType[pub], food[Italian], priceRange[cheap], area[riverside]"
 OTHER = "name[The Mill], eatType[coffee shop], food[English]"
@@ -128,6 +128,17 @@ def test_custom_generate_streams_and_ends_the_stream(model, ids):
     assert text == tokenizer.decode(found[0, ids.shape[1] :])
 
 
+def test_a_wrapped_custom_generate_streams_as_well(model, ids):
+    tokenizer = AutoTokenizer.from_pretrained(locate("slipstream/small-target"))
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=1)
+
+    def wrapped(model, input_ids, **options):
+        return slipstream.custom_generate(model, input_ids, drafter=PromptLookup(3, 4), **options)
+
+    model.generate(ids, custom_generate=wrapped, max_new_tokens=24, streamer=streamer)
+    assert len("".join(streamer)) > 20
+
+
 def test_custom_generate_returns_the_output_object_it_is_asked_for(model, ids):
     options = dict(max_new_tokens=24, return_dict_in_generate=True)
     found = ours(model, ids, PromptLookup(3, 4), **options)
@@ -151,19 +162,26 @@ def test_samples_differ_unless_they_are_seeded(model, ids):
     assert len({str(answer) for answer in answers(seed=1)}) == 1
 
 
-def test_a_second_call_finds_what_the_first_one_made():
+def test_a_second_call_finds_what_the_first_one_made(tmp_path):
     """Kept stores, streams that were trained together with the target, and a draft model."""
     target, ids = tiny_target(), torch.tensor([[1, 2, 3, 4]])
+    target.fingerprint = fingerprint(target)
     shared = tiny_speculator(target, mode="shared")
-    with pytest.raises(InputError, match="made for another target"):
-        ours(tiny_target(seed=1).model, ids, Streaming(shared, "auto", 2), **GREEDY)
-    folderless = Target(target.model)
-    target.model.slipstream_target = target
+    folder = save_speculator(tmp_path / "model", shared, target, 8, "card")
     store = UniSpec(4, 4, 0.0, 1.0, [0.4, 0.3, 0.2, 0.1], True, True, keep=True)
-    for drafter in (Streaming(shared, "auto", 2), store, DraftModel(folderless, 4)):
+    for drafter in (Streaming(folder, "auto", 2), store, DraftModel(target, 4)):
         first, second = (ours(target.model, ids, drafter, **GREEDY).tolist() for _ in range(2))
         assert first == second
     assert len(store.stores) == 1 and store.stores[0].known
+
+
+def test_a_model_that_was_cast_between_two_calls_is_another_target(tmp_path):
+    target, ids = tiny_target(), torch.tensor([[1, 2, 3, 4]])
+    drafter = Streaming(tiny_speculator(target), "deferred", 2)
+    for dtype in (torch.float64, torch.float32):
+        model = target.model.to(dtype)
+        expected = model.generate(ids, **GREEDY).tolist()
+        assert ours(model, ids, drafter, **GREEDY).tolist() == expected
 
 
 def test_a_draft_model_with_a_tokenizer_serves_a_model_without(model, ids):

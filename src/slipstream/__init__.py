@@ -4,6 +4,7 @@
 >>> answer = slipstream.generate("name[The Mill], eatType[pub], food[English]")  # doctest: +SKIP
 """
 
-from slipstream.generation import custom_generate, generate
+from slipstream.custom_generation import custom_generate
+from slipstream.generation import generate
 
 __all__ = ["custom_generate", "generate"]

@@ -1,6 +1,5 @@
-"""Decoding as a plain Python call, and as transformers' `generate(custom_generate=...)`."""
+"""Decoding as a plain Python call."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
@@ -13,6 +12,7 @@ from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
+from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.calibration import Calibrations, described
 from slipstream.decoding.decoder import Decoder
@@ -22,34 +22,15 @@ from slipstream.drafters.base import Drafter
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.methods import calibrated_decoder
 from slipstream.targets.compiled import compile_target
-from slipstream.targets.loading import fingerprint, load_target
+from slipstream.targets.loading import fingerprint, load_target, target_of
 from slipstream.targets.packed import is_packed
-from slipstream.targets.target import Target, token_ids
+from slipstream.targets.target import Target
 
-Messages = list[dict[str, str]]
-"""A conversation: `[{"role": "user", "content": "..."}]`."""
 SMALL_TARGET, SMALL_SPECULATOR = "slipstream/small-target", "slipstream/small-streaming"
 CALIBRATIONS = "runs/calibrations"
 """Where `infer.py calibrate=true` keeps what it found."""
 CONF = Path(__file__).parents[2] / "conf"
 """Drafters have their names and settings here."""
-# What transformers makes of the generation settings that our own sampling and limits cover.
-KEPT_BY_US = (
-    "TemperatureLogitsWarper",
-    "TopKLogitsWarper",
-    "TopPLogitsWarper",
-    "MaxLengthCriteria",
-    "EosTokenCriteria",
-)
-# What transformers hands to every decoding method, and what decoding here has its own of.
-NOT_NEEDED = (
-    "attention_mask",
-    "cache_position",
-    "logits_to_keep",
-    "past_key_values",
-    "position_ids",
-    "use_cache",
-)
 
 
 def generate(
@@ -91,91 +72,6 @@ def generate(
     return decoder.generate_batch(ids, list(seeds))
 
 
-def custom_generate(
-    model,
-    input_ids: torch.Tensor,
-    generation_config=None,
-    drafter: Drafter | None = None,
-    budget: int = 10,
-    seed: int | None = None,
-    logits_processor: Sequence = (),
-    stopping_criteria: Sequence = (),
-    streamer=None,
-    **model_kwargs,
-):
-    """For `model.generate(ids, custom_generate=slipstream.custom_generate, drafter=...)`.
-
-    Keeps max_new_tokens, do_sample, temperature, top_k, top_p, eos_token_id, attention_mask (of a
-    left-padded prompt), streamer and return_dict_in_generate. seed: None draws one from torch's
-    global generator. Returns (1, T) prompt and answer, or transformers' output object with them.
-    Raises `InputError` for more than one prompt, and for all that it would not keep.
-    """
-    if drafter is None:
-        raise InputError("drafter: name the drafter to decode with, e.g. drafter=Streaming(...)")
-    if input_ids.shape[0] != 1:
-        raise InputError("input_ids: one prompt at a time; call generate for each of them")
-    config = generation_config
-    _check_kept(config, [*logits_processor, *stopping_criteria], model_kwargs)
-    sampling = Sampling()
-    if config.do_sample:
-        sampling = Sampling(
-            1.0 if config.temperature is None else config.temperature,
-            config.top_k or None,
-            config.top_p,
-        )
-    limits = Limits(config.max_length - input_ids.shape[1], end_ids=token_ids(config.eos_token_id))
-    engine = Engine(_target_of(model), drafter, sampling, limits, budget)
-    streamer = streamer or _streamer_of_caller()
-    callback = streamer and (lambda token, _, __: streamer.put(torch.tensor([token])))
-    seed = int(torch.randint(2**62, ())) if seed is None else seed
-    prompt = _unpadded(input_ids[0], model_kwargs.get("attention_mask"))
-    answer = engine.generate(prompt, seed, callback).ids
-    if streamer is not None:
-        streamer.end()
-    sequences = torch.cat([input_ids, input_ids.new_tensor([answer])], dim=1)
-    if not config.return_dict_in_generate:
-        return sequences
-    from transformers.generation import GenerateDecoderOnlyOutput
-
-    return GenerateDecoderOnlyOutput(sequences=sequences)
-
-
-def _check_kept(config, parts: Sequence, model_kwargs: dict) -> None:
-    """`InputError` for a setting of `model.generate` that decoding here would not keep."""
-    unkept = [type(part).__name__ for part in parts if type(part).__name__ not in KEPT_BY_US]
-    unkept += [
-        name for name, value in model_kwargs.items() if value is not None and name not in NOT_NEEDED
-    ]
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and cache.get_seq_length():
-        unkept.append("past_key_values")
-    if config.return_dict_in_generate:
-        outputs = "scores", "logits", "attentions", "hidden_states"
-        unkept += [f"output_{name}" for name in outputs if getattr(config, f"output_{name}")]
-    if unkept:
-        raise InputError(
-            f"custom_generate: {unkept[0]} is not supported; leave out the generation setting it "
-            "stands for"
-        )
-
-
-def _unpadded(ids: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
-    """(T,) ids without the padding before them, as a mask (1, T) tells it (None: there is none)."""
-    if mask is None:
-        return ids.tolist()
-    shown = mask[0].bool().tolist()
-    start = shown.index(True) if True in shown else len(shown)
-    if not all(shown[start:]):
-        raise InputError("attention_mask: only tokens before the prompt may be hidden; pad left")
-    return ids[start:].tolist()
-
-
-def _streamer_of_caller():
-    """`model.generate` keeps its streamer from a callable, but has put the prompt into it."""
-    caller = inspect.currentframe().f_back.f_back
-    return caller.f_locals.get("streamer") if caller.f_code.co_name == "generate" else None
-
-
 def _prompts(prompt: object) -> list[str | Messages]:
     """One prompt, or several, as a list."""
     if _is_prompt(prompt):
@@ -188,8 +84,9 @@ def _prompts(prompt: object) -> list[str | Messages]:
 
 
 def _is_prompt(prompt: object) -> bool:
-    messages = isinstance(prompt, list | tuple) and prompt
-    return isinstance(prompt, str) or bool(messages and all(isinstance(m, dict) for m in prompt))
+    if isinstance(prompt, list) and prompt:
+        return all(isinstance(message, dict) for message in prompt)
+    return isinstance(prompt, str)
 
 
 def _decoder(
@@ -197,9 +94,10 @@ def _decoder(
 ) -> Decoder:
     if drafter is None:
         return PlainDecoder(target, sampling, limits)
-    description = _DESCRIBED.setdefault(drafter, described(drafter))
+    if drafter not in _DESCRIBED:
+        _DESCRIBED[drafter] = described(drafter)
     if budget == "auto":
-        kept = Calibrations(CALIBRATIONS)
+        kept, description = Calibrations(CALIBRATIONS), _DESCRIBED[drafter]
         return calibrated_decoder(kept, target, drafter, description, sampling, limits)[1]
     if not isinstance(budget, int):
         raise InputError('budget: give a number of nodes, or "auto"')
@@ -228,9 +126,10 @@ def _named_drafter(name: str, target: Target) -> Drafter:
         return _configured(name, target)
     if not Path(locate(name)).is_dir():
         near = get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(names)}"
         raise InputError(
-            f"drafter: {name!r} is neither a speculator's folder nor a drafter"
-            + (f"; did you mean {near[0]!r}?" if near else f"; choose among {', '.join(names)}")
+            f"drafter: {name!r} is neither a speculator's folder nor a drafter; "
+            + (hint if names else "names of drafters are known in a source checkout alone")
         )
     return Streaming(name, "auto", top_k=4)
 
@@ -256,7 +155,7 @@ def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:
     if isinstance(target, str | Path):
         return _loaded(str(target))
     if isinstance(target, torch.nn.Module) and hasattr(target, "config"):
-        target = _target_of(target)
+        target = target_of(target)
     if not isinstance(target, Target):
         raise InputError(
             "target: give a Target, a transformers model, or the name or folder of one"
@@ -274,16 +173,6 @@ def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:
             ) from error
         target.fingerprint = fingerprint(target)
     return target
-
-
-def _target_of(model: torch.nn.Module) -> Target:
-    """The one `Target` of a transformers model, kept with it: what drafters have made for it
-    (stores, merged layers) serves later calls, and its weights are fingerprinted once."""
-    if "slipstream_target" not in vars(model):
-        target = Target(model, name=model.name_or_path)
-        target.fingerprint = fingerprint(target)
-        model.slipstream_target = target
-    return model.slipstream_target
 
 
 @lru_cache(maxsize=1)

@@ -27,6 +27,8 @@ TEMPLATE = (
 NO_SYSTEM = TEMPLATE.replace(
     "{% elif message['role'] == 'system' %}w3 {{ message['content'] }} ", ""
 )
+# As many have it: what is not the user's is an answer, or nothing at all.
+UNHEARD = NO_SYSTEM.replace("{% else %}", "{% elif message['role'] == 'assistant' %}")
 STRICT = "{{ raise_exception('Roles must alternate. Give a user.') }}"
 
 
@@ -62,6 +64,8 @@ def test_a_conversation_is_rendered_with_its_history():
         (said("user w5"), None, "messages: the target's tokenizer has no chat template"),
         (said("user w5"), STRICT, "messages: the target's chat template does not take them"),
         (said("system w9", "user w5"), NO_SYSTEM, "messages: the target's chat template knows no"),
+        (said("system w9", "user w5"), UNHEARD, "messages: the target's chat template knows no"),
+        (said("human w9", "user w5"), TEMPLATE, "messages: the target's chat template knows no"),
     ],
 )
 def test_messages_that_cannot_be_rendered_end_with_one_sentence(messages, template, expected):

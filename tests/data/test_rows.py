@@ -77,6 +77,13 @@ def test_a_system_text_goes_before_the_prompt(tmp_path):
     assert read_rows(path, "train") == [Row(CONVERSATION[:2], "Two.", "rows")]
 
 
+def test_a_system_text_goes_before_messages_too(tmp_path):
+    """As tables have it whose rows share their columns: those not used are null."""
+    row = {"prompt": None, "system": "Be brief.", "messages": CONVERSATION[1:]}
+    expected = read_rows(written(tmp_path, json.dumps({"messages": CONVERSATION})), "train", False)
+    assert read_rows(written(tmp_path, json.dumps(row)), "train", False) == expected
+
+
 @pytest.mark.parametrize(
     "messages, expected",
     [

@@ -151,6 +151,11 @@ def test_stop_strings_that_would_end_everything_are_refused(stop):
     assert "stop: give" in refused(lambda: Limits(stop=stop))
 
 
+def test_stop_strings_need_a_tokenizer():
+    decoder = PlainDecoder(tiny_target(), Sampling(), Limits(4, stop="x"))
+    assert "stop: the target has no tokenizer" in refused(lambda: decoder.generate([1, 2]))
+
+
 def test_streamed_text_ends_where_the_text_ends(small):
     """What may begin a stop string is held back, and given out where it did not."""
     whole = slipstream.generate(PROMPT, small).text

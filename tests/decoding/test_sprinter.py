@@ -325,7 +325,9 @@ def test_runs_say_how_each_token_came_about():
     kinds = Counter()
     for seed in range(8):
         shown = []
-        answer = decoder.generate(PROMPT, seed, lambda _, drafted, own=shown: own.append(drafted))
+        answer = decoder.generate(
+            PROMPT, seed, lambda _, drafted, __, own=shown: own.append(drafted)
+        )
         runs, places = answer.runs, drafted_positions(answer)
         kinds.update(run.ended for run in runs)
         assert all(run.ended == "end" for run in runs[-1:] if answer.ids[-1] == 7 and run.kept)

@@ -158,7 +158,7 @@ def test_some_drafted_tokens_are_kept_and_some_are_not(target, name):
     kept = []
     engine = engine_of(target, DRAFTERS[name](target), Sampling(1.0), num_tokens=40)
     statistics = engine.generate(
-        PROMPT, callback=lambda _, drafted: kept.append(drafted)
+        PROMPT, callback=lambda _, drafted, __: kept.append(drafted)
     ).statistics
     assert 1.05 < statistics.tau < 3.0
     assert 2 < sum(kept) < 38

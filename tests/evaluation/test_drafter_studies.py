@@ -141,7 +141,7 @@ def test_auto_answers_batches_and_is_verified_by_sets(target, capsys):
     methods = {"plain": Plain(), "auto": Auto({"one": Slow("a"), "other": Slow("b")}, 2)}
     methods["auto"].choose(PROMPTS, target, Sampling(), Limits(4))
     capsys.readouterr()
-    assert verify_methods(target, methods, PROMPTS, Sampling(), Limits(4), 0) == []
+    assert verify_methods(target, methods, PROMPTS, Sampling(), Limits(4), 0, 2) == []
     assert f"verify: {2 * len(PROMPTS)} of {2 * len(PROMPTS)}" in capsys.readouterr().out
     runs = compare(methods, PROMPTS, target, Sampling(), Limits(4), 1, 0, batch_size=2)
     assert runs[1].details == {"a": "other", "b": "one"}

@@ -14,7 +14,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.streaming import Streaming
-from slipstream.targets.loading import load_target, vocabulary_of
+from slipstream.targets.loading import fingerprint, load_target, vocabulary_of
 from slipstream.targets.packed import PackedLinear
 
 
@@ -176,6 +176,13 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, name, wrong):
     safetensors.torch.save_file(tensors, path, {"format": "pt"})
     text = refused(str(tmp_path))
     assert "NaN or infinity" in text and name in text
+
+
+def test_empty_and_eight_bit_tensors_have_a_fingerprint():
+    target = tiny_target()
+    target.model.register_buffer("nothing", torch.zeros(0))
+    target.model.register_buffer("eight_bits", torch.ones(3).to(torch.float8_e4m3fn))
+    assert fingerprint(target)["weights"]
 
 
 def test_a_broken_config_is_refused(tmp_path):

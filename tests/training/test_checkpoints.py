@@ -4,8 +4,10 @@ import errno
 import os
 import tempfile
 
+import lightning as L
 import pytest
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tests.commands import config_of, refused
 from tests.training.test_interrupted import classify
 from tests.training.worlds import make_world, overrides_of, train, weights
@@ -14,6 +16,7 @@ from slipstream import app
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.targets.loading import load_target
 from slipstream.training.callbacks import StopWhenNotFinite
+from slipstream.training.run import lightning_in_one_sentence
 from slipstream.training.streaming import StreamingTraining
 
 SPRINTER = "experiment=sprinter_small"
@@ -126,6 +129,15 @@ def test_settings_that_are_not_finite(world, tmp_path, own, field):
 def test_a_classifier_of_infinite_learning_rate(world, tmp_path):
     text = refused(lambda: classify(world, tmp_path, SPRINTER, "training.learning_rate=inf"))
     assert text.startswith("training.learning_rate: ")
+
+
+def test_a_fault_in_code_is_no_matter_of_settings(tmp_path):
+    trainer = L.Trainer(default_root_dir=tmp_path, logger=False, accelerator="cpu")
+    with (
+        pytest.raises(MisconfigurationException, match="training_step"),
+        lightning_in_one_sentence({"max_steps": 3}),
+    ):
+        trainer.fit(L.LightningModule())
 
 
 def test_what_lightning_refuses_is_one_sentence(world, tmp_path):

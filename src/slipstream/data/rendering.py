@@ -112,8 +112,7 @@ def _render(tokenizer, messages: Messages, **options):
         )
     try:
         found = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
-        if any(message["role"] == "system" for message in messages):
-            _check_system_role(tokenizer, messages)
+        _check_roles(tokenizer, messages)
     except TemplateError as error:
         reason = " ".join(str(error).split()).replace(". ", ", ").rstrip(".")
         raise InputError(
@@ -123,19 +122,25 @@ def _render(tokenizer, messages: Messages, **options):
     return found
 
 
-def _check_system_role(tokenizer, messages: Messages) -> None:
-    """`InputError` if the template renders what the system says as an answer, as some do that
-    know no such role."""
-    answers = [
-        message | {"role": "assistant"} if message["role"] == "system" else message
-        for message in messages
-    ]
+def _check_roles(tokenizer, messages: Messages) -> None:
+    """`InputError` for a role that the template renders as an answer, or not at all, as some do
+    with those that they do not know."""
+    for role in {message["role"] for message in messages} - {"user", "assistant"}:
+        others = [message for message in messages if message["role"] != role]
+        answers = [
+            message | {"role": "assistant"} if message["role"] == role else message
+            for message in messages
+        ]
+        if _text(tokenizer, messages) in (_text(tokenizer, others), _text(tokenizer, answers)):
+            raise InputError(
+                f"messages: the target's chat template knows no {role} role; leave such messages "
+                "out, or set target.chat_template"
+            )
+
+
+def _text(tokenizer, messages: Messages) -> str | None:
+    """A conversation as the template renders it; None where it refuses to."""
     try:
-        as_answers = tokenizer.apply_chat_template(answers, tokenize=False)
+        return tokenizer.apply_chat_template(messages, tokenize=False)
     except TemplateError:
-        return
-    if as_answers == tokenizer.apply_chat_template(messages, tokenize=False):
-        raise InputError(
-            "messages: the target's chat template knows no system role; leave the system message "
-            "out, or set target.chat_template"
-        )
+        return None

@@ -151,16 +151,20 @@ def _parse_line(path: Path, number: int, line: str, source: str, completion_requ
             "the file may be truncated: mend or remove that line"
         ) from error
     record = record if isinstance(record, dict) else {}
-    if "messages" in record and "prompt" not in record:
+    system = record.get("system")
+    if "messages" in record and record.get("prompt") is None:
+        messages = record["messages"]
+        if system is not None and isinstance(messages, list):
+            messages = [{"role": "system", "content": system}, *messages]
         try:
-            return _of_messages(record["messages"], source, completion_required)
+            return _of_messages(messages, source, completion_required)
         except InputError as error:
             raise InputError(f"data.path: {path} line {number}: {error}") from error
     turns = record.get("turns")
     if isinstance(turns, list) and turns and "prompt" not in record:
         record["prompt"] = turns[0]
     needed = ["prompt", "completion"] if completion_required else ["prompt"]
-    for name in needed + ["system"] * (record.get("system") is not None):
+    for name in needed + ["system"] * (system is not None):
         if not isinstance(record.get(name), str):
             raise InputError(
                 f"data.path: {path} line {number} has no text field {name!r}; every row needs "
@@ -168,11 +172,8 @@ def _parse_line(path: Path, number: int, line: str, source: str, completion_requ
                 + ", or 'messages'"
             )
     prompt = record["prompt"]
-    if record.get("system") is not None:
-        prompt = [
-            {"role": "system", "content": record["system"]},
-            {"role": "user", "content": prompt},
-        ]
+    if system is not None:
+        prompt = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
     return Row(prompt, record.get("completion") or "", source)
 
 

@@ -86,6 +86,8 @@ class Answer:
     def __init__(
         self, target: Target, limits: Limits, room: int, callback: TokenCallback | None = None
     ):
+        if limits.stop and target.tokenizer is None:
+            raise InputError("stop: the target has no tokenizer to find texts with; leave it out")
         self.tokenizer, self.limits, self.room = target.tokenizer, limits, room
         self.end_ids = target.end_ids if limits.end_ids is None else limits.end_ids
         self.callback = callback

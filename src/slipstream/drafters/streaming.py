@@ -8,6 +8,7 @@ most probable tokens (where there are scores of pairs, given their parent), so p
 deterministic. The pruning head may drop unlikely nodes in the middle of the forward.
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,10 @@ class Streaming(Drafter):
     cap switches pruning off. length: a rule that may want a tree less deep, None for none.
     """
 
+    # Of the batch and the target at hand: no settings, which would tell calibrations apart.
+    most_children = sys.maxsize
+    _fused_variant: "Streaming | None" = None
+
     def __init__(
         self,
         speculator: StreamingSpeculator | str | Path,
@@ -77,7 +82,6 @@ class Streaming(Drafter):
         self.levels: torch.Tensor | None = None
         self.ends: list[int] = []
         self.prefilled = 0
-        self.most_children = top_k
         self.streams: Streams | None = None
 
     @property
@@ -114,17 +118,18 @@ class Streaming(Drafter):
         if self.speculator.scores_pairs:
             parts = self.speculator.transitions, self.speculator.copying
             self.pairs = PairScores(target, *parts)
-        self._bound = given
+        self._bound, self._fused_variant = given, None
         return target
 
     def ways(self) -> dict[str, Drafter]:
         """Both schedules, where the choice is ours."""
         if self.asked_schedule != "auto" or self.speculator.config.mode == "shared":
             return {self.schedule: self}
-        settings = self.top_k, self.prune_threshold, self.prune_cap, self.length
-        fused = Streaming(self.speculator, "fused", *settings)
-        fused.bind(self._bound)
-        return {self.schedule: self, fused.schedule: fused}
+        if self._fused_variant is None:
+            settings = self.top_k, self.prune_threshold, self.prune_cap, self.length
+            self._fused_variant = Streaming(self.speculator, "fused", *settings)
+            self._fused_variant.bind(self._bound)
+        return {self.schedule: self, self._fused_variant.schedule: self._fused_variant}
 
     def begin(self, contexts: list[Context], budget: int) -> None:
         self.drafting, self.most_children = self._reaching(budget - 1), max(1, budget - 1)

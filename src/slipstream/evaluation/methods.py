@@ -148,7 +148,8 @@ class Speculative(Method):
             )
             self._drafter = getattr(self.decoder, "drafter", self._drafter)
             if self._found.plain:
-                print(f"note: no draft of {self.drafter} beats plain decoding here: it decodes so")
+                beaten = f"no draft of {self.drafter} beats plain decoding here"
+                print(f"note: {beaten}, so it decodes plainly")
             else:
                 print(f"note: {self._found.way} drafts {self._found.budget} nodes, as calibrated")
         else:

@@ -176,6 +176,19 @@ def _adapted(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":
         ) from error
 
 
+def target_of(model: torch.nn.Module) -> Target:
+    """The one `Target` of a transformers model, kept with it: what drafters have made for it
+    (stores, merged layers) serves later calls, and its weights are fingerprinted once. A model
+    that was moved, cast or resized since is another one."""
+    state = model.device, model.dtype, model.config.vocab_size
+    known, target = vars(model).get("slipstream_target", (None, None))
+    if known != state:
+        target = Target(model, name=model.name_or_path)
+        target.fingerprint = fingerprint(target)
+        model.slipstream_target = state, target
+    return target
+
+
 def vocabulary_of(target: Target) -> dict[str, int]:
     """Token -> id, to compare vocabularies by content."""
     return {} if target.tokenizer is None else target.tokenizer.get_vocab()
@@ -212,8 +225,10 @@ def fingerprint(target: Target) -> dict[str, str]:
         if hasattr(tensor, "full_tensor"):  # split over processes
             tensor = tensor.full_tensor()
         flat = tensor.detach().flatten()
-        # One pass without a copy, ten times as fast as `isfinite` of all: NaN wins both.
-        if not torch.stack(flat.aminmax()).isfinite().all():
+        # One pass without a copy (but of float8, which has no minimum), ten times as fast as
+        # `isfinite` of all: NaN wins both.
+        values = flat.float() if flat.element_size() == 1 else flat
+        if len(values) and not torch.stack(values.aminmax()).isfinite().all():
             raise InputError(
                 f"target.name: {target.name!r} has NaN or infinity in its weights, in {name!r}; "
                 "copy or download its files again"

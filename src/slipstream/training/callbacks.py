@@ -123,7 +123,7 @@ class StopWhenNotFinite(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        losses, self.loss = self.loss, 0.0
+        losses, self.loss = torch.as_tensor(self.loss), 0.0
         gradients = [
             parameter.grad
             for group in optimizer.param_groups

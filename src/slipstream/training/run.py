@@ -38,7 +38,7 @@ def start(trainer: L.Trainer, module: L.LightningModule, data, resume: str | Non
 @contextmanager
 def lightning_in_one_sentence(settings: dict) -> Iterator[None]:
     """What Lightning itself refuses, in its own words, as an `InputError` that names the first of
-    the trainer's `settings` which they speak of."""
+    the trainer's `settings` which they speak of; what speaks of none is no matter of settings."""
     try:
         yield
     except (MisconfigurationException, ValueError, TypeError) as error:
@@ -49,8 +49,9 @@ def lightning_in_one_sentence(settings: dict) -> Iterator[None]:
         texts = {value: name for name, value in settings.items() if isinstance(value, str)}
         known = {name: name for name in settings} | texts
         named = [known[word] for word in re.findall(r"[\w-]+", reason) if word in known]
-        field = ".".join(["trainer", *named[:1]])
-        raise InputError(f"{field}: {reason}; choose another value") from error
+        if not named:
+            raise
+        raise InputError(f"trainer.{named[0]}: {reason}; choose another value") from error
 
 
 def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: dict) -> Path:
