@@ -1,7 +1,7 @@
 """The two commands end to end, on the shipped models: what they write, and that it opens again."""
 
 import json
-import runpy
+import subprocess
 import sys
 
 import pytest
@@ -109,25 +109,38 @@ def test_every_drafter_of_the_configs_gives_the_output_of_plain_decoding(tmp_pat
     assert divergences == []
 
 
-def test_verify_answers_in_batches_and_finds_what_differs_there(tmp_path, monkeypatch, capsys):
-    """A fault that comes in batches alone; the command then ends with code 1."""
-    answer = Engine.generate_batch
+FAULTY_IN_BATCHES = """
+import runpy, sys
+from slipstream.decoding.engine import Engine
 
-    def faulty(engine, prompts, seeds=None):
-        answers = answer(engine, prompts, seeds)
-        if len(prompts) > 1:
-            answers[1].ids[2] += 1
-        return answers
+answer = Engine.generate_batch
 
-    monkeypatch.setattr(Engine, "generate_batch", faulty)
-    common = ["verify=true", "num_prompts=4", f"output_dir={tmp_path}"]
-    assert app.infer(config_of("infer", *common)) == []
-    found = app.infer(config_of("infer", "batch_size=2", *common))
-    assert [(each.prompt, each.position) for each in found] == [(2, 2), (3, 2)]
-    monkeypatch.setattr(sys, "argv", ["infer.py", "batch_size=2", *common])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "infer.py"), run_name="__main__")
-    assert ended.value.code == 1
+def faulty(engine, prompts, seeds=None):
+    answers = answer(engine, prompts, seeds)
+    if len(prompts) > 1:
+        answers[1].ids[2] += 1
+    return answers
+
+Engine.generate_batch = faulty
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("batch_size", "differ"), [(1, 0), (2, 2)])
+def test_verify_answers_in_batches_and_ends_with_1_where_something_differs(
+    tmp_path, batch_size, differ
+):
+    """A fault that comes in batches alone."""
+    done = subprocess.run(
+        [
+            sys.executable, "-c", FAULTY_IN_BATCHES, str(ROOT / "infer.py"), "verify=true",
+            "num_prompts=4", f"batch_size={batch_size}", f"output_dir={tmp_path}",
+        ],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == bool(differ), done.stderr
+    assert f"verify: {8 - differ} of 8 answers are identical" in done.stdout
+    assert done.stdout.count("token 2 is") == differ
 
 
 @pytest.fixture
