@@ -23,7 +23,8 @@ from slipstream.core.cache import TrainingCache
 from slipstream.core.masks import causal_mask
 from slipstream.data.batches import Batch
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.targets.target import Rows, Target, Watch
+from slipstream.targets.rows import Rows, HiddenTap
+from slipstream.targets.target import Target
 from slipstream.training.stream_labels import NO_LABEL
 from slipstream.training.stream_losses import BatchLosses, StreamLosses, Sums
 
@@ -42,7 +43,7 @@ def lossless_losses(
     """
     work = BatchLosses(target, speculator, batch, 0.0, alpha_streams)
     cache = TrainingCache(target.num_layers)
-    start, early = Watch(speculator.first_layer), Watch(speculator.pruning_layer)
+    start, early = HiddenTap(speculator.first_layer), HiddenTap(speculator.pruning_layer)
     length, positions = batch.ids.shape[1], work.labels.positions
     everywhere = torch.arange(length, device=batch.ids.device).expand_as(batch.ids)
     with torch.no_grad():
@@ -143,7 +144,7 @@ def _run_part(
     here = rows.clamp(min=0)
     mask = (slots[:, None] >= 0) & (slots[:, None] <= here[:, :, None])
     mask[:, :, -count:] |= torch.eye(count, dtype=torch.bool, device=rows.device)
-    early = Watch(speculator.pruning_layer)
+    early = HiddenTap(speculator.pruning_layer)
     visitors = [early] if chosen is None else [early, _Adding(target, speculator, chosen)]
     ids = work.batch.ids.gather(1, here)
     earlier = slots[:, :-count]
