@@ -190,12 +190,12 @@ class Record:
     """How often tokens of each kind were right, and should have been by what was claimed: two
     tables, with an entry for each combination of the drafters' kinds of confidence.
 
-    >>> record, claims = Record(2, torch.device("cpu")), torch.tensor([[[0.6, -1.0]] * 4])
+    >>> record, claims = Record(2, torch.device("cpu")), torch.tensor([[[0.6, -1.0]] * 4]).double()
     >>> record.proven(claims)[0, 0].item()
     0.6
     >>> record.count(claims, torch.tensor([[True] * 4]), torch.tensor([[True] + [False] * 3]))
     >>> record.proven(claims)[0, 0].item()  # 3 + 1 right of 3 + 4 * 0.6
-    0.4444444444
+    0.4444
     """
 
     def __init__(self, num_drafters: int, device: torch.device):
