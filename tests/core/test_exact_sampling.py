@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from slipstream.core.tree import DraftTree, Proposal, most_confident, prune, union
 
 from slipstream.core import verification
 from slipstream.core.growth import grow_best_first, independent_children
-from slipstream.core.tree import DraftTree, Proposal, most_confident, prune, union
 from slipstream.core.verification import verify_sampling
 
 VOCABULARY = 4

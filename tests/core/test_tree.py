@@ -5,10 +5,10 @@ from itertools import pairwise, product
 
 import pytest
 import torch
+from slipstream.core.tree import DraftTree, Proposal, most_confident, prune, union
 from tests.tiny import random_tree
 
 from slipstream.core.growth import grow_best_first, independent_children
-from slipstream.core.tree import DraftTree, Proposal, most_confident, prune, union
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -1,12 +1,12 @@
 """One tree of several drafters' trees: what is chosen, and what is learnt from answers."""
 
 import pytest
+from slipstream.core.tree import DraftTree
 from tests.commands import refused
 from tests.drafters.untrained import combined, lookahead, spectra, unispec
 from tests.tiny import tiny_target
 
 from slipstream.core.sampling import Sampling
-from slipstream.core.tree import DraftTree
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.drafters.base import Context, Drafter, Step

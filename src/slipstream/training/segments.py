@@ -23,7 +23,7 @@ from slipstream.core.cache import TrainingCache
 from slipstream.core.masks import causal_mask
 from slipstream.data.batches import Batch
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.targets.rows import Rows, HiddenTap
+from slipstream.targets.rows import HiddenTap, Rows
 from slipstream.targets.target import Target
 from slipstream.training.stream_labels import NO_LABEL
 from slipstream.training.stream_losses import BatchLosses, StreamLosses, Sums
