@@ -1,4 +1,4 @@
-"""`drafters.combined` in plain Python, over lists, one request at a time: the reference for tests."""
+"""`drafters.combined` in plain Python, over lists: the reference for tests."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

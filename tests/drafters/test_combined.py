@@ -63,9 +63,8 @@ def test_the_trees_of_a_batch_are_those_of_plain_python(num_drafters, batch):
     """Over many steps, in which requests leave and join: trees, outcomes and records."""
     chance = random.Random(10 * num_drafters + batch)
     record, plain = Record(num_drafters, CPU), reference.Record()
-    prompts, plain_prompts = PromptRecords(batch, CPU), [
-        reference.PromptRecord() for _ in range(batch)
-    ]  # fmt: skip
+    prompts = PromptRecords(batch, CPU)
+    plain_prompts = [reference.PromptRecord() for _ in range(batch)]
     for step in range(150):
         drafts = [
             [random_draft(chance, root) for root in range(batch)] for _ in range(num_drafters)
@@ -103,11 +102,8 @@ def test_the_trees_of_a_batch_are_those_of_plain_python(num_drafters, batch):
             prompts.keep(torch.arange(1, batch))
             prompts.join(PromptRecords(1, CPU))
             plain_prompts = [*plain_prompts[1:], reference.PromptRecord()]
-    assert (
-        sorted(plain.right.values())
-        == sorted(record.right[record.claimed > 0].int().tolist())[-len(plain.right) :]
-        or record.right.sum() == sum(plain.right.values()) > 50
-    )
+    assert record.right.sum() == sum(plain.right.values()) > 50
+    assert record.claimed.sum().item() == pytest.approx(sum(plain.claimed.values()))
 
 
 def test_claims_of_several_drafters_count_as_far_as_they_have_proven():
@@ -146,7 +142,12 @@ def test_a_combination_believes_each_prompt_in_what_it_shows():
     first, second, unnamed = here.correction(both)[0].tolist()
     assert first == 1 > second == unnamed
     for _ in range(20):
-        here.count(both, flags(True, True, False), flags(False, True, False), both * 0 + 0.3)
+        here.count(
+            both,
+            flags(True, True, False),
+            flags(False, True, False),
+            torch.full((1, 3), 0.3).double(),
+        )
     now = here.correction(both)[0].tolist()
     assert now[1] > 2 > 0.5 > now[0] and now[2] == unnamed
 
