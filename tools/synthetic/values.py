@@ -5,8 +5,8 @@
 
 from random import Random
 
-from slipstream.data.synthetic.grammar import Grammar
-from slipstream.data.synthetic.word_lists import WORDS
+from tools.synthetic.grammar import Grammar
+from tools.synthetic.word_lists import WORDS
 
 NUMERIC_KINDS = ("year", "count", "rank", "big", "decimal", "par")  # MAX, AVG, < make sense on them
 

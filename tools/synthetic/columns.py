@@ -8,8 +8,8 @@ where it is the identifier itself or stands in `KIND_OF`. It knows nothing of qu
 from dataclasses import dataclass
 from random import Random
 
-from slipstream.data.synthetic.values import NUMERIC_KINDS
-from slipstream.data.synthetic.word_lists import words
+from tools.synthetic.values import NUMERIC_KINDS
+from tools.synthetic.word_lists import words
 
 SPORTS_TOPICS = """
 game,contest | week:rank date opponent:franchise result:gridiron game_site:venue record attendance

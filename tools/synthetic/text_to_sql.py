@@ -6,11 +6,11 @@ columns that questions need. It knows nothing of the answer, which the target wr
 
 from random import Random
 
-from slipstream.data.synthetic.columns import OTHERS, SPORTS, Column, free_column
-from slipstream.data.synthetic.grammar import weighted
-from slipstream.data.synthetic.questions import ask
-from slipstream.data.synthetic.values import VALUES
-from slipstream.data.synthetic.wording import COUNT, PLAIN, Condition, Intent
+from tools.synthetic.columns import OTHERS, SPORTS, Column, free_column
+from tools.synthetic.grammar import weighted
+from tools.synthetic.questions import ask
+from tools.synthetic.values import VALUES
+from tools.synthetic.wording import COUNT, PLAIN, Condition, Intent
 
 # Weights like those of the real tables and questions. Part 1 of that set counts more often, part 2
 # compares and puts several conditions.

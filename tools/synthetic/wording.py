@@ -6,8 +6,8 @@ It knows the phrases of phrases.py, but not how a whole question is built from t
 from dataclasses import dataclass
 from random import Random
 
-from slipstream.data.synthetic import phrases
-from slipstream.data.synthetic.columns import Column
+from tools.synthetic import phrases
+from tools.synthetic.columns import Column
 
 PLAIN, COUNT = "", "COUNT"
 

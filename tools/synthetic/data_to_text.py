@@ -6,8 +6,8 @@ and of places nearby are invented. It knows nothing of the text that describes t
 
 from random import Random
 
-from slipstream.data.synthetic.grammar import Grammar
-from slipstream.data.synthetic.word_lists import WORDS
+from tools.synthetic.grammar import Grammar
+from tools.synthetic.word_lists import WORDS
 
 RULES = """
 restaurant = The {quality} {thing} *3 | The {thing} *5 | {coined} *4 | {coined} {house}

@@ -7,9 +7,9 @@ nothing of schemas or of SQL text.
 from collections.abc import Callable
 from random import Random
 
-from slipstream.data.synthetic import phrases
-from slipstream.data.synthetic.grammar import weighted
-from slipstream.data.synthetic.wording import (
+from tools.synthetic import phrases
+from tools.synthetic.grammar import weighted
+from tools.synthetic.wording import (
     COUNT,
     PLAIN,
     Intent,
