@@ -1,4 +1,4 @@
-"""Invented prompts: form, determinism, splits that share none; and that they are those that ship."""
+"""Invented prompts: form, determinism, splits that share none; and those that ship are theirs."""
 
 import gzip
 import re
