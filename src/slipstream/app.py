@@ -16,7 +16,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 from omegaconf import DictConfig, OmegaConf
 
-from slipstream.configuration import build, check_keys, own_part
+from slipstream.configuration import RENAMED, build, check_keys, own_part
 from slipstream.core.errors import InputError
 
 TRAIN_KEYS = frozenset(
@@ -89,7 +89,10 @@ def run(main: Callable[[], None]) -> None:
 
 def _remedy(error: Exception) -> str:
     """What to do about a config that cannot be composed: of its group, take what is nearest."""
-    group, _, missing = (getattr(error, "missing_cfg_file", None) or "").partition("/")
+    name = getattr(error, "missing_cfg_file", None) or ""
+    if name in RENAMED:
+        return f"it is now {RENAMED[name]}"
+    group, _, missing = name.partition("/")
     searched = re.search(r"provider=main, path=file://(.+)", str(error))
     folder = Path(searched[1]) / group if searched and missing else None
     if folder is None or not folder.is_dir():

@@ -75,7 +75,7 @@ class ApplicationStudy:
         def train(method: str, *more: str) -> Path:
             overrides = [
                 f"experiment=application_{method}",
-                f"data={name}",
+                f"hub={name}",
                 f"data.max_train_rows={task.rows}",
                 f"trainer.max_steps={task.steps}",
                 f"trainer.val_check_interval={task.steps}",
@@ -87,7 +87,7 @@ class ApplicationStudy:
 
         baseline, shared = train("baseline"), train("shared")
         lossless = train("lossless", f"target.adapter={baseline}")
-        prompts = [f"data=prompts_{name}", *common]
+        prompts = [f"hub={name}", *common]
         tree = [f"study.budget={self.budget}", f"study.drafter.top_k={self.top_k}"]
         pruning = _calibrated(shared, [*prompts, *tree], place / "pruning")
         overrides = [
