@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import fmean
 
 from rich.progress import track
-from studies.commands import run_step
 
 from slipstream.evaluation.metrics import paired_bootstrap
 from slipstream.evaluation.prompts import Prompt
@@ -18,6 +17,7 @@ from slipstream.results.record import Plot, Result
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.targets.loading import load_target
 from slipstream.targets.target import Target
+from studies.commands import run_step
 
 METRICS = {"wikisql": "exact_match"}
 """The metric that decides, by task; ROUGE-Lsum for others."""
@@ -117,7 +117,10 @@ def _measured(task: str, method: str, seeds: list[dict[str, list[dict]]]) -> dic
     speeds = [total(lines, "tokens") / total(lines, "seconds") for lines in (ours, theirs)]
     forwards = sum((line["tokens"] - 1) / line["tau"] for line in ours if line["tau"])
     low, high = paired_bootstrap(by_row(method), by_row("baseline"))
-    means = {name: fmean(line[name] for line in ours) for name in ("rouge_1", "rouge_lsum", "exact_match")}
+    means = {
+        name: fmean(line[name] for line in ours)
+        for name in ("rouge_1", "rouge_lsum", "exact_match")
+    }
     return {
         "speedup": speeds[0] / speeds[1],
         "tau": (total(ours, "tokens") - len(ours)) / forwards,

@@ -11,9 +11,9 @@ import torch
 
 from slipstream.decoding.answer import Generation
 from slipstream.decoding.sprinter import SprinterDecoder
-from slipstream.evaluation.theory import Rates, total_variation
 from slipstream.targets.reading import Reader
 from slipstream.targets.target import Target
+from studies.sprinter_theory import Rates, mean_run_length, total_variation
 
 
 @dataclass(frozen=True)
@@ -44,77 +44,36 @@ class Approximation:
         return Approximation(*(own + added for own, added in pairs))
 
     @property
-    def rates(self) -> Rates:
-        """eta_TP and eta_FP, for lambda = 1, just below 1 where they are 1."""
-        others, most = self.positions - self.acceptable, 1 - 1e-9
-        return Rates(
-            min(most, self.kept_acceptable / max(self.acceptable, 1e-9)),
-            min(most, self.kept_others / max(others, 1e-9)),
-        )
-
-    @property
-    def mean_distance(self) -> float:
-        """d_TV(p, p_S), the mean over drafted positions."""
-        return self.distance / max(1, self.positions)
-
-    @property
-    def mean_pair_distance(self) -> float:
-        """d_TV(p, q), the mean over drafted positions."""
-        return self.pair_distance / max(1, self.positions)
-
-    @property
     def distance_of_answers(self) -> float:
-        """The mean over all emitted tokens, those of the target's own included."""
+        """d_TV(p, p_S), the mean over all emitted tokens, those of the target's own included."""
         return self.distance / max(1, self.tokens)
 
-    @property
-    def predicted_distance(self) -> float:
-        """Theorem 1: eta_FP d_TV(p, q)."""
-        return self.rates.false_positive * self.mean_pair_distance
+    def columns(self) -> dict[str, float | None]:
+        """What was measured over drafted positions, for lambda = 1, beside the theorems.
 
-    @property
-    def predicted_by_prefix(self) -> float:
-        """Theorem 1 at each position with its own eta_FP: without the assumption that the
-        verifier's errors do not depend on the prefix."""
-        return self.by_prefix / max(1, self.positions)
-
-    @property
-    def run_length(self) -> float | None:
-        """Tokens kept for each one that the verifier doubted; None where it doubted none.
-
-        Runs that the cap or the end of an answer cut off count with what they kept, so that
-        cutting runs off does not make them seem shorter.
+        'eta_FP by prefix': Theorem 1 at each position with its own eta_FP, without the assumption
+        that the verifier's errors do not depend on the prefix. 'kept a doubt': tokens kept for each
+        that was doubted, None where none was; runs that the cap or the end of an answer cut off
+        count with what they kept. Theorem 2: its mean over r, where each of the first r tokens was
+        acceptable with the same probability; 'memoryless': a token after an unacceptable one may be
+        acceptable again. Rates are just below 1 where they are 1.
         """
-        return self.kept / self.doubts if self.doubts else None
-
-    @property
-    def predicted_run_length(self) -> float:
-        """Theorem 2, the mean over r, where each of the first r tokens was acceptable with the
-        same probability."""
-        share = self.acceptable / max(1, self.positions)
-        return mean_run_length(self.rates, min(share, 1 - 1e-9))
-
-    @property
-    def memoryless_run_length(self) -> float:
-        """As theorem 2, but a token after an unacceptable one may be acceptable again."""
-        share = self.acceptable / max(1, self.positions)
-        yes = share * self.rates.true_positive + (1 - share) * self.rates.false_positive
-        return yes / (1 - yes)
-
-
-def mean_run_length(rates: Rates, share: float) -> float:
-    """E[N] of theorem 2 where r has P(r = k) = share^k (1 - share).
-
-    In closed form, by E[eta_TP^r] = (1 - share) / (1 - share eta_TP). With eta_TP 0.5, eta_FP 0 and
-    share 0.5, E[0.5^r] = 2/3:
-
-    >>> mean_run_length(Rates(0.5, 0.0), 0.5)  # (0.5 - 2/3) / 0.5 + 2/3
-    0.3333333333
-    """
-    power = (1 - share) / (1 - share * rates.true_positive)
-    return (rates.true_positive - power) / (1 - rates.true_positive) + power / (
-        1 - rates.false_positive
-    )
+        most, places = 1 - 1e-9, max(1, self.positions)
+        true = min(most, self.kept_acceptable / max(self.acceptable, 1e-9))
+        false = min(most, self.kept_others / max(self.positions - self.acceptable, 1e-9))
+        share = self.acceptable / places
+        yes = share * true + (1 - share) * false
+        return {
+            "eta_TP": true,
+            "eta_FP": false,
+            "d_TV(p, q)": self.pair_distance / places,
+            "distance": self.distance / places,
+            "Theorem 1": false * self.pair_distance / places,
+            "eta_FP by prefix": self.by_prefix / places,
+            "kept a doubt": self.kept / self.doubts if self.doubts else None,
+            "Theorem 2": mean_run_length(Rates(true, false), min(share, most)),
+            "memoryless": yes / (1 - yes),
+        }
 
 
 def emitted_distribution(p: torch.Tensor, q: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -155,8 +114,6 @@ def drafted_positions(answer: Generation) -> list[int]:
 @torch.inference_mode()
 def approximation(decoder: SprinterDecoder, prompt: list[int], answer: Generation) -> Approximation:
     """Of an answer that `decoder` gave to `prompt`."""
-    kept = sum(run.kept for run in answer.runs)
-    doubts = sum(run.ended == "doubt" for run in answer.runs)
     places = drafted_positions(answer)
     if not places:
         return Approximation(len(answer.ids))
@@ -168,20 +125,16 @@ def approximation(decoder: SprinterDecoder, prompt: list[int], answer: Generatio
     p = decoder.sampling.probabilities(judging).double().to(q.device)
     verdicts = torch.stack([_verdicts(decoder, *each) for each in zip(normed, logits, strict=True)])
     good, emitted, apart = q <= p, emitted_distribution(p, q, verdicts), total_variation(p, q)
-    others = (q * ~good).sum(-1)
-    false_positive = (q * (verdicts & ~good)).sum(-1) / others.clamp(min=1e-12)
-    return Approximation(
-        len(answer.ids),
-        len(places),
-        kept,
-        doubts,
-        total_variation(p, emitted).sum().item(),
-        apart.sum().item(),
-        (false_positive * apart).sum().item(),
-        (q * good).sum().item(),
-        (q * (verdicts & good)).sum().item(),
-        (q * (verdicts & ~good)).sum().item(),
-    )
+    kept_others = (q * (verdicts & ~good)).sum(-1)
+    false_positive = kept_others / (q * ~good).sum(-1).clamp(min=1e-12)
+    sums = (
+        total_variation(p, emitted), apart, false_positive * apart, q * good,
+        q * (verdicts & good), kept_others,
+    )  # fmt: skip
+    kept = sum(run.kept for run in answer.runs)
+    doubts = sum(run.ended == "doubt" for run in answer.runs)
+    counts = len(answer.ids), len(places), kept, doubts
+    return Approximation(*counts, *(each.sum().item() for each in sums))
 
 
 def _verdicts(decoder: SprinterDecoder, normed: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,6 @@ from unittest.mock import patch
 
 import torch
 from rich.progress import track
-from studies.enlargement import LargeShape, enlarged_speculator, enlarged_target
-from studies.training_costs import segments as training_steps
 
 from slipstream.core.masks import tree_mask
 from slipstream.core.sampling import Sampling
@@ -27,6 +25,8 @@ from slipstream.targets import attention
 from slipstream.targets.compiled import CompiledLayers, compile_like
 from slipstream.targets.loading import DTYPES
 from slipstream.targets.target import Target
+from studies.enlargement import LargeShape, enlarged_speculator, enlarged_target
+from studies.training_costs import segments as training_steps
 
 ROUNDS = 5
 """All lengths are timed so often in turn, so that a change of the machine's load meets all."""

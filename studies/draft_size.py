@@ -90,7 +90,9 @@ def draft_size(
             }
             for g in near
         ]
-        measures = [("search", points[g], [b * points[own].rate for b in against[g][1:]]) for g in tried]
+        measures = [
+            ("search", points[g], [b * points[own].rate for b in against[g][1:]]) for g in tried
+        ]
         measures += [
             (f"calibration, {each}", point, [point.rate] * 2)
             for each, own_points in found.points.items()
@@ -101,7 +103,9 @@ def draft_size(
              "low": bounds[0], "high": bounds[1]}
             for what, point, bounds in measures
         ]  # fmt: skip
-    plot = Plot("nodes", ("tokens/s",), "measured in", "drafter", "line", ("low", "high"), table=SIZES)
+    plot = Plot(
+        "nodes", ("tokens/s",), "measured in", "drafter", "line", ("low", "high"), table=SIZES
+    )
     more = ({AROUND: around} if deviations else {}) | {SIZES: sizes}
     return Result("Calibrated draft sizes against a search", rows, (plot,), more)
 

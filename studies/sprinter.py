@@ -10,10 +10,6 @@ measured and as its theorems predict it.
 from collections.abc import Callable
 from statistics import fmean
 
-from studies.approximation import Approximation, approximation
-from studies.judging import Judge, fastchat_files, win_rate
-from studies.sprinter_theory import flops_per_row
-
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
@@ -28,6 +24,9 @@ from slipstream.evaluation.metrics import paired_bootstrap, rouge
 from slipstream.evaluation.prompts import Prompt
 from slipstream.results.record import Plot, Result, Rows
 from slipstream.targets.target import Target
+from studies.approximation import Approximation, approximation
+from studies.judging import Judge, fastchat_files, win_rate
+from studies.sprinter_theory import flops_per_row
 
 PREDICTED = "SPRINTER: measured and predicted"
 
@@ -61,8 +60,7 @@ def sprinter(
     speculative = Speculative(DraftModel(draft, num_tokens), 1 + num_tokens)
     exact: dict[str, Method] = {"plain": Plain(), "speculative": speculative}
     sprinters: dict[str, Method] = {
-        f"sprinter_{each:g}": Sprinter(draft, verifier, ratio, each, longest)
-        for each in thresholds
+        f"sprinter_{each:g}": Sprinter(draft, verifier, ratio, each, longest) for each in thresholds
     }
     # What does not fit ends here, not after half an hour.
     for method in (*exact.values(), *sprinters.values()):
@@ -101,10 +99,13 @@ def sprinter(
             | _predictions(each, totals[name], totals["speculative"])
             for name, each in own.items()
         ]
-    distances, lengths_kept = ("distance", "Theorem 1", "eta_FP by prefix"), ("kept a doubt", "Theorem 2", "memoryless")
+    panels = (
+        ("distance", "Theorem 1", "eta_FP by prefix"),
+        ("kept a doubt", "Theorem 2", "memoryless"),
+    )
     plots = (
         Plot("ms/token", ("ROUGE-L",), hue="method", panel="task", kind="point"),
-        Plot("threshold", (distances, lengths_kept), panel="task", table=PREDICTED),
+        Plot("threshold", panels, panel="task", table=PREDICTED),
     )
     files = fastchat_files(prompts, {run.method: run.generations for run in runs})
     more = {PREDICTED: predictions}
@@ -186,21 +187,12 @@ def _predictions(found: Approximation, total: Statistics, exact: Statistics) -> 
     exact: of speculative decoding in the same run, whose times of a drafted token and of a call
     the prediction of the time takes.
     """
-    run = found.predicted_run_length
+    columns = found.columns()
     drafted = exact.target_rows - exact.target_forwards
     draft_seconds = exact.shares.get("draft", 0.0) / max(1, drafted)
     call_seconds = exact.shares.get("verify", 0.0) / max(1, exact.target_forwards)
     seconds = total.shares.get("draft", 0.0) + total.shares.get("verify", 0.0)
-    return {
-        "eta_TP": found.rates.true_positive,
-        "eta_FP": found.rates.false_positive,
-        "d_TV(p, q)": found.mean_pair_distance,
-        "distance": found.mean_distance,
-        "Theorem 1": found.predicted_distance,
-        "eta_FP by prefix": found.predicted_by_prefix,
-        "kept a doubt": found.run_length,
-        "Theorem 2": run,
-        "memoryless": found.memoryless_run_length,
+    return columns | {
         "ms/token": 1000 * seconds / max(1, total.tokens - total.answers),
-        "Theorem 3": 1000 * (draft_seconds * (run + 1) + call_seconds) / (run + 1),
+        "Theorem 3": 1000 * (draft_seconds + call_seconds / (columns["Theorem 2"] + 1)),
     }

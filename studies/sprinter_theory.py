@@ -1,15 +1,14 @@
-"""SPRINTER in formulas and in simulation: what it emits, how long its runs are, what they cost.
+"""SPRINTER's runs in formulas and in simulation: how long they are and what they cost (SPRINTER,
+section 3.1, appendices A.1 to A.4, theorems 2 and 3, Figures 5 and 6).
 
-SPRINTER (section 3.1, appendices A.1 to A.4 and A.8), theorems 1, 2, 3 and 7, equations 5 and 6;
-the study draws Figures 5 and 6. The draft model draws a token `x ~ q`, which is acceptable when `q(x) <= p(x)` (lambda = 1). The
-verifier says yes to an acceptable token with the true-positive rate, to any other with the
-false-positive rate. At its first no the target accepts the token with `min(1, p/q)` or draws from
-`norm(max(0, p - q))`. The simulations run these steps and share no formula with the theorems.
+A drafted token is acceptable when `q(x) <= p(x)` (lambda = 1). The verifier says yes to an
+acceptable token with the true-positive rate, to any other with the false-positive rate; its first
+no ends the run. The simulation runs these steps and shares no formula with the theorems.
 
-It does not know of prefixes: the verifier's errors depend on nothing but acceptability, theorems 1
-and 7 are about one position, and theorems 2 and 3 about a run whose first tokens are all
-acceptable and the later ones all not. The verifier's own time and a cap on runs are left out. Rates
-outside [0, 1) and negative numbers of acceptable tokens raise `InputError`.
+It does not know of prefixes: the verifier's errors depend on nothing but acceptability, and the
+first `acceptable` tokens of a run are acceptable, the later ones are not. The verifier's own time
+and a cap on runs are left out. Rates outside [0, 1) (at 1 a run might never end) and negative
+numbers of acceptable tokens raise `InputError`. The other theorems: `tests/studies/theorems.py`.
 """
 
 from dataclasses import dataclass
@@ -33,11 +32,8 @@ def sprinter_theory(
     draft_seconds: float,
     samples: int,
 ) -> Result:
-    """Runs whose first `acceptable` tokens are acceptable, by theorems 2 and 3 and by simulation of
-    `samples` runs for each pair of rates. draft_seconds: for one token. It needs no model.
-
-    Raises `InputError` for numbers that cannot be used.
-    """
+    """Theorems 2 and 3, and a simulation of `samples` runs for each pair of rates. draft_seconds:
+    for one token. It needs no model."""
     fields = {"acceptable": acceptable, "samples": samples, "draft_seconds": draft_seconds}
     for name, value in (fields | {"false_positives": len(false_positives)}).items():
         if value <= 0:
@@ -62,17 +58,14 @@ def sprinter_theory(
 
 @dataclass(frozen=True)
 class Rates:
-    """How often a verifier says yes: to acceptable tokens (eta_TP), to unacceptable ones (eta_FP).
-
-    Raises `InputError` for a rate that is not in [0, 1): at 1 a run might never end.
-    """
+    """How often a verifier says yes: to acceptable tokens (eta_TP), to others (eta_FP)."""
 
     true_positive: float
     false_positive: float
 
     def __post_init__(self) -> None:
-        _check_rate("true_positive", self.true_positive)
-        _check_rate("false_positive", self.false_positive)
+        check_rate("true_positive", self.true_positive)
+        check_rate("false_positive", self.false_positive)
 
 
 def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -90,10 +83,24 @@ def expected_run_length(rates: Rates, acceptable: int) -> float:
     >>> round(expected_run_length(Rates(0.9, 0.5), 5), 5)
     4.27608
     """
-    _check_acceptable(acceptable)
+    check_acceptable(acceptable)
     all_acceptable = rates.true_positive**acceptable
     early = (rates.true_positive - all_acceptable) / (1 - rates.true_positive)
     return early + all_acceptable / (1 - rates.false_positive)
+
+
+def mean_run_length(rates: Rates, share: float) -> float:
+    """E[N] of theorem 2 where r has P(r = k) = share^k (1 - share).
+
+    In closed form, by E[eta_TP^r] = (1 - share) / (1 - share eta_TP). With eta_TP 0.5, eta_FP 0 and
+    share 0.5, E[0.5^r] = 2/3:
+
+    >>> mean_run_length(Rates(0.5, 0.0), 0.5)  # (0.5 - 2/3) / 0.5 + 2/3
+    0.3333333333
+    """
+    power = (1 - share) / (1 - share * rates.true_positive)
+    early = (rates.true_positive - power) / (1 - rates.true_positive)
+    return early + power / (1 - rates.false_positive)
 
 
 def expected_stop_time(rates: Rates, acceptable: int, draft_seconds: float) -> float:
@@ -104,10 +111,7 @@ def expected_stop_time(rates: Rates, acceptable: int, draft_seconds: float) -> f
     >>> round(expected_stop_time(Rates(0.9, 0.5), 5, 0.1), 6)
     0.527608
     """
-    _check_acceptable(acceptable)
-    all_acceptable = rates.true_positive**acceptable
-    early = (1 - all_acceptable) / (1 - rates.true_positive)
-    return draft_seconds * (early + all_acceptable / (1 - rates.false_positive))
+    return draft_seconds * (expected_run_length(rates, acceptable) + 1)
 
 
 def flops_per_row(num_parameters: int) -> int:
@@ -126,38 +130,36 @@ def simulate_run_lengths(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draft `num` independent runs token by token, each until the verifier's first no.
 
-    Gives (num,) tokens that passed and (num,) tokens drafted, the refused one included. The first
-    `acceptable` tokens of a run are acceptable, the others are not.
+    Gives (num,) tokens that passed and (num,) tokens drafted, the refused one included.
 
     >>> kept, drafted = simulate_run_lengths(Rates(0.0, 0.0), 5, 3, torch.Generator())
     >>> kept.tolist(), drafted.tolist()
     ([0, 0, 0], [1, 1, 1])
     """
-    _check_acceptable(acceptable)
+    check_acceptable(acceptable)
     kept = torch.zeros(num, dtype=torch.long)
     drafted = torch.zeros(num, dtype=torch.long)
-    running = torch.arange(num)
-    position = 0
+    running, position = torch.arange(num), 0
     while len(running):
         drafted[running] += 1
         is_acceptable = torch.full((len(running),), position < acceptable)
-        running = running[_verdicts(is_acceptable, rates, generator)]
+        running = running[verdicts(is_acceptable, rates, generator)]
         kept[running] += 1
         position += 1
     return kept, drafted
 
 
-def _verdicts(acceptable: torch.Tensor, rates: Rates, generator: torch.Generator) -> torch.Tensor:
+def verdicts(acceptable: torch.Tensor, rates: Rates, generator: torch.Generator) -> torch.Tensor:
     """(N,) bool, whether the verifier says yes, for (N,) bool, whether it should."""
     chances = torch.rand(len(acceptable), dtype=torch.float64, generator=generator)
     return torch.where(acceptable, chances < rates.true_positive, chances < rates.false_positive)
 
 
-def _check_rate(name: str, rate: float) -> None:
+def check_rate(name: str, rate: float) -> None:
     if not 0 <= rate < 1:
         raise InputError(f"{name}: {rate} is out of range; give a rate from 0 to just below 1")
 
 
-def _check_acceptable(acceptable: int) -> None:
+def check_acceptable(acceptable: int) -> None:
     if acceptable < 0:
         raise InputError(f"acceptable: {acceptable} is no number of tokens; give 0 or more")

@@ -41,7 +41,9 @@ def segments(
     kinds: dict[str, int | None] = {"dense": None} | {str(count): count for count in segments}
     rows = []
     for length in track(lengths, description="lengths"):
-        ids = torch.randint(target.vocab_size, (length,), generator=torch.Generator().manual_seed(0))
+        ids = torch.randint(
+            target.vocab_size, (length,), generator=torch.Generator().manual_seed(0)
+        )
         batch = collate([Sample(ids.tolist(), length // 4)]).to(target.device)
         peaks: dict[str, int] = {}
         for name, count in kinds.items():
@@ -150,9 +152,7 @@ def _norms(
 ) -> list[float]:
     """Per layer, the norm of the mean loss's gradient by the MLP's own weights."""
     adapted, linears = speculator.adapted(target), target.family.mlp_linears
-    modules = [
-        layer.get_submodule(name) for layer in adapted.family.layers for name in linears
-    ]
+    modules = [layer.get_submodule(name) for layer in adapted.family.layers for name in linears]
     weights = [getattr(module, "base_layer", module).weight for module in modules]
     sums = [torch.zeros_like(weight) for weight in weights]
     alphas = torch.full((speculator.num_streams,), float(of_streams), device=target.device)

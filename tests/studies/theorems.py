@@ -5,13 +5,12 @@ what is simulated runs the steps of the rule and shares no formula with the theo
 """
 
 import torch
-
 from studies.sprinter_theory import (
     Rates,
-    _check_acceptable,
-    _check_rate,
-    _verdicts,
+    check_acceptable,
+    check_rate,
     total_variation,
+    verdicts,
 )
 
 
@@ -25,7 +24,7 @@ def sprinter_distribution(p: torch.Tensor, q: torch.Tensor, false_positive: floa
     >>> sprinter_distribution(p, q, 0.5).tolist()
     [0.5, 0.5]
     """
-    _check_rate("false_positive", false_positive)
+    check_rate("false_positive", false_positive)
     return (1 - false_positive) * p + false_positive * q
 
 
@@ -38,7 +37,7 @@ def sprinter_distance(p: torch.Tensor, q: torch.Tensor, false_positive: float) -
     >>> sprinter_distance(p, q, 0.5).item()
     0.25
     """
-    _check_rate("false_positive", false_positive)
+    check_rate("false_positive", false_positive)
     return false_positive * total_variation(p, q)
 
 
@@ -51,7 +50,7 @@ def acceptance_rate(p: torch.Tensor, q: torch.Tensor, false_positive: float) -> 
     >>> acceptance_rate(p, q, 0.5).item()
     0.75
     """
-    _check_rate("false_positive", false_positive)
+    check_rate("false_positive", false_positive)
     return 1 - (1 - false_positive) * total_variation(p, q)
 
 
@@ -63,7 +62,7 @@ def run_length_probability(rates: Rates, acceptable: int, length: int) -> float:
     >>> [run_length_probability(Rates(0.5, 0.25), 1, length) for length in range(3)]
     [0.5, 0.375, 0.09375]
     """
-    _check_acceptable(acceptable)
+    check_acceptable(acceptable)
     if length < 0:
         return 0.0
     if length < acceptable:
@@ -112,7 +111,7 @@ def simulate_tokens(
     """
     tokens = torch.multinomial(q, num, replacement=True, generator=generator)
     acceptable = (q <= p)[tokens]
-    passed = _verdicts(acceptable, rates, generator)
+    passed = verdicts(acceptable, rates, generator)
     ratio = (p / q)[tokens].clamp(max=1)
     kept = torch.rand(num, dtype=torch.float64, generator=generator) < ratio
     from_draft = passed | kept

@@ -13,6 +13,8 @@ from slipstream.results.record import Plot, Result, Rows, cell
 DOTS, WIDTH, HEIGHT = 110, 15.0, 10.0
 """Dots per inch, and the largest size in inches: at most 1,650 x 1,100 dots."""
 COLUMNS = 3
+TICKS = 8
+"""Values across that are each named."""
 LINE_STYLES = ("-o", "--x", ":^", "-.s")
 GREY = dict(color="grey", linewidth=0.8, zorder=0)
 
@@ -124,6 +126,9 @@ def _draw_lines(axes, plot: Plot, title: str, columns, rows: Rows, handles: dict
     for scale, name in ((axes.set_xscale, "x"), (axes.set_yscale, "y")):
         if name in plot.log:
             scale("log")
+    places = sorted({row[plot.x] for row in rows})
+    if len(places) <= TICKS and not plot.log:
+        axes.set_xticks(places, [cell(place) for place in places])
     if plot.reference is not None and columns[0] == _flat(plot.y)[0]:
         axes.axhline(plot.reference, **GREY)
     axes.set_title(title, fontsize=9)
@@ -167,8 +172,8 @@ def _draw_bars(axes, plot: Plot, title: str, columns, rows: Rows, handles: dict)
                 beside = dict(textcoords="offset points", va="center", fontsize=7)
                 axes.annotate(text, (end, place), (4, 0), **beside)
     axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.margins(x=0.3 if plot.label else 0.05, y=0.01)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.margins(x=0.3 if plot.label else 0.05)
     if plot.log:
         axes.set_xscale("log")
     if plot.reference is not None:

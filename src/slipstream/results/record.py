@@ -27,8 +27,9 @@ class Plot:
     x: column across (of bars: their names); y: the column of each panel, or several that share one;
     hue: column whose values have colours; panel: column each of whose values has a panel; kind:
     'line', 'bar' (bars lie) or 'point'; interval: columns that bound the first of y; label: column
-    that is written beside the bars; log: 'x', 'y' or 'xy'; reference: where a grey line is drawn in the first panel;
-    order: whether bars are sorted, the longest first; table: title of the rows, None for the main.
+    that is written beside the bars; log: 'x', 'y' or 'xy'; reference: where a grey line is drawn,
+    for the first of y; order: whether bars are sorted, the longest first; table: title of the rows,
+    None for the main.
     """
 
     x: str

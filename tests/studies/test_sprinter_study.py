@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from studies.judging import TargetLikelihood, fastchat_files, win_rate
+from studies.sprinter import multiplied_weights, sprinter
 from tests.tiny import tiny_target, tiny_tokenizer
 
 from slipstream.core.errors import InputError
@@ -12,10 +14,9 @@ from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.acceptance_length import AnyRejected, LastRejected
 from slipstream.drafters.draft_length import EntropyBound
-from slipstream.evaluation.judging import TargetLikelihood, fastchat_files, win_rate
 from slipstream.evaluation.prompts import Prompt
-from slipstream.evaluation.studies.findings import write_findings
-from slipstream.evaluation.studies.quality_latency import QualityLatency, multiplied_weights
+from slipstream.results.record import environment
+from slipstream.results.writer import write
 from slipstream.speculators.acceptance import AcceptanceConfig, AcceptanceHead
 from slipstream.speculators.checkpoint import save_speculator
 from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
@@ -58,12 +59,12 @@ def study(tmp_path):
 
 
 def test_a_row_for_every_method_and_task(study, target):
-    findings = QualityLatency(**study).run(target, PROMPTS)
+    found = sprinter(target, PROMPTS, **study)
     names = ["plain", "speculative", "specdec++", "adaedl"]
     names += [f"sprinter_{threshold}" for threshold in ("0.001", "0.5", "0.999")]
     expected = [(task, name) for task in ("first", "second", "all") for name in names]
-    assert [(row["task"], row["method"]) for row in findings.rows] == expected
-    overall = {row["method"]: row for row in findings.rows if row["task"] == "all"}
+    assert [(row["task"], row["method"]) for row in found.rows] == expected
+    overall = {row["method"]: row for row in found.rows if row["task"] == "all"}
     assert {name for name, row in overall.items() if row["exact"] == "yes"} == set(names[:4])
     assert overall["plain"]["tokens/call"] == 1.0 and overall["plain"]["vs plain"] == 1.0
     assert overall["speculative"]["vs SD"] == 1.0 and overall["speculative"]["with SD's"] == 100
@@ -80,8 +81,8 @@ def test_a_row_for_every_method_and_task(study, target):
 
 
 def test_theory_stands_beside_what_was_measured(study, target):
-    findings = QualityLatency(**study).run(target, PROMPTS)
-    (rows,) = findings.more.values()
+    found = sprinter(target, PROMPTS, **study)
+    (rows,) = found.more.values()
     by_method = {row["method"]: row for row in rows if row["task"] == "all"}
     always, never = by_method["sprinter_0.999"], by_method["sprinter_0.001"]
     assert always["eta_TP"] == always["eta_FP"] == 0.0
@@ -91,7 +92,7 @@ def test_theory_stands_beside_what_was_measured(study, target):
     assert never["kept a doubt"] is None
     for name in ("Theorem 1", "d_TV(p, q)", "eta_FP by prefix"):
         assert never["distance"] == pytest.approx(never[name], rel=1e-6)
-    (overall,) = [r for r in findings.rows if (r["task"], r["method"]) == ("all", "sprinter_0.001")]
+    (overall,) = [r for r in found.rows if (r["task"], r["method"]) == ("all", "sprinter_0.001")]
     # The first token and every sixth after the others (cap 5) are the target's own.
     assert overall["distance"] == pytest.approx(never["distance"] * 10 / 12, rel=1e-6)
 
@@ -99,17 +100,17 @@ def test_theory_stands_beside_what_was_measured(study, target):
 @pytest.mark.parametrize("max_new_tokens", [1, 4])
 def test_answers_that_never_need_a_call_are_reported(study, target, max_new_tokens):
     changes = dict(thresholds=[0.001], limits=Limits(max_new_tokens))
-    findings = QualityLatency(**(study | changes)).run(target, PROMPTS)
-    rows = [row for row in findings.rows if row["method"] == "sprinter_0.001"]
+    found = sprinter(target, PROMPTS, **(study | changes))
+    rows = [row for row in found.rows if row["method"] == "sprinter_0.001"]
     assert all(row["one row a call"] == 0 for row in rows)
 
 
 def test_what_is_written(study, target, tmp_path):
-    findings = QualityLatency(**study).run(target, PROMPTS)
-    write_findings(tmp_path, findings, {}, target)
+    found = sprinter(target, PROMPTS, **study)
+    write(tmp_path, found, {}, environment(target))
     assert (tmp_path / "plot.png").stat().st_size > 10_000
-    content = json.loads((tmp_path / "findings.json").read_text())
-    assert len(content["rows"]) == 21
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert len(content["results"]) == 21
     assert [len(rows) for rows in content["more"].values()] == [9]
     assert (tmp_path / "table.md").read_text().count("###") == 2
     answers = (tmp_path / "fastchat" / "model_answer" / "sprinter_0.5.jsonl").read_text()
@@ -119,16 +120,16 @@ def test_what_is_written(study, target, tmp_path):
 def test_rules_that_do_not_fit_are_left_out_and_named(study, target, capsys):
     """A head of another draft model, and a rule that is given as none."""
     lengths = dict(disco=LastRejected("slipstream/small-acceptance", 0.5), adaedl=None)
-    findings = QualityLatency(**(study | dict(lengths=lengths))).run(target, PROMPTS)
-    assert not {row["method"] for row in findings.rows} & lengths.keys()
+    found = sprinter(target, PROMPTS, **(study | dict(lengths=lengths)))
+    assert not {row["method"] for row in found.rows} & lengths.keys()
     assert "note: left out study.lengths.disco: speculator: " in capsys.readouterr().out
 
 
 def test_a_greedy_answer_is_the_reference_where_there_is_none(study, target, capsys):
     prompts = [Prompt(prompt.text, prompt.source) for prompt in PROMPTS]
-    findings = QualityLatency(**study).run(target, prompts)
+    found = sprinter(target, prompts, **study)
     assert "3 of 3 prompts have no reference" in capsys.readouterr().out
-    assert all(row["ROUGE-L"] >= 0 for row in findings.rows)
+    assert all(row["ROUGE-L"] >= 0 for row in found.rows)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_greedy_answer_is_the_reference_where_there_is_none(study, target, cap
 )
 def test_bad_settings_are_refused(study, target, changes, expected):
     with pytest.raises(InputError, match=expected):
-        QualityLatency(**(study | changes)).run(target, PROMPTS)
+        sprinter(target, PROMPTS, **(study | changes))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "opt"])

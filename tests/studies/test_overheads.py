@@ -1,19 +1,13 @@
-"""The closed forms of costs.py against modules of the paper's sizes, made on the meta device, and
-FLOPs as PyTorch counts them there; Eq. 10."""
+"""The closed forms of overheads.py against modules of the paper's sizes, made on the meta device,
+and FLOPs as PyTorch counts them there; Eq. 10."""
 
+import json
 from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
-
-from slipstream.core.errors import InputError
-from slipstream.drafters.draft_model import DraftModel
-from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.costs import (
+from studies.overheads import (
     DRAFT_MODELS,
     LLAMA_68M,
     OPT_125M,
@@ -22,8 +16,19 @@ from slipstream.evaluation.costs import (
     DraftShape,
     Shape,
     costs,
+    overheads,
 )
-from slipstream.evaluation.studies.two_models import TwoModelStudy, speed_over_two_models
+from studies.two_models import speed_over_two_models, two_models
+from tests.tiny import tiny_target
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+
+from slipstream.core.errors import InputError
+from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.streaming import Streaming
+from slipstream.results.record import environment
+from slipstream.results.writer import write
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.lora import LoraSettings
@@ -256,6 +261,17 @@ def test_eq_10_on_the_papers_example():
 def test_a_budget_below_the_draft_models_chain_is_refused():
     draft = DraftModel(meta_target(LLAMA_68M.decoder), 4)
     streaming = Streaming("anywhere", "deferred", top_k=2)
-    TwoModelStudy(draft, streaming, budget=5, repeats=1)
     with pytest.raises(InputError, match=r"study\.budget: 4 nodes.* give at least 5"):
-        TwoModelStudy(draft, streaming, budget=4, repeats=1)
+        two_models(tiny_target(), [], draft, streaming, budget=4, repeats=1)
+
+
+def test_the_study_is_written_as_record_table_and_picture(tmp_path):
+    target = tiny_target()
+    result = overheads(target, [], 4, 4, 64, 32, 121)
+    write(tmp_path, result, {"a": 1}, environment(target))
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["results"] == result.rows and content["config"] == {"a": 1}
+    assert content["environment"]["versions"]["torch"] == torch.__version__
+    assert content["environment"]["dtype"] == "float64"
+    assert "| Vicuna-33B | Medusa | 1,029,177,344 |" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "plot.png").stat().st_size > 10_000

@@ -1,31 +1,23 @@
-"""Auto, and the studies of draft lengths, draft sizes and acceptance, on tiny models."""
+"""Auto, sizes that were calibrated, and what tables tell of methods, on tiny models."""
 
 import json
 from dataclasses import replace
 
-import pytest
 from tests.commands import config_of, refused
 from tests.drafters import untrained
-from tests.tiny import tiny_speculator, tiny_target
+from tests.tiny import tiny_target
 
 from slipstream import app
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
-from slipstream.drafters.draft_length import AssistantThreshold
 from slipstream.drafters.prompt_lookup import PromptLookup
-from slipstream.drafters.rest import Rest
-from slipstream.drafters.streaming import Streaming
-from slipstream.drafters.suffixes import Retrieval
 from slipstream.evaluation.auto import Auto
 from slipstream.evaluation.comparison import compare, summarise
 from slipstream.evaluation.methods import Plain, Speculative
 from slipstream.evaluation.prompts import Prompt, PromptSets
-from slipstream.evaluation.report import markdown
+from slipstream.evaluation.report import comparison_result
 from slipstream.evaluation.run import verify_methods
-from slipstream.evaluation.studies.acceptance import AcceptanceStudy
-from slipstream.evaluation.studies.draft_lengths import DraftLengthStudy
-from slipstream.evaluation.studies.draft_size import DraftSizeStudy
-from slipstream.evaluation.studies.drafting_costs import DraftingCostStudy, ZipfCorpus
+from slipstream.results.writer import markdown
 
 PROMPTS = [
     Prompt(text, name)
@@ -33,75 +25,6 @@ PROMPTS = [
         ("w3 w5 w8 w13 w3 w5", "a"), ("w1 w2", "b"), ("w9 w4 w7 w9", "a"), ("w6 w2 w6", "b"),
     )
 ]  # fmt: skip
-
-
-def test_rules_are_compared_over_the_lengths_they_begin_with(target):
-    rules = {
-        "fixed": None,
-        "threshold": AssistantThreshold(0.3),
-        "gammatune": untrained.gammatune(most=6),
-    }
-    draft = tiny_target(num_hidden_layers=1, seed=5)
-    draft.tokenizer = target.tokenizer
-    study = DraftLengthStudy(draft, rules, [1, 4], 6, 1)
-    found = study.run(target, PROMPTS)
-    assert [row["rule"] for row in found.rows] == [
-        "fixed", "threshold", "gammatune", "gammatune_reset"
-    ]  # fmt: skip
-    assert found.rows[0]["vs fixed"] == found.rows[0]["spread vs fixed"] == 1.0
-    assert all(row["identical"] == "8/8" for row in found.rows)
-    assert [row["begins with"] for row in found.more["Tokens a second"]] == [1, 4]
-    assert "fixed: null" in refused(lambda: DraftLengthStudy(target, {}, [1], 2, 1))
-
-
-def test_calibrated_sizes_are_compared_with_all_sizes(target):
-    drafters = {
-        "streaming": Streaming(tiny_speculator(target), "auto", 2),
-        "lookup": PromptLookup(2, 8),
-    }
-    usual = {"lookup": 12}
-    study = DraftSizeStudy(drafters, [2, 4, 8], 1, [2], usual, calibration_prompts=1, repeats=1)
-    found = study.run(target, PROMPTS)
-    # three sizes of each way, and plain decoding, on one prompt; seven sizes on three
-    measured = {"streaming": 2 * 3 + 1, "lookup": 3 + 1}
-    for row in found.rows:
-        assert row["drafter"] in drafters and 2 <= row["best g"] <= 8
-        assert 0 < row["g* vs best"] <= 1
-        low, high = map(float, row["95 %"].split(" to "))
-        assert low <= row["g* vs best"] <= high
-        share = row["share of the search's measurements"]
-        assert share == pytest.approx(measured[row["drafter"]] / (7 * 3))
-    assert [row["usual g"] for row in found.rows] == ["-", 12]
-    assert found.rows[0]["g* vs usual"] == "-" and found.rows[1]["g* vs usual"] > 0
-    others = dict(calibration_prompts=1, repeats=1)
-    wrong = refused(lambda: DraftSizeStudy(drafters, [2], 1, [], {"streams": 4}, **others))
-    assert wrong == "study.usual: there is no drafter streams; name some of streaming, lookup"
-    around = found.more["Sizes around g* (Table 13)"]
-    assert {row["minus g*"] for row in around if row["vs g*"] == 1.0} == {0}
-    study = DraftSizeStudy({"lookup": PromptLookup(2, 8)}, [2, 4, 8], 2, [], {}, **others)
-    assert not study.run(target, PROMPTS).more
-
-
-def test_acceptance_is_counted_by_source_and_by_confidence(target):
-    retrieval = untrained.retrieval([[3, 5, 8], [9, 4, 7, 9, 4]])
-    spectra = untrained.spectra(text=True, retrieval=retrieval)
-    scores = {"one": untrained.unispec(threshold=0.0), "other": untrained.unispec(threshold=0.2)}
-    found = AcceptanceStudy(spectra, scores, 12).run(target, PROMPTS)
-    assert [row["source"] for row in found.rows] == [
-        "backward dictionary", "forward dictionary", "corpus"
-    ]  # fmt: skip
-    steps = {row["steps"] for row in found.rows}
-    assert len(steps) == 1 and all(0 <= row["right share of tokens"] <= 1 for row in found.rows)
-    (bins,) = found.more.values()
-    for name in scores:
-        own = [row for row in bins if row["scores"] == name]
-        assert sum(row["share of nodes"] for row in own) == pytest.approx(1)
-        assert all(0 <= row["accepted"] <= 1 for row in own)
-        for row in own:
-            low, high = map(float, row["confidence"].split(" to "))
-            assert low - 1e-6 <= row["mean"] <= high + 1e-6
-    # Below its threshold nodes are drafted, too.
-    assert min(row["mean"] for row in bins if row["scores"] == "other") < 0.2
 
 
 class Slow(Plain):
@@ -167,7 +90,8 @@ def test_memory_of_stores_is_told_by_set_and_kept_stores_are_named(target):
     stores = [records["lookup", name].store_bytes for name in ("a", "b", "all")]
     assert stores[0] > stores[1] > 0 and stores[2] == stores[0]
     assert [records[name, "all"].details for name in methods] == ["", "stores kept", "stores kept"]
-    assert " | stores kept |" in markdown(list(records.values()))
+    text = markdown(comparison_result(list(records.values()), runs, prompts))
+    assert " | stores kept |" in text
 
 
 class Timed(Plain):
@@ -250,21 +174,3 @@ def test_calibrating_keeps_a_choice_that_auto_picks_up(tmp_path, capsys):
 
 def test_a_budget_must_be_a_number_or_auto():
     assert refused(lambda: Speculative(PromptLookup(2, 3), "many")).startswith("budget: ")
-
-
-def test_costs_are_measured_by_vocabulary_and_by_corpus(target):
-    rest = Rest(Retrieval(ZipfCorpus(2000), 4, 8, 4))
-    drafters = {"unispec": untrained.unispec(), "rest": rest}
-    study = DraftingCostStudy(drafters, 6, [100], [3000], lookups=20)
-    found = study.run(target, PROMPTS)
-    row, retrieved = found.rows
-    names = (f"{target.vocab_size} (the target)", "100")
-    assert all(row[f"ms a step, {name}"] > 0 for name in names)
-    assert row["store MB, 100"] == pytest.approx(100 * 2 * 8 / 1e6)
-    for each in found.rows:
-        assert 0 < each["share of the target's step, %"] < 100
-    assert retrieved["store MB, 100"] == pytest.approx(8 * (2000 + 2000 // 512) / 1e6)
-    (corpus,) = found.more["Sorted corpora"]
-    assert corpus["tokens"] == 3000 + 3000 // 512
-    assert corpus["MB"] == pytest.approx(8 * corpus["tokens"] / 1e6)
-    assert corpus["found a look-up, tokens"] > 1

@@ -1,17 +1,19 @@
-"""Studies that decode or train variants, on models small enough for a test."""
+"""Studies of trees, of two models and of a look at the future, on tiny models."""
 
 import pytest
 import torch
+from studies.peeking import peek
+from studies.trees import trees
+from studies.two_models import two_models
 from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
 
+from slipstream.core.sampling import Sampling
+from slipstream.data.rendering import render_prompt
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.prompts import Prompt
-from slipstream.evaluation.studies import variants
-from slipstream.evaluation.studies.peeking import peek
-from slipstream.evaluation.studies.trees import TreeStudy
-from slipstream.evaluation.studies.two_models import STREAMS, TWO_MODELS, TwoModelStudy
-from slipstream.evaluation.studies.variants import VariantStudy
 from slipstream.speculators.checkpoint import save_speculator
 
 PROMPTS = [Prompt("w3 w5 w8 w13", "a"), Prompt("w1 w2", "b"), Prompt("w9 w4 w7", "a")]
@@ -25,15 +27,16 @@ def folder(target, tmp_path):
 
 
 def test_the_tree_study_decodes_every_shape(target, folder):
-    study = TreeStudy(
-        str(folder), "fused", gammas=[1, 3], top_ks=[1, 2], largest=10, keep=0.9,
+    rows = trees(
+        target, PROMPTS, str(folder), "fused", gammas=[1, 3], top_ks=[1, 2], largest=10, keep=0.9,
         calibration_prompts=1, repeats=1,
-    )  # fmt: skip
-    rows = study.run(target, PROMPTS).rows
-    assert [(row["gamma"], row["k"], row["pruning"], row["nodes"]) for row in rows] == [
-        (1, 1, "no", 2), (1, 1, "yes", 2), (1, 2, "no", 3), (1, 2, "yes", 3),
-        (3, 1, "no", 4), (3, 1, "yes", 4), (3, 2, "no", 10), (3, 2, "yes", 10),
-    ]  # fmt: skip
+    ).rows  # fmt: skip
+    whole = [(1, 1, 2), (1, 2, 3), (3, 1, 4), (3, 2, 10)]
+    assert [(row["trees"], row["k"], row["nodes"]) for row in rows] == [
+        (f"gamma {gamma}{pruned}", k, nodes)
+        for gamma, k, nodes in whole
+        for pruned in ("", ", pruned")
+    ]
     assert all(row["tau"] >= 1 and row["speed vs plain"] > 0 for row in rows)
 
 
@@ -42,43 +45,24 @@ def test_two_models_count_the_draft_models_calls(target):
     small.tokenizer = target.tokenizer
     draft = DraftModel(small, 4)
     streaming = Streaming(tiny_speculator(target), "deferred", top_k=2)
-    findings = TwoModelStudy(draft, streaming, budget=5, repeats=1).run(target, PROMPTS)
-    rows = {(row["prompts"], row["method"]): row for row in findings.rows}
+    calls = []
+    small.family.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    found = two_models(target, PROMPTS, draft, streaming, budget=5, repeats=1)
+    rows = {(row["prompts"], row["method"]): row for row in found.rows}
     assert {prompts for prompts, _ in rows} == {"a", "b", "all"}
     for prompts in ("a", "b", "all"):
-        row = rows[prompts, TWO_MODELS]
+        row = rows[prompts, "two models"]
         assert 1 < row["draft calls"] <= 4 * row["target calls"]
-        assert rows[prompts, STREAMS]["draft calls"] == 0
-        assert rows[prompts, STREAMS]["over two models, Eq. 10"] > 0
-    total = 2 * rows["a", TWO_MODELS]["draft calls"] + rows["b", TWO_MODELS]["draft calls"]
-    assert 3 * rows["all", TWO_MODELS]["draft calls"] == pytest.approx(total)
-
-
-def test_variants_are_trained_by_one_recipe(target, folder, monkeypatch, tmp_path):
-    steps = []
-
-    def trained(script, overrides, place, made):
-        steps.append((script, overrides, place.name, made))
-        return folder
-
-    monkeypatch.setattr(variants, "run_step", trained)
-    study = VariantStudy(
-        "T",
-        {"N_s = 1": ["a=1"], "N_s = 2": []},
-        ["experiment=x"],
-        str(tmp_path),
-        "deferred",
-        2,
-        6,
-        1,
-    )
-    rows = study.run(target, PROMPTS).rows
-    assert steps == [
-        ("train.py", ["experiment=x", "a=1"], "N_s___1", "model"),
-        ("train.py", ["experiment=x"], "N_s___2", "model"),
-    ]
-    assert [row["variant"] for row in rows] == ["N_s = 1", "N_s = 2"]
-    assert rows[0]["tau"] == rows[1]["tau"] >= 1
+        assert rows[prompts, "streams"]["draft calls"] == 0
+        assert rows[prompts, "streams"]["over two models, Eq. 10"] > 0
+    total = 2 * rows["a", "two models"]["draft calls"] + rows["b", "two models"]["draft calls"]
+    assert 3 * rows["all", "two models"]["draft calls"] == pytest.approx(total)
+    # once for each prompt; a warm-up of the first prompt came twice before
+    engine = Engine(target, DraftModel(small, 4), Sampling(), Limits(96), 5)
+    before = len(calls)
+    for prompt in PROMPTS:
+        engine.generate(render_prompt(target.tokenizer, prompt.text))
+    assert total == len(calls) - before
 
 
 IDS = torch.tensor([[3, 17, 5, 29, 11, 8]])

@@ -6,26 +6,29 @@ import math
 
 import pytest
 import torch
-
-from slipstream.core.errors import InputError
-from slipstream.evaluation import theory
-from slipstream.evaluation.studies.findings import write_findings
-from slipstream.evaluation.studies.sprinter_theory import SprinterTheory
-from slipstream.evaluation.theory import (
+from studies import sprinter_theory
+from studies.sprinter_theory import (
     Rates,
-    acceptance_rate,
     expected_run_length,
     expected_stop_time,
     flops_per_row,
-    run_length_probability,
     simulate_run_lengths,
+    total_variation,
+)
+from tests.studies import theorems
+from tests.studies.theorems import (
+    acceptance_rate,
+    run_length_probability,
     simulate_tokens,
     speculative_flops,
     sprinter_distance,
     sprinter_distribution,
     sprinter_flops,
-    total_variation,
 )
+
+from slipstream.core.errors import InputError
+from slipstream.results.record import environment
+from slipstream.results.writer import write
 
 SETTINGS = range(20)
 SIGMAS = 5
@@ -46,9 +49,9 @@ def random_pair(generator: torch.Generator, num_tokens: int = 8) -> tuple[torch.
 
 
 def test_the_examples_of_the_docstrings():
-    outcome = doctest.testmod(theory)
-    assert outcome.failed == 0
-    assert outcome.attempted >= 12
+    outcomes = [doctest.testmod(module) for module in (sprinter_theory, theorems)]
+    assert sum(outcome.failed for outcome in outcomes) == 0
+    assert sum(outcome.attempted for outcome in outcomes) >= 12
 
 
 @pytest.mark.parametrize("seed", SETTINGS)
@@ -207,17 +210,17 @@ def test_negative_numbers_of_acceptable_tokens_are_refused():
 
 
 def test_the_study_sets_simulation_beside_theorem(tmp_path, target):
-    findings = SprinterTheory(5, [0.1, 0.5], 0.1, samples=100_000).run(target, [])
-    assert len(findings.rows) == 24
-    row = next(row for row in findings.rows if (row["eta_TP"], row["eta_FP"]) == (0.9, 0.5))
+    found = sprinter_theory.sprinter_theory(target, [], 5, [0.1, 0.5], 0.1, samples=100_000)
+    assert len(found.rows) == 24
+    row = next(row for row in found.rows if (row["eta_TP"], row["eta_FP"]) == (0.9, 0.5))
     assert row["E[N]"] == pytest.approx(4.27608)
     assert row["E[T_stop], s"] == pytest.approx(0.527608)
-    for row in findings.rows:
+    for row in found.rows:
         for column in ("E[N]", "E[T_stop], s"):
             assert row[f"{column}, simulated"] == pytest.approx(row[column], rel=0.05)
         assert row["E[N], simulated"] != row["E[N]"] or row["eta_TP"] == 0
-    write_findings(tmp_path, findings, {}, target)
-    assert json.loads((tmp_path / "findings.json").read_text())["rows"] == findings.rows
+    write(tmp_path, found, {}, environment(target))
+    assert json.loads((tmp_path / "results.json").read_text())["results"] == found.rows
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
@@ -233,4 +236,4 @@ def test_the_study_sets_simulation_beside_theorem(tmp_path, target):
 )
 def test_numbers_that_the_study_cannot_use_are_named(options, field):
     with pytest.raises(InputError, match=field):
-        SprinterTheory(*options)
+        sprinter_theory.sprinter_theory(None, [], *options)
