@@ -159,7 +159,7 @@ def test_a_folder_of_calibrations_that_cannot_be_written(tmp_path):
         ("train.py", ["debug=quik"], "the nearest is debug=quick"),
         ("train.py", ["output_dir=FILE/below"], "output_dir: cannot write to"),
         ("infer.py", ["drafter=magic"], "the nearest is drafter="),
-        ("infer.py", ["experiment=evidence/tree"], "the nearest is experiment=evidence/trees"),
+        ("infer.py", ["experiment=evidence/trees"], "it is now study=trees"),
         ("infer.py", ["+colour=red"], "colour: unknown config key"),
         ("infer.py", ["budget=[1"], "config: "),
         ("infer.py", ["output_dir=FILE/below"], "output_dir: cannot write to"),

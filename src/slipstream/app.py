@@ -115,6 +115,17 @@ def _stop(sentence: str) -> None:
     sys.exit(2)
 
 
+def in_own_folder(config: DictConfig) -> DictConfig:
+    """In a multirun each run has a folder of its own below `output_dir`."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra = HydraConfig.get()
+    if hydra.mode == RunMode.MULTIRUN:
+        config.output_dir = f"{hydra.sweep.dir}/{hydra.sweep.subdir}"
+    return config
+
+
 def _checked(config: DictConfig, own: frozenset[str], others: frozenset[str]) -> DictConfig:
     """The config of one command; `InputError` for what no run can use."""
     config = own_part(config, own, others)
@@ -194,7 +205,8 @@ def infer(config: DictConfig) -> list:
         calibrating, output = build(config.calibration), Path(config.output_dir)
         others = build(OmegaConf.merge(config.data, {"split": "validation"}))
         prompts = fitting(others.take(calibrating.num_prompts), target, cut_to)
-        return calibrating.run(target, build(config.drafter), prompts, sampling, limits, output)
+        drafter, content = build(config.drafter), OmegaConf.to_container(config, resolve=True)
+        return calibrating.run(target, drafter, prompts, sampling, limits, output, content)
     taken = data.take(config.num_prompts)
     prompts = fitting(taken, target, cut_to)
     if config.study is not None:
@@ -202,8 +214,9 @@ def infer(config: DictConfig) -> list:
             raise InputError(
                 "study: a study chooses its own sampling; leave sampling.temperature at 0"
             )
-        study, content = build(config.study), OmegaConf.to_container(config, resolve=True)
+        content = OmegaConf.to_container(config, resolve=True)
         content = {name: content[name] for name in STUDY_KEYS}
+        study = partial(build, config.study)
         return run_study(study, target, prompts, Path(config.output_dir), content)
     made = {name: partial(build, node) for name, node in config.methods.items() if node is not None}
     methods = prepared("methods", made, target, sampling, limits, config.leave_out_unfit)

@@ -29,6 +29,13 @@ RENAMED = {
     "experiment/sprinter_gpt_neo": _GPT_NEO,
     "experiment/acceptance_gpt2": f"{_GPT2} speculator=acceptance",
     "experiment/acceptance_gpt_neo": f"{_GPT_NEO} speculator=acceptance",
+    **{
+        f"experiment/evidence/{name}": f"study={name}"
+        for name in "acceptance applications batches context device draft_lengths draft_size "
+        "draft_size_others drafting_costs gradients msa_layers overheads peeking pruning "
+        "quantization segments similarity sprinter_theory top_k_sampling trees two_models "
+        "value_rotation verifier".split()
+    },
     "experiment/streaming_budgets": "methods=budgets num_prompts=80 repeats=1",
     **{f"data/{name}": f"data=given hub={name}" for name in ("dialogsum", "e2e", "wikisql")},
     **{

@@ -26,13 +26,14 @@ PREFILL_ROWS = 1024
 @dataclass
 class Line:
     """One prompt of a batch: what a drafter may know of it, its answer so far, the target's
-    forwards and their rows, and SPRINTER's runs."""
+    forwards and their rows, SPRINTER's runs, and the drafted tokens that each step kept."""
 
     context: Context
     answer: Answer
     forwards: int = 0
     rows: int = 0
     runs: list[Run] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
 
     def count(self, rows: int) -> None:
         """The target worked on so many rows of this prompt in one forward."""
@@ -116,6 +117,7 @@ class Decoder:
                     line.answer.drafted,
                 ),
                 tuple(line.runs),
+                tuple(line.accepted),
             )
             for line in lines
         ]

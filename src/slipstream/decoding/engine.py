@@ -94,6 +94,7 @@ class Engine(Decoder):
             foreseen = on_host(*self.drafter.foresee(contexts, outlook))
         for place, (line, tree, verdict) in enumerate(zip(lines, trees, verdicts, strict=True)):
             line.count(proposed[place])
+            line.accepted.append(len(verdict.path) - 1)
             own = tuple(tensor[place] for tensor in foreseen)
             scores = logits[place, : len(tree)]
             step = Step(tree, verdict.path, verdict.next_token, rows, scores, place, own)
