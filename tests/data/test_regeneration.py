@@ -94,7 +94,7 @@ def test_torn_lines_are_answered_again_and_block_no_later_run(tmp_path, monkeypa
     torn = [lines[0], lines[1][:-3], b"\0\0\0", lines[3][:-1]]
     path.write_bytes(b"\n".join(torn))
     assert regenerate(target, prompts, 40, tmp_path, Sampling(), batch_size=1) == whole
-    assert path.read_bytes().startswith(b"\n".join(torn) + b"\n")  # nothing was rewritten
+    assert path.read_bytes().startswith(b"\n".join(torn[:3]) + b"\n")  # nothing else was rewritten
     monkeypatch.setattr(PlainDecoder, "generate_batch", None)
     assert regenerate(target, prompts, 40, tmp_path, Sampling(), batch_size=1) == whole
 
