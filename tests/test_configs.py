@@ -1,25 +1,21 @@
 """Every experiment composes, names known keys only, and its parts can be built."""
 
+import inspect
+
+import hydra
 import pytest
 from hydra.errors import MissingConfigException
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 from tests.commands import ROOT, config_of
 
+from slipstream import app
 from slipstream.app import INFER_KEYS, TRAIN_KEYS
 from slipstream.configuration import build, check_keys, own_part
-from slipstream.targets.loading import load_target
 
 DECODING = {"all_drafters", "demo", "streaming_budgets"}
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 STUDIES = sorted(path.stem for path in (ROOT / "conf" / "study").glob("*.yaml"))
-VARIANTS = [
-    (name, overrides)
-    for name in STUDIES
-    for overrides in OmegaConf.load(ROOT / "conf" / "study" / f"{name}.yaml")
-    .get("variants", {})
-    .values()
-]
 
 
 def parameters_of(node) -> set[str]:
@@ -45,18 +41,20 @@ def test_every_experiment_composes(name):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_can_be_built(name):
-    experiment = "sprinter_small" if name == "sprinter" else f"evidence/{name}"
-    config = own_part(config_of("infer", f"experiment={experiment}"), INFER_KEYS, TRAIN_KEYS)
+    config = config_of("infer", f"study={name}")
     check_keys(config, INFER_KEYS)
-    build(config.study)
+    if config.study is not None:  # else it is a multirun: tests/studies/test_multiruns.py
+        study = hydra.utils.instantiate(config.study, _partial_=True, _convert_="all")
+        given = {"target", "prompts", *study.keywords}
+        assert given == set(inspect.signature(study.func).parameters)
     build(config.data)
 
 
-@pytest.mark.parametrize(("study", "overrides"), VARIANTS)
-def test_every_variant_fits_the_small_target(study, overrides):
-    recipe = config_of("infer", f"experiment=evidence/{study}").study.recipe
-    speculator = build(config_of("train", *recipe, *overrides).speculator)
-    speculator.check_against(load_target("slipstream/small-target", packed=False))
+@pytest.mark.parametrize("name", STUDIES)
+def test_what_was_evidence_is_named_with_its_successor(name):
+    with pytest.raises(MissingConfigException) as caught:
+        config_of("infer", f"experiment=evidence/{name}")
+    assert app._remedy(caught.value) == f"it is now study={name}"
 
 
 @pytest.mark.parametrize(
@@ -67,9 +65,9 @@ def test_every_variant_fits_the_small_target(study, overrides):
         ("infer", ["experiment=demo"]),
         ("infer", ["methods=sprinter"]),
         ("infer", ["experiment=sprinter_small"]),
-        ("infer", ["experiment=evidence/two_models"]),
-        ("infer", ["experiment=evidence/draft_lengths"]),
-        ("infer", ["experiment=evidence/verifier"]),
+        ("infer", ["study=two_models"]),
+        ("infer", ["study=draft_lengths"]),
+        ("infer", ["study=verifier"]),
         ("train", ["experiment=sprinter_small"]),
     ],
 )
