@@ -6,15 +6,18 @@ from itertools import takewhile
 from rich.progress import track
 
 from slipstream.core.sampling import Sampling
-from slipstream.core.tree import DraftTree
+from slipstream.core.trees import Trees
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
+from slipstream.drafters.base import Attached, Session, Verified
+from slipstream.drafters.guesses import AttachedGuessing, GuessingSession
 from slipstream.drafters.spectra import Spectra
 from slipstream.drafters.unispec import UniSpec
 from slipstream.evaluation.prompts import Prompt
 from slipstream.results.record import Plot, Result, Rows
 from slipstream.targets.target import Target
+from studies.watching import Watched
 
 BINS = 10
 
@@ -29,8 +32,8 @@ def acceptance(
     """Greedy decoding with `spectra`, and with UNISPEC's trees scored in each of the ways of
     `unispec`, by name; trees have `budget` nodes. What every source had to say is held against the
     finished answer, also what found no room."""
-    sources = _Sources(spectra)
-    confidences = {name: _Confidences(drafter) for name, drafter in unispec.items()}
+    sources = _Sources(spectra.attach(target))
+    confidences = {name: _Confidences(each.attach(target)) for name, each in unispec.items()}
     for watched in track([sources, *confidences.values()], description="decoding"):
         engine = Engine(target, watched, Sampling(), Limits(96), budget)
         for prompt in prompts:
@@ -47,37 +50,26 @@ def acceptance(
     return Result(first, sources.rows(), plots, {title: by_confidence})
 
 
-class _Watched:
-    """A drafter that is looked at: everything else is its own."""
-
-    def __init__(self, drafter):
-        self.drafter = drafter
-
-    def __getattr__(self, name: str):
-        return getattr(self.drafter, name)
-
-
-class _Sources(_Watched):
+class _Sources(Watched):
     """Notes what SPECTRA's dictionaries and its corpus had to say at each step: the text, which
     goes on growing, its length then, and the guesses."""
 
-    def __init__(self, drafter: Spectra):
-        super().__init__(drafter)
+    def __init__(self, attached: AttachedGuessing):
+        super().__init__(attached, self._note)
         self.said: list[tuple[list[int], int, dict[str, list]]] = []
 
-    def propose(self, contexts, budget: int) -> list[DraftTree]:
-        trees = self.drafter.propose(contexts, budget)
-        for context in contexts:
-            stored, tokens = context.state.stored, context.tokens
-            chain = stored.chain(tokens, self.drafter.chain)
+    def _note(self, session: GuessingSession, verified: Verified, drafted: Trees) -> None:
+        settings, retrieved = self.attached.settings, self.attached.retrieved
+        for request, state in zip(session.requests, session.states, strict=True):
+            stored, tokens = state.stored, request.tokens
+            chain = stored.chain(tokens, settings.chain)
             found = {
                 "backward dictionary": [chain] if chain else [],
                 "forward dictionary": list(stored.forward.starting_with(tokens[-1])),
             }
-            if self.drafter.retrieval is not None:
-                found["corpus"] = self.drafter.retrieval.continuations(tokens)
+            if retrieved is not None:
+                found["corpus"] = retrieved.continuations(tokens)
             self.said.append((tokens, len(tokens), found))
-        return trees
 
     def rows(self) -> Rows:
         """All texts being finished: what would have come after the end of one does not count."""
@@ -104,22 +96,23 @@ class _Sources(_Watched):
         ]
 
 
-class _Confidences(_Watched):
+class _Confidences(Watched):
     """Counts which nodes of UNISPEC's trees were accepted."""
 
-    def __init__(self, drafter: UniSpec):
-        super().__init__(drafter)
+    def __init__(self, attached: Attached):
+        super().__init__(attached, self._count)
         self.nodes, self.accepted, self.confidence = Counter(), Counter(), Counter()
 
-    def observe(self, context, step) -> None:
-        if context.max_depth:  # not of the prefill
-            for node in range(1, len(step.tree)):
-                confidence = step.tree.confidences[node]
-                place = min(BINS - 1, int(confidence * BINS))
-                self.nodes[place] += 1
-                self.confidence[place] += confidence
-                self.accepted[place] += node in step.path
-        self.drafter.observe(context, step)
+    def _count(self, session: Session, verified: Verified, drafted: Trees) -> None:
+        if verified.prompt:
+            return
+        (tree,), last = verified.trees.drafts(), int(verified.last)
+        for node in range(1, len(tree)):
+            confidence = tree.confidences[node]
+            place = min(BINS - 1, int(confidence * BINS))
+            self.nodes[place] += 1
+            self.confidence[place] += confidence
+            self.accepted[place] += bool(verified.trees.ancestors[0, last, node])
 
     def rows(self) -> Rows:
         return [

@@ -93,7 +93,7 @@ def _line(record: dict, given: dict[str, str], names: list[str]) -> str:
 
 def _overrides(folder: Path) -> dict[str, str]:
     """What a run was given on its command line, or by its sweep, as Hydra notes it."""
-    given = OmegaConf.load(folder / "config" / "overrides.yaml")
+    given = OmegaConf.to_container(OmegaConf.load(folder / "config" / "overrides.yaml"))
     return dict(each.lstrip("+~").split("=", 1) for each in given if "=" in each)
 
 

@@ -126,7 +126,7 @@ def context(
     for (length, count), found in times.items():
         step, other = (1000 * median(each) for each in zip(*found, strict=True))
         cache = target.new_cache(length + count)
-        mask = tree_mask([length], torch.ones(1, count, count, dtype=torch.bool))
+        mask = tree_mask(torch.ones(1, count, count, dtype=torch.bool), length, None)
         rows.append(
             {
                 "committed": length,

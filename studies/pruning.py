@@ -3,11 +3,11 @@
 from dataclasses import asdict
 
 from slipstream.data.rendering import render_prompt
-from slipstream.decoding.pruning_calibration import calibrate, outcome, record_trees
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.prompts import Prompt, divided
 from slipstream.results.record import Plot, Result
 from slipstream.targets.target import Target
+from studies.pruning_calibration import calibrate, outcome, record_trees
 
 
 def pruning(

@@ -95,8 +95,8 @@ def mean_run_length(rates: Rates, share: float) -> float:
     In closed form, by E[eta_TP^r] = (1 - share) / (1 - share eta_TP). With eta_TP 0.5, eta_FP 0 and
     share 0.5, E[0.5^r] = 2/3:
 
-    >>> mean_run_length(Rates(0.5, 0.0), 0.5)  # (0.5 - 2/3) / 0.5 + 2/3
-    0.3333333333
+    >>> round(mean_run_length(Rates(0.5, 0.0), 0.5), 5)  # (0.5 - 2/3) / 0.5 + 2/3
+    0.33333
     """
     power = (1 - share) / (1 - share * rates.true_positive)
     early = (rates.true_positive - power) / (1 - rates.true_positive)

@@ -7,7 +7,6 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.pruning_calibration import calibrate, record_trees
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.comparison import compare, overall
 from slipstream.evaluation.methods import Method, Plain, Speculative
@@ -15,6 +14,7 @@ from slipstream.evaluation.prompts import Prompt, divided
 from slipstream.results.record import Plot, Result
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.targets.target import Target
+from studies.pruning_calibration import calibrate, record_trees
 
 
 def trees(

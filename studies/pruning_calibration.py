@@ -16,11 +16,12 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.trees import Trees, survivors
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
-from slipstream.drafters.base import Attached, Request, Session, Verified
+from slipstream.drafters.base import Request, Session, Verified
 from slipstream.drafters.stream_sessions import Pruning
-from slipstream.drafters.streaming import AttachedStreaming
+from slipstream.drafters.streaming import AttachedStreaming, Streaming
 from slipstream.targets.rows import Rows
 from slipstream.targets.target import Target
+from studies.watching import Watched
 
 
 @dataclass(frozen=True)
@@ -55,46 +56,42 @@ class _Recording(Pruning):
         yield rows
 
 
-class _Recorder(Attached):
-    """Attached streams that remember what pruning would have seen."""
-
-    def __init__(self, streams: AttachedStreaming):
-        super().__init__(streams.target)
-        self.streams, self.recorded = streams, []
-
-    def start(self, requests: Sequence[Request], budget: int) -> Session:
-        session = self.streams.start(requests, budget)
-        recording = _Recording(self.target, self.streams.speculator, 0.0, None)
-        others = [each for each in session.visitors if not isinstance(each, Pruning)]
-        session.visitors = [recording, *others]
-        drafted = session.draft
-
-        def draft(verified: Verified, budget: int) -> Trees:
-            if not verified.prompt and verified.trees.depth:
-                path = verified.paths[0, : int(verified.counts[0])].tolist()
-                (tree,) = verified.trees.drafts()
-                transitions = recording.seen[0, : len(tree)].tolist()
-                if len(tree) > 1:
-                    self.recorded.append(SeenTree(tree, transitions, path))
-            return drafted(verified, budget)
-
-        session.draft = draft
-        return session
-
-
 def record_trees(
     target: Target,
-    streams: AttachedStreaming,
+    drafter: Streaming,
     prompts: list[list[int]],
     budget: int,
     limits: Limits | None = None,
 ) -> list[SeenTree]:
-    """Decode token-id `prompts` greedily with attached streams and trees of `budget` nodes."""
-    recorder = _Recorder(streams)
+    """Decode token-id `prompts` greedily with the drafter's streams, unpruned, and trees of
+    `budget` nodes."""
+    drafter = Streaming(drafter.speculator, drafter.schedule, drafter.top_k)
+    recorder = _Recorder(drafter.attach(target))
     engine = Engine(target, recorder, Sampling(), limits or Limits(96), budget)
     for prompt in prompts:
         engine.generate(prompt)
     return recorder.recorded
+
+
+class _Recorder(Watched):
+    """Attached streams; remembers what pruning would have seen."""
+
+    def __init__(self, streams: AttachedStreaming):
+        super().__init__(streams, self._record)
+        self.recorded: list[SeenTree] = []
+
+    def start(self, requests: Sequence[Request], budget: int) -> Session:
+        session = super().start(requests, budget)
+        self.looking_on = _Recording(self.target, self.attached.speculator, 0.0, None)
+        session.visitors = [self.looking_on, *session.visitors]
+        return session
+
+    def _record(self, session: Session, verified: Verified, drafted: Trees) -> None:
+        (tree,) = verified.trees.drafts()
+        if not verified.prompt and len(tree) > 1:
+            path = verified.paths[0, : int(verified.counts[0])].tolist()
+            transitions = self.looking_on.seen[0, : len(tree)].tolist()
+            self.recorded.append(SeenTree(tree, transitions, path))
 
 
 class _Together:
