@@ -2,18 +2,13 @@
 
 import re
 
-import inspect
-
-import hydra
 import pytest
 from hydra.errors import MissingConfigException
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 from tests.commands import ROOT, config_of
 
-from slipstream import app
 from slipstream.app import INFER_KEYS, TRAIN_KEYS
-<<<<<<< .merge_file_Nv5iKJ
 from slipstream.configuration import RENAMED, build, check_keys, own_part
 
 OLD_NAMES = {
@@ -41,11 +36,6 @@ OLD_NAMES = {
 }
 """What could be given by name before configs were composed of one another."""
 DECODING = {"all_drafters", "demo"}
-=======
-from slipstream.configuration import build, check_keys, own_part
-
-DECODING = {"all_drafters", "demo", "streaming_budgets"}
->>>>>>> .merge_file_Y67ssi
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 STUDIES = sorted(path.stem for path in (ROOT / "conf" / "study").glob("*.yaml"))
 
@@ -106,26 +96,9 @@ def test_a_rule_for_the_length_goes_with_any_drafter(drafter, override):
 def test_every_study_can_be_built(name):
     config = config_of("infer", f"study={name}")
     check_keys(config, INFER_KEYS)
-<<<<<<< .merge_file_Nv5iKJ
     build(config.data)
 
 
-=======
-    if config.study is not None:  # else it is a multirun: tests/studies/test_multiruns.py
-        study = hydra.utils.instantiate(config.study, _partial_=True, _convert_="all")
-        given = {"target", "prompts", *study.keywords}
-        assert given == set(inspect.signature(study.func).parameters)
-    build(config.data)
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_what_was_evidence_is_named_with_its_successor(name):
-    with pytest.raises(MissingConfigException) as caught:
-        config_of("infer", f"experiment=evidence/{name}")
-    assert app._remedy(caught.value) == f"it is now study={name}"
-
-
->>>>>>> .merge_file_Y67ssi
 @pytest.mark.parametrize(
     ("command", "overrides"),
     [

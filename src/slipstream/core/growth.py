@@ -40,7 +40,7 @@ def grow(
         allowed = torch.arange(levels, device=device) < depths[:, None]
         probabilities = probabilities * allowed[..., None, None]
     place, worth = children[:, 0, 0], probabilities[:, 0, 0]
-    parents, found = torch.zeros_like(place), []
+    parents, found, count = torch.zeros_like(place), [], 1
     for level in range(levels):
         if level:
             of_parents = place[..., None].expand(-1, -1, per_parent)

@@ -95,8 +95,8 @@ class Trees:
 
     @cached_property
     def _reached(self) -> torch.Tensor:
-        """`ancestors` as 0 and 1: the matrix of parents squared again and again, each time for paths
-        that are twice as long."""
+        """`ancestors` as 0 and 1: the matrix of parents squared again and again, for paths that are
+        twice as long each time."""
         device, reach = self.tokens.device, 1
         nodes = torch.arange(self.width, device=device)
         found = ((self.parents[..., None] == nodes) | (nodes[:, None] == nodes)).float()
