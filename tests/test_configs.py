@@ -1,10 +1,11 @@
 """Every config composes, names known keys only and can be built; old names lead to new ones."""
 
+import inspect
 import re
 
 import pytest
 from hydra.errors import MissingConfigException
-from hydra.utils import get_class
+from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 from tests.commands import ROOT, config_of
 
@@ -96,6 +97,10 @@ def test_a_rule_for_the_length_goes_with_any_drafter(drafter, override):
 def test_every_study_can_be_built(name):
     config = config_of("infer", f"study={name}")
     check_keys(config, INFER_KEYS)
+    if config.study is not None:  # else it is a multirun: tests/studies/test_multiruns.py
+        study = instantiate(config.study, _partial_=True, _convert_="all")
+        given = {"target", "prompts", *study.keywords}
+        assert given == set(inspect.signature(study.func).parameters)
     build(config.data)
 
 

@@ -25,7 +25,7 @@ from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.speculators.draft_features import DraftFeatures, shape_of
 from slipstream.targets.loading import check_vocabularies
-from slipstream.targets.reading import Reader
+from slipstream.targets.reading import CachedModel, read_on
 from slipstream.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -193,11 +193,10 @@ def complete(
     """Prompts with sampled completions, each token from the target with probability `share`, else
     from the draft model; up to an end token or `max_new_tokens` tokens."""
     models = (draft, target)
-    readers, texts = [Reader(model) for model in models], [list(prompt) for prompt in prompts]
+    texts = [list(prompt) for prompt in prompts]
     longest = min(model.max_positions for model in models)
     capacity = min(longest, max(map(len, prompts)) + max_new_tokens)
-    for reader in readers:
-        reader.begin(capacity, len(texts))
+    readers = [CachedModel(model, capacity, len(texts)) for model in models]
     going = list(range(len(texts)))
     while going:
         chosen = torch.rand(len(going), generator=generator) < share
@@ -222,13 +221,11 @@ def complete(
         ]
         if kept and len(kept) < len(going):
             for reader in readers:
-                reader.leave(kept)
+                reader.keep(kept)
         going = [going[place] for place in kept]
     return texts
 
 
 def _states(model: Target, texts: list[list[int]]) -> torch.Tensor:
     """(B, T, D) states before the final norm of right-padded texts."""
-    reader = Reader(model)
-    reader.begin(max(map(len, texts)), len(texts))
-    return reader.states(texts)
+    return read_on(model, texts, model.new_cache(max(map(len, texts)), len(texts))).hidden
