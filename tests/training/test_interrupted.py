@@ -15,7 +15,7 @@ from tests.commands import ROOT, config_of
 from tests.training.worlds import STREAMS, make_world, overrides_of, train, weights
 
 from slipstream import app
-from slipstream.training.streaming import StreamingTraining
+from slipstream.training.speculator import SpeculatorTraining
 from slipstream.training.verifier import VerifierTraining
 
 
@@ -38,8 +38,8 @@ def classify(world, output, *overrides):
 
 
 TRAINED = {
-    "streaming": (train, StreamingTraining, []),
-    "accumulating": (train, StreamingTraining, ["trainer.accumulate_grad_batches=4"]),
+    "streaming": (train, SpeculatorTraining, []),
+    "accumulating": (train, SpeculatorTraining, ["trainer.accumulate_grad_batches=4"]),
     "sprinter": (classify, VerifierTraining, ["experiment=sprinter_small"]),
     "acceptance": (
         classify, VerifierTraining,

@@ -12,9 +12,9 @@ from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.studies.findings import Findings
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.speculators.streaming.segments import shared_losses
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
-from slipstream.training.segments import shared_losses
 
 START = "at the start"
 

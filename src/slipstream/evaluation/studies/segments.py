@@ -11,10 +11,10 @@ from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.studies.findings import Findings
 from slipstream.evaluation.studies.memory import PeakMemory
 from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.speculators.streaming.losses import StreamLosses
+from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
-from slipstream.training.segments import lossless_losses, shared_losses
-from slipstream.training.stream_losses import StreamLosses
 
 DENSE = "dense"
 

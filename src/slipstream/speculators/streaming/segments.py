@@ -13,24 +13,23 @@ gives the dense form of both, everything at once: the plain reference.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.core.cache import TrainingCache
 from slipstream.core.masks import causal_mask
-from slipstream.data.batches import Batch
-from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.speculators.base import Batch, causal_rows
+from slipstream.speculators.labels import NO_LABEL
+from slipstream.speculators.streaming.losses import BatchLosses, StreamLosses, Sums
+from slipstream.speculators.streaming.steps import StreamSteps
 from slipstream.targets.target import Rows, Target, Watch
-from slipstream.training.stream_labels import NO_LABEL
-from slipstream.training.stream_losses import BatchLosses, StreamLosses, Sums
 
 
 def lossless_losses(
     target: Target,
-    speculator: StreamingSpeculator,
+    speculator: StreamSteps,
     batch: Batch,
     alpha_streams: torch.Tensor,
     num_segments: int | None,
@@ -44,9 +43,8 @@ def lossless_losses(
     cache = TrainingCache(target.num_layers)
     start, early = Watch(speculator.first_layer), Watch(speculator.pruning_layer)
     length, positions = batch.ids.shape[1], work.labels.positions
-    everywhere = torch.arange(length, device=batch.ids.device).expand_as(batch.ids)
     with torch.no_grad():
-        target.forward(batch.ids, everywhere, None, cache, [start, early])
+        causal_rows(target, batch.ids, cache, [start, early])
     cache.keep = 0
     roots = work.labels.next_tokens
     if unknown_roots is not None:
@@ -67,7 +65,7 @@ def lossless_losses(
 
 def shared_losses(
     target: Target,
-    speculator: StreamingSpeculator,
+    speculator: StreamSteps,
     batch: Batch,
     alpha_main: float,
     alpha_streams: torch.Tensor,
@@ -83,15 +81,17 @@ def shared_losses(
     if num_segments is None:
         parts = _whole(positions, usable)
     else:
-        parts = _parts(positions, usable, work.segments(num_segments), speculator.num_streams)
+        parts = _parts(
+            positions, usable, work.labels.segments(num_segments), speculator.num_streams
+        )
     for rows, chosen, columns in parts:
         slots.append(rows)
         run = partial(_run_part, work, rows, chosen, columns, torch.cat(slots, dim=1))
         result = run(*past) if num_segments is None else checkpoint(run, *past, use_reentrant=False)
         past += result[len(result) - 2 * target.num_layers :]
         if columns is not None:
-            part = Sums(*result[: len(fields(Sums))])
-            sums = part if sums is None else sums + part
+            part = Sums(*result[: len(Sums._fields)])
+            sums = part if sums is None else sums.plus(part)
     return work.losses(work.total(sums), sums.detach())
 
 
@@ -153,7 +153,7 @@ def _run_part(
         return made
     index = chosen.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
     main, before = hidden[:, :count].gather(1, index), early.hidden.gather(1, index)
-    return (*work.sums(columns, main, before, hidden[:, count:]).parts(), *made)
+    return (*work.sums(columns, main, before, hidden[:, count:]), *made)
 
 
 def _accumulated(
@@ -163,13 +163,12 @@ def _accumulated(
     num_segments: int | None,
 ) -> StreamLosses:
     """Run the segments one after the other, each with its backward pass at once."""
-    segments = work.segments(num_segments)
-    if num_segments is None or not torch.is_grad_enabled():
-        sums = segment(segments[0])
-        for columns in segments[1:]:
-            sums = sums + segment(columns)
-        return work.losses(work.total(sums), sums.detach())
+    segments = work.labels.segments(num_segments)
     done: list[Sums] = []
+    if num_segments is None or not torch.is_grad_enabled():
+        done = list(map(segment, segments))
+        sums = reduce(Sums.plus, done)
+        return work.losses(work.total(sums), sums.detach())
 
     def losses() -> Iterator[torch.Tensor]:
         for columns in segments:
@@ -178,7 +177,7 @@ def _accumulated(
             yield work.total(sums)
 
     total = _SegmentedLoss.apply(losses, *parameters)
-    return work.losses(total, sum(done[1:], done[0]))
+    return work.losses(total, reduce(Sums.plus, done))
 
 
 class _SegmentedLoss(torch.autograd.Function):
@@ -205,7 +204,7 @@ class _SegmentedLoss(torch.autograd.Function):
 class _Adding:
     """A visitor that adds the streams of the `chosen` rows, (B, P) with -1 for none."""
 
-    def __init__(self, target: Target, speculator: StreamingSpeculator, chosen: torch.Tensor):
+    def __init__(self, target: Target, speculator: StreamSteps, chosen: torch.Tensor):
         self.target, self.speculator, self.chosen = target, speculator, chosen
         self.layer = speculator.first_layer
 
