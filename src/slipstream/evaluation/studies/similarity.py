@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -12,25 +13,27 @@ from slipstream.core.cache import TrainingCache
 from slipstream.core.errors import InputError
 from slipstream.core.masks import causal_mask
 from slipstream.core.sampling import Sampling
-from slipstream.data.rendering import render_prompt
+from slipstream.data.batches import TokenBatches
+from slipstream.data.rendering import Sample, render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.studies.findings import Findings
-from slipstream.evaluation.studies.medusa import train_heads
 from slipstream.speculators.checkpoint import load_speculator
+from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target, Watch
 
-MEDUSA = "Medusa-style heads"
+MEDUSA = "Medusa heads"
 
 
 class SimilarityStudy:
     """Cosine of stream (t, j) with the main row of position t + j, after each MSA layer.
 
-    The target answers all prompts; on the first `training_prompts` Medusa-style heads learn for
-    `medusa_steps` steps, on the others everything is measured. A shipped speculator has learned
-    from far more prompts than these heads: the shape over the layers is what counts.
+    The target answers all prompts; on the first `training_prompts` Medusa heads that share the
+    target's LM head learn for `medusa_steps` steps, on the others everything is measured (these
+    heads after the final norm, from where they start). A shipped speculator has learned from far
+    more prompts than these heads: the shape over the layers is what counts.
     """
 
     def __init__(self, speculator: str, training_prompts: int, medusa_steps: int):
@@ -44,7 +47,7 @@ class SimilarityStudy:
             raise InputError("study.speculator: the study looks at streams of the lossless mode")
         gamma = speculator.num_streams
         decoder = PlainDecoder(target, Sampling(), Limits(96))
-        seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        seen: list[Sample] = []
         sums: dict[tuple[int, int], float] = {}
         heads, count = None, 0
         for number, prompt in enumerate(track(prompts, description="prompts")):
@@ -53,24 +56,23 @@ class SimilarityStudy:
             ids = ids + decoder.generate(ids).ids
             if len(ids) - first <= gamma + 1:
                 continue
+            if number < self.training_prompts:
+                seen.append(Sample(ids, first + 1))
+                continue
+            if heads is None:
+                heads = trained_heads(target, gamma, seen, self.medusa_steps)
             positions = torch.arange(first, len(ids) - gamma - 1, device=target.device)
             main, streams = states(target, speculator, ids, positions)
             futures = positions[:, None] + torch.arange(1, gamma + 1, device=target.device)
-            if number < self.training_prompts:
-                ahead = torch.tensor(ids, device=target.device)[futures + 1]
-                seen.append((main[-1][positions], ahead))
-                continue
-            if heads is None:
-                hidden, ahead = (torch.cat(parts) for parts in zip(*seen, strict=True))
-                heads = train_heads(target, hidden, ahead, self.medusa_steps)
             count += len(positions)
-            guesses = heads(main[-1][positions])
+            normed = target.norm(main[-1])
+            guesses = heads.states(normed[positions])
             for layer, (truth, drafted) in enumerate(zip(main, streams, strict=True)):
                 close = F.cosine_similarity(drafted, truth[futures], dim=-1).sum(0)
                 for j in range(gamma):
                     key = (speculator.first_layer + layer, j + 1)
                     sums[key] = sums.get(key, 0.0) + float(close[j])
-            close = F.cosine_similarity(guesses, main[-1][futures], dim=-1).sum(0)
+            close = F.cosine_similarity(guesses, normed[futures], dim=-1).sum(0)
             for j in range(gamma):
                 sums[-1, j + 1] = sums.get((-1, j + 1), 0.0) + float(close[j])
         rows = [
@@ -84,12 +86,31 @@ class SimilarityStudy:
         return Findings(title, rows, lambda figure: _draw(figure, rows))
 
 
+@torch.enable_grad()
+def trained_heads(
+    target: Target, num_heads: int, samples: list[Sample], steps: int
+) -> MedusaSpeculator:
+    """Heads that share the target's LM head, after `steps` steps of AdamW on the samples."""
+    config = MedusaConfig(num_heads=num_heads, own_heads=False)
+    heads = MedusaSpeculator(target, config).to(target.device, target.dtype)
+    optimizer = torch.optim.AdamW(heads.parameters(), lr=1e-3)
+    batches = TokenBatches(samples, batch_tokens=1024, seed=0, shuffle=True)
+    step = 0
+    while step < steps:
+        for batch in islice(batches, steps - step):
+            optimizer.zero_grad()
+            heads.losses(target, batch.to(target.device))[0].backward()
+            optimizer.step()
+            step += 1
+    return heads.requires_grad_(False)
+
+
 def states(
     target: Target, speculator: StreamingSpeculator, ids: list[int], positions: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """States after each MSA layer: of all main rows, (T, D), and of streams, (P, gamma, D).
 
-    The streams are not told the root, as Medusa-style heads are not.
+    The streams are not told the root, as Medusa heads are not.
     """
     layers = target.family.layers[speculator.first_layer :]
     cache = TrainingCache(target.num_layers)
