@@ -27,7 +27,8 @@ from slipstream.evaluation.studies.two_models import TwoModelStudy, speed_over_t
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.lora import LoraSettings
-from slipstream.targets.target import Rows, Target
+from slipstream.targets.rows import Rows
+from slipstream.targets.target import Target
 
 GAMMA, ATTENDED, NODES, DRAFTED = 4, 64, 32, 121
 EVERY_TARGET = pytest.mark.parametrize("name", sorted(SHAPES))

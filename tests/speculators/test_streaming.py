@@ -17,7 +17,8 @@ from slipstream.core.tree import DraftTree
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.packed import pack_linears
-from slipstream.targets.target import Rows, Target
+from slipstream.targets.rows import Rows
+from slipstream.targets.target import Target
 
 PREFIX = [3, 17, 5, 29, 11, 8]
 TOLERANCE = 1e-10

@@ -14,7 +14,8 @@ from slipstream.core.errors import InputError
 from slipstream.core.masks import tree_mask
 from slipstream.core.tree import DraftTree
 from slipstream.targets.families import family_of
-from slipstream.targets.target import Rows, Target
+from slipstream.targets.rows import Rows
+from slipstream.targets.target import Target
 
 PREFIX = [3, 17, 5, 29, 11]
 TOLERANCE = {"tiny-gpt_neo": 1e-5}

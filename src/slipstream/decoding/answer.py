@@ -75,6 +75,7 @@ class Generation:
     finished: str
     statistics: Statistics
     runs: tuple[Run, ...] = ()
+    accepted: tuple[int, ...] = ()
 
 
 class Answer:
@@ -94,6 +95,7 @@ class Answer:
         self.ids: list[int] = []
         self.drafted = 0
         self.finished: str | None = None
+        self._stream = TextStream(self.tokenizer)
         self._told = 0
 
     def emit(self, token: int, drafted: bool) -> None:
@@ -102,9 +104,11 @@ class Answer:
             return
         self.ids.append(token)
         self.drafted += drafted
+        if self.limits.stop or self.callback is not None:
+            self._stream.add(token)
         if token in self.end_ids:
             self.finished = "end"
-        elif self.limits.stop and self._stop_at(self._decoded()) is not None:
+        elif self._stop_at(self._stream.text) is not None:
             self.finished = "stop"
         elif len(self.ids) >= self.room:
             self.finished = "length"
@@ -115,13 +119,10 @@ class Answer:
 
     def text(self) -> str:
         """Without special tokens, cut before a stop string; "" without a tokenizer."""
-        text = self._decoded()
-        return text[: self._stop_at(text)]
-
-    def _decoded(self) -> str:
         if self.tokenizer is None:
             return ""
-        return self.tokenizer.decode(self.ids, skip_special_tokens=True)
+        text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
+        return text[: self._stop_at(text)]
 
     def _stop_at(self, text: str) -> int | None:
         """Where the first stop string begins."""
@@ -131,9 +132,33 @@ class Answer:
         """The part of the text that tokens to come will not change."""
         if self.finished is not None:
             return self.text()
-        text = self._decoded()
-        whole = text.rstrip(INCOMPLETE)
-        return whole[: len(whole) - max(_begun(whole, stop) for stop in (*self.limits.stop, ""))]
+        text = self._stream.text
+        return text[: len(text) - max(_begun(text, stop) for stop in (*self.limits.stop, ""))]
+
+
+class TextStream:
+    """The text of growing tokens, whole characters only; each token costs as much as the last few.
+
+    A tokenizer says of some tokens only together how they are spelled, so the tokens since the last
+    whole characters are decoded with some before them, and what those alone give is left out.
+    """
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.text = tokenizer, ""
+        self._recent: list[int] = []
+        self._known = 0
+
+    def add(self, token: int) -> None:
+        if self.tokenizer is None:
+            return
+        self._recent.append(token)
+        before, now = self._decoded(self._recent[: self._known]), self._decoded(self._recent)
+        if len(now) > len(before) and not now.endswith(INCOMPLETE):
+            self.text += now[len(before) :]
+            self._recent, self._known = self._recent[self._known :], len(self._recent) - self._known
+
+    def _decoded(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def _begun(text: str, stop: str) -> int:

@@ -16,7 +16,8 @@ from slipstream.decoding.engine import Engine
 from slipstream.drafters.base import Context, Step
 from slipstream.drafters.stream_visitors import Pruning
 from slipstream.drafters.streaming import Streaming
-from slipstream.targets.target import Rows, Target
+from slipstream.targets.rows import Rows
+from slipstream.targets.target import Target
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from torch import nn
 
 from slipstream.core.cache import TrainingCache
 from slipstream.core.errors import InputError
-from slipstream.targets.target import LayerVisitor, Rows, Target
+from slipstream.targets.rows import LayerVisitor, Rows
+from slipstream.targets.target import Target
 
 GROUP = "slipstream.speculators"
 OWN_KINDS = {

@@ -8,7 +8,6 @@ eager layers are the reference; prompts, pruned rows and training always run eag
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,9 +16,8 @@ from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.targets.packed import is_packed
 from slipstream.targets.quantized import is_quantized
-
-if TYPE_CHECKING:
-    from slipstream.targets.target import Rows, Target
+from slipstream.targets.rows import Rows
+from slipstream.targets.target import Target
 
 MODES = ("auto", "off", "reduce-overhead")
 GRANULARITY = 256
@@ -30,7 +28,7 @@ CAPACITY = 1024
 """Caches have a multiple of so many slots, so that most prompts find one that is there."""
 
 
-def compile_target(target: "Target", mode: str) -> "Target":
+def compile_target(target: Target, mode: str) -> Target:
     """Let the steps of decoding with `target` run compiled, as `engine.compile` says.
 
     mode: 'off'; 'reduce-overhead'; 'auto', which is 'reduce-overhead' on a CUDA device for a whole
@@ -48,7 +46,7 @@ def compile_target(target: "Target", mode: str) -> "Target":
     return target
 
 
-def compile_like(other: "Target", target: "Target") -> None:
+def compile_like(other: Target, target: Target) -> None:
     """Let steps with `other`, which takes part in decoding with `target`, run compiled if those
     with `target` do and `other` can."""
     if other.compiled is None and target.compiled is not None and not _obstacle(other):
@@ -56,7 +54,7 @@ def compile_like(other: "Target", target: "Target") -> None:
 
 
 @contextmanager
-def uncompiled(target: "Target") -> Iterator[None]:
+def uncompiled(target: Target) -> Iterator[None]:
     """Steps run eagerly: graphs know the arithmetic alone that they were captured with."""
     compiled, target.compiled = target.compiled, None
     try:
@@ -65,7 +63,7 @@ def uncompiled(target: "Target") -> Iterator[None]:
         target.compiled = compiled
 
 
-def _obstacle(target: "Target") -> str | None:
+def _obstacle(target: Target) -> str | None:
     """Why a target cannot be compiled, and what to do about it."""
     if is_packed(target.model):
         return "weights reordered for a CPU cannot be compiled; set target.packed=false"
@@ -91,7 +89,7 @@ class CompiledLayers:
     """Runs spans of a target's layers over rows with a mask; those that come again in every step
     are compiled and, where `replays` says so, captured as graphs."""
 
-    def __init__(self, target: "Target"):
+    def __init__(self, target: Target):
         # Spans of all targets share one function, which is compiled for each of them.
         torch._dynamo.config.recompile_limit = max(COMPILED, torch._dynamo.config.recompile_limit)
         self.target = target
@@ -112,11 +110,11 @@ class CompiledLayers:
         return self._cache.emptied()
 
     def __call__(
-        self, modules: Sequence[nn.Module], rows: "Rows", cache: StepCache
+        self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache
     ) -> torch.Tensor:
         """(B, R, D) hidden states after the layers `modules`, whose keys and values are staged
         where the mask has its last R columns."""
-        inputs = rows.hidden, rows.positions, rows.mask, rows.seen
+        inputs = rows.hidden, rows.positions, rows.mask
         modules, layers = list(modules), cache.layers
         cache.check_room(rows.mask.shape[-1] - cache.slots)
         if not rows.repeats:
@@ -133,10 +131,8 @@ class CompiledLayers:
             self._graphs[key] = _Graph(lambda *given: span(modules, layers, *given), inputs, kept)
         return self._graphs[key](inputs)
 
-    def _span(self, modules, layers, hidden, positions, mask, seen) -> torch.Tensor:
-        from slipstream.targets.target import Rows
-
-        rows = Rows(hidden, positions, mask, seen=seen)
+    def _span(self, modules, layers, hidden, positions, mask) -> torch.Tensor:
+        rows = Rows(hidden, positions, mask)
         slots = _Slots(layers, mask.shape[-1] - hidden.shape[1])
         return self.target.run_each(modules, rows, slots).hidden
 

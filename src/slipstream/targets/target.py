@@ -1,14 +1,11 @@
 """Target: the causal language model whose output is sped up, as a few calls on rows.
 
-A *row* is one position in a forward: a token with its position and its line of the attention mask.
-A forward is: embed the rows, run layers, norm, head. Between two layers a `LayerVisitor` may drop
-rows (pruning) or add rows (streams), which is how a drafter takes part in the verifying forward
-without the engine knowing it. Nothing here knows trees, verification or sampling.
+A forward is: embed the rows, run layers with visitors between them, norm, head. Nothing here knows
+verification or sampling.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Protocol
 
 import torch
@@ -16,91 +13,22 @@ from torch import nn
 
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
-from slipstream.core.masks import causal_mask, window_mask
+from slipstream.core.trees import Trees
 from slipstream.targets.attention import our_attention
-from slipstream.targets.compiled import CompiledLayers
 from slipstream.targets.families import Family, family_of
+from slipstream.targets.rows import LayerVisitor, Rows
 
 
-@dataclass
-class Rows:
-    """Rows on their way through the layers.
+class StepRunner(Protocol):
+    """Runs the layers of decoding steps in place of Python (see compiled.py)."""
 
-    hidden: (B, R, D); positions: (B, R); mask: (B, 1, R, K) boolean, or None (plain causal
-    over an empty cache; without a visitor also a single row that sees everything). Node rows
-    come first; the last `num_stream_rows` rows were added by a visitor, equally many for each of
-    `owners`, (B, P) indices of node rows, -1 for none. seen: (B, K - R) positions of the slots
-    before the rows, None for 0, 1, 2 and so on. kept: which node rows of the forward are still
-    there, None for all; kept_from: the first layer that ran without the others. repeats: whether
-    rows of these shapes come in every step, so that their layers may run compiled; acting: what
-    changes how layers treat the stream rows, if anything does.
-    """
+    def new_cache(
+        self, allocate: Callable[..., StepCache], capacity: int, batch: int
+    ) -> StepCache: ...
 
-    hidden: torch.Tensor
-    positions: torch.Tensor
-    mask: torch.Tensor | None
-    num_stream_rows: int = 0
-    owners: torch.Tensor | None = None
-    seen: torch.Tensor | None = None
-    kept: list[int] | None = None
-    kept_from: int = 0
-    repeats: bool = False
-    acting: object = None
-
-    @property
-    def num_nodes(self) -> int:
-        return self.hidden.shape[1] - self.num_stream_rows
-
-    def mask_within(self, window: int | None, committed: int) -> torch.Tensor | None:
-        """The mask in layers whose rows look back over `window` positions, their own included.
-
-        committed: slots before the rows. As long as all slots fit the window, nothing changes.
-        """
-        slots = committed + self.hidden.shape[1]
-        if window is None or (self.seen is None and slots <= window):
-            return self.mask
-        device, mask, seen = self.hidden.device, self.mask, self.seen
-        if mask is None:
-            mask = causal_mask(slots, device)[None, None, committed:]
-        if seen is None:
-            seen = torch.arange(committed, device=device).expand(len(self.positions), -1)
-        return mask & window_mask(torch.cat([seen, self.positions], 1), self.positions, window)
-
-    def keep(self, nodes: list[int], layer: int) -> None:
-        """Let only these node rows and their streams (of all nodes or none) go on, from `layer` on;
-        they see one another and all committed tokens as before."""
-        count, streams = self.num_nodes, self.num_stream_rows // self.num_nodes
-        rows = [*nodes, *(count + node * streams + j for node in nodes for j in range(streams))]
-        committed = self.mask.shape[-1] - self.hidden.shape[1]
-        columns = [*range(committed), *(committed + row for row in rows)]
-        self.hidden, self.positions = self.hidden[:, rows], self.positions[:, rows]
-        self.mask = self.mask[:, :, rows][..., columns]
-        self.num_stream_rows = streams * len(nodes)
-        if self.owners is not None:
-            self.owners = torch.arange(len(nodes), device=self.hidden.device)[None]
-        self.kept, self.kept_from, self.repeats = nodes, layer, False
-
-
-class LayerVisitor(Protocol):
-    """Something that looks at, drops or adds rows before layer `layer` of a forward."""
-
-    layer: int
-
-    def visit(self, rows: Rows) -> AbstractContextManager[Rows]:
-        """The rows that go on; the context stays open while the layers above run."""
-
-
-class Watch:
-    """A visitor that remembers the main rows before a layer, (B, R, D), and changes nothing."""
-
-    def __init__(self, layer: int):
-        self.layer = layer
-        self.hidden: torch.Tensor | None = None
-
-    @contextmanager
-    def visit(self, rows: Rows) -> Iterator[Rows]:
-        self.hidden = rows.hidden[:, : rows.num_nodes]
-        yield rows
+    def __call__(
+        self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache
+    ) -> torch.Tensor: ...
 
 
 def token_ids(ids: int | list[int] | torch.Tensor | None) -> frozenset[int]:
@@ -140,7 +68,7 @@ class Target:
         self.max_positions = self.family.max_positions
         self.fingerprint: dict[str, str] = {}
         self.adapter: str | None = None
-        self.compiled: CompiledLayers | None = None
+        self.compiled: StepRunner | None = None
 
     @property
     def device(self) -> torch.device:
@@ -160,9 +88,10 @@ class Target:
         """Token ids that end an answer, as `generate` has them."""
         return token_ids(self.model.generation_config.eos_token_id)
 
-    def new_cache(self, capacity: int, batch_size: int = 1) -> StepCache:
-        """An empty cache with at least `capacity` slots for every layer."""
-        if self.compiled is not None:
+    def new_cache(self, capacity: int, batch_size: int = 1, steps: bool = True) -> StepCache:
+        """An empty cache with at least `capacity` slots for every layer; steps: whether decoding
+        steps use it, or a prompt alone."""
+        if self.compiled is not None and steps:
             return self.compiled.new_cache(self._allocate, capacity, batch_size)
         return self._allocate(capacity, batch_size)
 
@@ -225,15 +154,16 @@ class Target:
         mask: torch.Tensor | None,
         cache: StepCache | None,
         visitors: Sequence[LayerVisitor] = (),
-        seen: torch.Tensor | None = None,
+        trees: Trees | None = None,
+        last: torch.Tensor | None = None,
         repeats: bool = False,
     ) -> Rows:
         """All layers over the rows; the result's hidden states are before the final norm.
 
-        Visitors of one layer come in the order given. seen, repeats: as in `Rows`.
+        Visitors of one layer come in the order given. trees, last, repeats: as in `Rows`.
         """
         rows, done = self.embed(ids, positions, mask), 0
-        rows.seen, rows.repeats = seen, repeats
+        rows.trees, rows.last, rows.repeats = trees, last, repeats
         with ExitStack() as visits:
             for visitor in sorted(visitors, key=lambda visitor: visitor.layer):
                 rows = self.run_layers(range(done, visitor.layer), rows, cache)

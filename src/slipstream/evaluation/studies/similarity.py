@@ -22,7 +22,8 @@ from slipstream.evaluation.studies.findings import Findings
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.targets.target import Target, Watch
+from slipstream.targets.rows import HiddenTap
+from slipstream.targets.target import Target
 
 MEDUSA = "Medusa heads"
 
@@ -116,7 +117,7 @@ def states(
     cache = TrainingCache(target.num_layers)
     tokens = torch.tensor([ids], device=target.device)
     everywhere = torch.arange(len(ids), device=target.device)[None]
-    early = Watch(speculator.first_layer)
+    early = HiddenTap(speculator.first_layer)
     with recorded(layers) as main:
         target.forward(tokens, everywhere, None, cache, [early])
     cache.keep = 0

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from slipstream.targets.packed import is_packed, pack_linears
-from slipstream.targets.target import Rows, Target, device_of
+from slipstream.targets.rows import Rows
+from slipstream.targets.target import Target, device_of
 
 
 class LowRank(nn.Module):

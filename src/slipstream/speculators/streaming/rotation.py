@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from slipstream.targets.target import Rows, Target
+from slipstream.targets.rows import Rows
+from slipstream.targets.target import Target
 
 
 def rotate(values: torch.Tensor, num_streams: int, step: float) -> torch.Tensor:

@@ -8,6 +8,7 @@ additions of this project.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,8 @@ from slipstream.speculators.streaming.pairs import CopyScores, Transitions, norm
 from slipstream.speculators.streaming.rotation import rotating
 from slipstream.targets.attention import limited_attention
 from slipstream.targets.quantized import is_quantized
-from slipstream.targets.target import Rows, Target
+from slipstream.targets.rows import Rows
+from slipstream.targets.target import Target
 
 
 class StreamSteps(DraftingSpeculator):
@@ -109,18 +111,18 @@ class StreamSteps(DraftingSpeculator):
         else:
             own = mask.new_zeros(*mask.shape[:3], streams.shape[1])
         positions = self.positions_of(rows.positions.expand(len(index), -1).gather(1, index))
-        return Rows(
-            torch.cat([rows.hidden, streams], dim=1),
-            torch.cat([rows.positions.expand(len(index), -1), positions], dim=1),
-            torch.cat([torch.cat([mask, own], -1), stream_mask(lines, self.num_streams)], dim=2),
-            streams.shape[1],
-            chosen,
-            rows.seen,
-            rows.kept,
-            rows.kept_from,
+        return replace(
+            rows,
+            hidden=torch.cat([rows.hidden, streams], dim=1),
+            positions=torch.cat([rows.positions.expand(len(index), -1), positions], dim=1),
+            mask=torch.cat(
+                [torch.cat([mask, own], -1), stream_mask(lines, self.num_streams)], dim=2
+            ),
+            num_stream_rows=streams.shape[1],
+            owners=chosen,
             # What streams are limited to is looked up in the rows, which replays would not see.
-            rows.repeats and not self.config.attended_tokens,
-            self,
+            repeats=rows.repeats and not self.config.attended_tokens,
+            acting=self,
         )
 
     def run_streams(
@@ -132,14 +134,13 @@ class StreamSteps(DraftingSpeculator):
         main_mask: torch.Tensor,
         cache: StepCache,
         merged: nn.ModuleList | None = None,
-        seen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Streams of P main rows alone, over cached keys and values (training, deferred schedule).
 
         hidden: (B, P, D) of the main rows before layer L - N_s; roots: (B, P), the tokens after
         them, negative where unknown; positions: (B, P) of the main rows; main_mask: (B, 1, P, K),
         which of the K cached slots each main row sees (itself included); merged: the adapters'
-        `merged_layers`, to run instead of the target's layers with hooks; seen: as in `Rows`.
+        `merged_layers`, to run instead of the target's layers with hooks.
         Returns (B, P * gamma, D), before the final norm.
         """
         embeddings = None
@@ -154,7 +155,6 @@ class StreamSteps(DraftingSpeculator):
             rows = Rows(streams, shifted, mask, streams.shape[1])
             rows.repeats = isinstance(cache, StepCache)
             rows.acting = None if merged is not None and not self.config.value_rotation else self
-        rows.seen = seen
         if merged is not None:
             with self._rotating(target, merged, rows):
                 return target.run_modules(merged, rows, cache).hidden
