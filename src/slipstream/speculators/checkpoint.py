@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
 import safetensors
 import safetensors.torch
@@ -20,6 +21,7 @@ from slipstream.core.errors import InputError
 from slipstream.speculators.base import Speculator, known_kinds, speculator_class
 from slipstream.targets.target import Target
 
+Kind = TypeVar("Kind", bound=Speculator)
 FORMAT_VERSION = 1
 FIELDS = ("format_version", "kind", "arguments", "target", "target_fingerprint")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -124,6 +126,17 @@ def load_speculator(folder: str | Path, target: Target) -> Speculator:
         )
     speculator.load_state_dict(tensors)
     return speculator.to(target.device).eval()
+
+
+def opened(given: Kind | str | Path, target: Target, expected: type[Kind]) -> Kind:
+    """The speculator itself, or that of a folder; `InputError` for one of another kind."""
+    speculator = given if isinstance(given, Speculator) else load_speculator(given, target)
+    if not isinstance(speculator, expected):
+        raise InputError(
+            f"speculator: it is of kind {speculator.kind!r}, and one of kind {expected.kind!r} is "
+            f"needed; train one with speculator={expected.kind}"
+        )
+    return speculator
 
 
 def start_from_speculator(speculator: Speculator, folder: str | Path) -> None:
