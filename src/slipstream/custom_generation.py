@@ -67,7 +67,8 @@ def custom_generate(
             config.top_p,
         )
     limits = Limits(config.max_length - input_ids.shape[1], end_ids=token_ids(config.eos_token_id))
-    engine = Engine(target_of(model), drafter, sampling, limits, budget)
+    target = target_of(model)
+    engine = Engine(target, drafter.attached(target), sampling, limits, budget)
     streamer = _streamer_of_caller() if streamer is None else streamer
     callback = None
     if streamer is not None:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -14,7 +13,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Generation, Limits
-from slipstream.decoding.calibration import Calibrations, described
+from slipstream.decoding.calibration import Calibrations
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
@@ -94,18 +93,13 @@ def _decoder(
 ) -> Decoder:
     if drafter is None:
         return PlainDecoder(target, sampling, limits)
-    if drafter not in _DESCRIBED:
-        _DESCRIBED[drafter] = described(drafter)
+    attached = drafter.attached(target)
     if budget == "auto":
-        kept, description = Calibrations(CALIBRATIONS), _DESCRIBED[drafter]
-        return calibrated_decoder(kept, target, drafter, description, sampling, limits)[1]
+        kept = Calibrations(CALIBRATIONS)
+        return calibrated_decoder(kept, target, drafter, attached, sampling, limits)[1]
     if not isinstance(budget, int):
         raise InputError('budget: give a number of nodes, or "auto"')
-    return Engine(target, drafter, sampling, limits, budget)
-
-
-_DESCRIBED: WeakKeyDictionary[Drafter, object] = WeakKeyDictionary()
-"""What drafters were like before they were used, by which calibrations are found."""
+    return Engine(target, attached, sampling, limits, budget)
 
 
 def _drafter(drafter: Drafter | str | Path | None, target: Target) -> Drafter | None:

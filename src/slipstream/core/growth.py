@@ -53,7 +53,7 @@ def grow(
         nodes = torch.arange(start, start + worth.shape[1], device=device).expand_as(place)
         start += worth.shape[1]
     ids, parents, worth = (torch.cat(column, 1) for column in zip(*found, strict=True))
-    worth, order = worth.sort(-1, descending=True, stable=True)
+    worth, order = worth.sort(dim=-1, descending=True, stable=True)
     worth, order = worth[:, :most], order[:, :most]
     now = roots.new_zeros(batch, start)
     places = torch.arange(1, order.shape[1] + 1, device=device).expand_as(order)

@@ -87,14 +87,27 @@ class Chance:
     """The uniform numbers of one request, by its seed alone.
 
     decide: (count,) float64, one for each token of the answer: with it the token is drawn from the
-    target's distribution, whatever is drafted. accept: (count,), whether a drawn draft token in
-    this place stays. drafting: for whatever drafters draw; trees must depend on nothing else.
+    target's distribution, whatever is drafted. keep: (count,), whether a drawn draft token in this
+    place stays. All other numbers, for what is drawn in order to draft, come from a third stream;
+    trees must depend on nothing else.
     """
 
     def __init__(self, seed: int, count: int):
         streams = torch.randint(2**31, (3,), generator=torch.Generator().manual_seed(seed))
-        decide, accept, self.drafting = (
+        decide, keep, self._drafting = (
             torch.Generator().manual_seed(stream) for stream in streams.tolist()
         )
         self.decide = torch.rand(count, dtype=torch.float64, generator=decide)
-        self.accept = torch.rand(count, dtype=torch.float64, generator=accept)
+        self.keep = torch.rand(count, dtype=torch.float64, generator=keep)
+
+    def number(self) -> torch.Tensor:
+        """A scalar, of the third stream."""
+        return torch.rand((), dtype=torch.float64, generator=self._drafting)
+
+    def draw(self, probabilities: torch.Tensor) -> int:
+        """An index drawn from (V,) `probabilities`; waits for their device."""
+        return int(draw(probabilities, self.number().to(probabilities.device)))
+
+    def accept(self, probability: float) -> bool:
+        """True with `probability`."""
+        return float(self.number()) < probability

@@ -267,7 +267,7 @@ def survivors(
 def _best(worth: torch.Tensor, allowed: torch.Tensor, count: int) -> torch.Tensor:
     """Nodes in ascending order, -1 for padding: the `count` allowed ones of the highest worth; of
     equal ones the first, so that a parent comes before a child of equal worth."""
-    best = worth.masked_fill(~allowed, -1.0).sort(-1, descending=True, stable=True)
+    best = worth.masked_fill(~allowed, -1.0).sort(dim=-1, descending=True, stable=True)
     nodes = best.indices[:, :count].masked_fill(best.values[:, :count] < 0, worth.shape[1])
     nodes = nodes.sort(-1).values
     return nodes.masked_fill(nodes == worth.shape[1], -1)

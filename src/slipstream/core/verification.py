@@ -34,7 +34,7 @@ def paths_to(trees: Trees, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     they are."""
     each = torch.arange(len(last), device=last.device)
     on_path = trees.ancestors[each, last]
-    paths = on_path.byte().argsort(-1, descending=True, stable=True)
+    paths = on_path.byte().argsort(dim=-1, descending=True, stable=True)
     return paths[:, : trees.depth + 1], on_path.sum(-1)
 
 

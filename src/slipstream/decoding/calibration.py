@@ -27,7 +27,7 @@ from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.base import Drafter
+from slipstream.drafters.base import Attached
 from slipstream.targets.packed import is_packed
 from slipstream.targets.target import Target
 
@@ -140,7 +140,7 @@ class Calibration:
 
 def calibrate(
     target: Target,
-    drafters: dict[str, Drafter],
+    drafters: dict[str, Attached],
     prompts: list[list[int]],
     sampling: Sampling,
     limits: Limits,
@@ -164,10 +164,10 @@ def calibrate(
     return chosen(points, point_of(1, found["plain", 1]))
 
 
-def undrafted(target: Target, drafter: Drafter, sampling: Sampling, limits: Limits) -> Decoder:
+def undrafted(target: Target, drafter: Attached, sampling: Sampling, limits: Limits) -> Decoder:
     """What drafting is compared with: plain decoding, or of a target that the drafter was
     fine-tuned with, its own decoding without drafts."""
-    if drafter.bind(target) is target:
+    if drafter.target is target:
         return PlainDecoder(target, sampling, limits)
     return Engine(target, drafter, sampling, limits, budget=1)
 
@@ -206,7 +206,7 @@ def measured(
             for place, prompt in enumerate(prompts):
                 for key, decoder in decoders.items():
                     if isinstance(decoder, Engine):  # one drafter serves all budgets
-                        decoder.drafter.forget()
+                        decoder.attached.forget()
                     found[key][place] += decoder.generate(prompt, seed).statistics
                     progress.advance(task)
     return found
@@ -252,7 +252,7 @@ class Calibrations:
 
 
 def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
-    """Tells apart device, model, dtype, layout, sampling and drafter, `described` before use."""
+    """Tells apart device, model, dtype, layout, sampling and drafter, as `described`."""
     device, compiled = target.device, target.compiled is not None
     threads = torch.get_num_threads() if device.type == "cpu" else None
     settings = [described(target), target.num_parallel, compiled, str(sampling)]
@@ -261,7 +261,7 @@ def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
 
 
 def described(part: object, within: tuple[int, ...] = ()) -> object:
-    """What a component that was not used yet was made with, as JSON: its class and all that it
+    """What a component was made with, as JSON: its class and all that it
     keeps; of what is not ours, and of what it is a part of itself, the class alone."""
     if isinstance(part, Target):
         return [part.fingerprint or part.name, str(part.dtype), is_packed(part.model)]

@@ -16,8 +16,9 @@ from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
 from slipstream.decoding.answer import Answer, Generation, Limits, TokenCallback
 from slipstream.decoding.request import Answering, Batch
-from slipstream.drafters.base import Session, Verified
+from slipstream.drafters.base import Verified
 from slipstream.targets.reading import joined, read_on
+from slipstream.targets.rows import LayerVisitor, Rows
 from slipstream.targets.target import Target
 
 PREFILL_ROWS = 1024
@@ -153,22 +154,22 @@ class Decoder(ABC):
     def _decided(self, batch: Batch, verified: Verified) -> None:
         """Tokens are decided and committed: prepare the next step, and tell the requests."""
         batch.room = verified.room
-        if batch.session is not None:
-            with batch.clock.share("draft"):
-                self._draft(batch, verified)
+        with batch.clock.share("draft"):
+            self._draft(batch, verified)
         for request, tokens in zip(batch.requests, verified.host(), strict=True):
             request.emit(tokens)
 
     def _draft(self, batch: Batch, verified: Verified) -> None:
-        """What the session does for the next step."""
+        """Prepare the next step."""
 
-    def _session(self, requests: Sequence[Answering], longest: int) -> Session | None:
-        """What prepares the steps of a new batch; longest: tokens of prompt and answer."""
+    def _session(self, requests: Sequence[Answering], longest: int):
+        """What a new batch needs beside the target's cache, with `keep` and `join`, None for
+        nothing; longest: tokens of a prompt and its answer."""
         return None
 
-    def _visitors(self, batch: Batch):
+    def _visitors(self, batch: Batch) -> Sequence[LayerVisitor]:
         """Their part in the forwards."""
-        return () if batch.session is None else batch.session.visitors
+        return ()
 
     def _extra_rows(self, session) -> int:
         """How many rows are staged at most beyond the tokens of prompt and answer."""
@@ -180,7 +181,7 @@ class Decoder(ABC):
 
 
 def _of_prompts(
-    batch: Batch, rows, parts: list[list[int]], last: torch.Tensor, tokens: torch.Tensor
+    batch: Batch, rows: Rows, parts: list[list[int]], last: torch.Tensor, tokens: torch.Tensor
 ) -> Verified:
     """The last parts of the prompts as chains, of which the last node was verified."""
     width, device = max(map(len, parts)), last.device

@@ -17,7 +17,7 @@ from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering, Batch
 from slipstream.drafters.base import Attached, Drafter, Session, Verified
 from slipstream.targets.compiled import compile_like
-from slipstream.targets.rows import Rows
+from slipstream.targets.rows import LayerVisitor, Rows
 from slipstream.targets.target import Target
 
 
@@ -40,8 +40,15 @@ class Engine(Decoder):
         compile_like(self.target, target)
         self.budget = budget
 
+    @property
+    def exact(self) -> bool:
+        return self.attached.exact
+
     def _session(self, requests: Sequence[Answering], longest: int) -> Session:
         return self.attached.start(requests, self.budget)
+
+    def _visitors(self, batch: Batch) -> Sequence[LayerVisitor]:
+        return batch.session.visitors
 
     def _extra_rows(self, session: Session) -> int:
         return self.budget + session.extra_rows
@@ -89,7 +96,7 @@ class Engine(Decoder):
         else:
             depths = torch.arange(trees.depth + 1, device=trees.tokens.device)
             depths = depths.expand(len(trees), -1)
-            accept = batch.points(batch.accept, depths)[..., None]
+            accept = batch.points(batch.keep, depths)[..., None]
             decide = batch.points(batch.decide, depths)
             last, tokens = keep_or_reject(trees, batch.probabilities(logits), accept, decide)
         paths, counts = paths_to(trees, last)

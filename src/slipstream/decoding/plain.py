@@ -16,9 +16,8 @@ from slipstream.drafters.base import Verified
 class PlainDecoder(Decoder):
     """Greedy or sampled decoding without drafts."""
 
-    def _decided(self, batch: Batch, verified: Verified) -> None:
+    def _draft(self, batch: Batch, verified: Verified) -> None:
         batch.trees = Trees.roots(verified.next_tokens)
-        super()._decided(batch, verified)
 
     def _step(self, batch: Batch) -> None:
         target, cache = self.target, batch.cache

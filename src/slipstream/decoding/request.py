@@ -96,8 +96,8 @@ class Batch:
             numbers = torch.zeros(2, len(requests), max(sizes), dtype=torch.float64)
             for place, request in enumerate(requests):
                 numbers[0, place, : sizes[place]] = request.chance.decide
-                numbers[1, place, : sizes[place]] = request.chance.accept
-            self.decide, self.accept = on_device(numbers, device)
+                numbers[1, place, : sizes[place]] = request.chance.keep
+            self.decide, self.keep = on_device(numbers, device)
 
     def points(self, numbers: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
         """(B, M) of the uniform numbers that belong to the places `depths` (B, M) behind the

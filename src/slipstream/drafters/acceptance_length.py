@@ -1,5 +1,7 @@
 """Rules for the length of a draft that ask a trained acceptance head: SpecDec++ and DISCO."""
 
+import copy
+
 from torch import nn
 
 from slipstream.core.errors import InputError
@@ -19,7 +21,7 @@ class _Classified(DraftLength):
             raise InputError("length.threshold: must be between 0 and 1, both excluded")
         self.given, self.threshold = head, threshold
 
-    def attach(self, model: Target) -> None:
+    def attach(self, model: Target | None = None) -> DraftLength:
         head = load_speculator(self.given, model) if isinstance(self.given, str) else self.given
         kind = getattr(head, "kind", type(head).__name__)
         if kind != AcceptanceHead.kind:
@@ -32,7 +34,9 @@ class _Classified(DraftLength):
                 "length.head: it was made for another draft model; open it for this one, by its "
                 "folder"
             )
-        self.head = head
+        attached = copy.copy(self)
+        attached.head = head
+        return attached
 
     def scores(self, drawn: Drawn) -> list[float]:
         """What the head says of each token drawn: how surely it is accepted."""

@@ -147,13 +147,13 @@ class Session(ABC):
 class Attached(ABC):
     """A drafter that was made ready for one target.
 
-    target: what verifies: the given one, unless the drafter was trained together with a fine-tuned
+    exact: as in `Drafter`; target: what verifies: the given one, unless the drafter was trained together with a fine-tuned
     copy of it (shared mode). mergeable: whether its trees may be parts of larger ones; draws:
     whether their tokens are drawn where the target's are; keeps: whether later prompts find what
     earlier ones stored.
     """
 
-    mergeable, draws, keeps = True, False, False
+    exact, mergeable, draws, keeps = True, True, False, False
 
     def __init__(self, target: Target):
         self.target = target

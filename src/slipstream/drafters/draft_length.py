@@ -7,6 +7,7 @@ length that is carried from prompt to prompt makes an answer's tokens depend on 
 though not their distribution.
 """
 
+import copy
 import sys
 from dataclasses import dataclass
 from math import ceil, inf
@@ -63,8 +64,10 @@ class DraftLength:
 
     looks_at = "nothing"
 
-    def attach(self, model: Target) -> None:
-        """Called with the draft model, by the drafter that has one."""
+    def attach(self, model: Target | None = None) -> "DraftLength":
+        """This rule for a drafter at work, with its draft model if it has one; what it carries from
+        prompt to prompt is its own."""
+        return copy.copy(self)
 
     def start(self) -> Length:
         """The length of a new request."""

@@ -37,32 +37,31 @@ class DraftModel(Drafter):
     def attach(self, target: Target) -> "AttachedDraftModel":
         check_vocabularies(target, self.model, "drafter.model")
         compile_like(self.model, target)
-        self.length.attach(self.model)
-        return AttachedDraftModel(target, self)
+        return AttachedDraftModel(target, self, self.length.attach(self.model))
 
 
 class AttachedDraftModel(Attached):
     draws = True
 
-    def __init__(self, target: Target, settings: DraftModel):
+    def __init__(self, target: Target, settings: DraftModel, length: DraftLength):
         super().__init__(target)
-        self.settings = settings
+        self.settings, self.length = settings, length
 
     def start(self, requests: Sequence[Request], budget: int) -> "DraftModelSession":
-        return DraftModelSession(self.settings, requests)
+        return DraftModelSession(self.settings, self.length, requests)
 
     def forget(self) -> None:
-        self.settings.length.forget()
+        self.length.forget()
 
 
 class DraftModelSession(Session):
     """The draft model reads along; each request has its own length."""
 
-    def __init__(self, settings: DraftModel, requests: Sequence[Request]):
-        self.settings, self.requests = settings, list(requests)
+    def __init__(self, settings: DraftModel, rule: DraftLength, requests: Sequence[Request]):
+        self.settings, self.rule, self.requests = settings, rule, list(requests)
         capacity = max(len(each.tokens) + each.room for each in requests) + settings.num_tokens
         self.reader = CachedModel(settings.model, capacity, len(requests))
-        self.lengths = [settings.length.start() for _ in requests]
+        self.lengths = [rule.start() for _ in requests]
         self.drafted: Trees | None = None
 
     def ask(self, verified: Verified) -> None:
@@ -71,7 +70,7 @@ class DraftModelSession(Session):
             self._outcome = verified.bring(self.drafted.real.sum(-1) - 1, agreed)
 
     def draft(self, verified: Verified, budget: int) -> Trees:
-        model, rule, lengths = self.settings.model, self.settings.length, self.lengths
+        model, rule, lengths = self.settings.model, self.rule, self.lengths
         verified.host()
         if self.drafted is not None:
             for length, *outcome in zip(lengths, *self._outcome(), strict=True):
@@ -115,8 +114,7 @@ class DraftModelSession(Session):
         probabilities = torch.stack([sampling.distribution(own) for sampling, own in pairs])
         points = torch.zeros(len(samplings), dtype=torch.float64)
         for place in going:
-            chance = self.requests[place].chance.drafting
-            points[place] = torch.rand((), dtype=torch.float64, generator=chance)
+            points[place] = self.requests[place].chance.number()
         return draw(probabilities, on_device(points, logits.device)), probabilities
 
     def _chains(self, chain, depths: list[int], drawn_from) -> Trees:

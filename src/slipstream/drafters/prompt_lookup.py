@@ -58,11 +58,12 @@ class AttachedLookup(Attached):
     def __init__(self, target: Target, settings: PromptLookup):
         super().__init__(target)
         self.settings, self.states = settings, []
+        self.length = settings.length.attach()
 
     def start(self, requests: Sequence[Request], budget: int) -> "LookupSession":
         settings = self.settings
         self.states = [
-            Lookup(settings.index(settings.max_ngram), settings.length.start(), [])
+            Lookup(settings.index(settings.max_ngram), self.length.start(), [])
             for _ in requests
         ]
         session = LookupSession(self.target, requests, list(self.states))
@@ -73,7 +74,7 @@ class AttachedLookup(Attached):
         return bytes_of(state.index.store for state in self.states)
 
     def forget(self) -> None:
-        self.settings.length.forget()
+        self.length.forget()
 
 
 class LookupSession(HostSession):

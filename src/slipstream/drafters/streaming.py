@@ -96,7 +96,7 @@ class AttachedStreaming(Attached):
     ):
         super().__init__(target)
         self.settings, self.speculator, self.schedule = settings, speculator, schedule
-        self.length = settings.length
+        self.length = settings.length and settings.length.attach()
         self._first_streams = {speculator.num_streams: speculator}
         self.merged = self.pairs = None
         if schedule == "deferred":

@@ -44,9 +44,9 @@ class Calibrating:
         check_writable(output, "output_dir")
         check_writable(self.calibrations.folder, "calibration.folder")
         key = calibration_key(target, described(drafter), sampling)
-        drafter.bind(target)
+        variants = drafter.attach(target).variants()
         ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
-        found = calibrate(target, drafter.ways(), ids, sampling, limits, self.budgets, self.repeats)
+        found = calibrate(target, variants, ids, sampling, limits, self.budgets, self.repeats)
         rows = rows_of(found)
         self._print(found, rows)
         plot(output / "plot.png", found)

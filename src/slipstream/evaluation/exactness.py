@@ -7,10 +7,10 @@ import torch
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.decoder import Line
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.drafters.base import Drafter, Step
+from slipstream.decoding.request import Batch
+from slipstream.drafters.base import Attached, Drafter, Verified
 from slipstream.targets.target import Target
 
 ROUNDING_STEPS = 64
@@ -71,7 +71,7 @@ class DraftlessReference(Engine):
     """A drafter's engine that never drafts: the reference where the drafter is part of the model,
     as streams are in shared mode."""
 
-    def __init__(self, target: Target, drafter: Drafter, limits: Limits):
+    def __init__(self, target: Target, drafter: Drafter | Attached, limits: Limits):
         super().__init__(target, drafter, Sampling(), limits, budget=1)
 
     def generate(self, prompt_ids: list[int]) -> list[int]:
@@ -81,9 +81,13 @@ class DraftlessReference(Engine):
     def logits(self, position: int) -> torch.Tensor:
         return self.seen[position]
 
-    def _decide(self, line: Line, step: Step, drafted: list[int]) -> None:
-        self.seen.append(step.logits[-1])
-        super()._decide(line, step, drafted)
+    def _decided(self, batch: Batch, verified: Verified) -> None:
+        rows = verified.rows
+        logits = verified.logits
+        if logits is None:
+            logits = self.target.logits(rows.hidden[:, verified.last])
+        self.seen.append(logits[0, -1])
+        super()._decided(batch, verified)
 
 
 def first_divergence(

@@ -25,7 +25,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.base import Drafter
+from slipstream.drafters.base import Attached, Drafter
 from slipstream.evaluation.exactness import DraftlessReference, PlainReference, Reference
 from slipstream.targets.loading import check_vocabularies, load_target
 from slipstream.targets.target import Target
@@ -120,42 +120,43 @@ class Speculative(Method):
         if isinstance(budget, str) and budget != "auto":
             raise InputError("budget: give a number of nodes, or auto")
         self._drafter, self.budget, self.target = drafter, budget, target
+        self._attached: Attached | None = None
         self.calibrations = Calibrations(calibrations)
-        self._described = described(drafter) if budget == "auto" else None
         self._found: Calibration | None = None
         self._drift: Drift | None = None
         self.exact, self.drafter = drafter.exact, type(drafter).__name__
 
     @property
     def store_bytes(self) -> int:
-        return self._drafter.store_bytes
+        return 0 if self._attached is None else self._attached.memory()
 
     @property
     def details(self) -> str:
         said = [] if self._found is None else [f"calibrated: {self._found.choice}"]
         if self._drift is not None and self._drift.noticed:
             said.append("steps are not as calibrated")
-        if self._drafter.keep:
+        if self._attached is not None and self._attached.keeps:
             said.append("stores kept")
         return ", ".join(said)
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         given = self.target or target
         self.reference = None
+        self._attached = self._drafter.attach(given)
         if self.budget == "auto":
             self._found, self.decoder = calibrated_decoder(
-                self.calibrations, given, self._drafter, self._described, sampling, limits
+                self.calibrations, given, self._drafter, self._attached, sampling, limits
             )
-            self._drafter = getattr(self.decoder, "drafter", self._drafter)
+            self._attached = getattr(self.decoder, "attached", self._attached)
             if self._found.plain:
                 beaten = f"no draft of {self.drafter} beats plain decoding here"
                 print(f"note: {beaten}, so it decodes plainly")
             else:
                 print(f"note: {self._found.way} drafts {self._found.budget} nodes, as calibrated")
         else:
-            self.decoder = Engine(given, self._drafter, sampling, limits, self.budget)
+            self.decoder = Engine(given, self._attached, sampling, limits, self.budget)
         if self.decoder.target is not given:
-            self.reference = DraftlessReference(given, self._drafter, limits)
+            self.reference = DraftlessReference(given, self._attached, limits)
         elif given is not target:
             self.reference = PlainReference(given, limits)
 
@@ -172,7 +173,7 @@ class Speculative(Method):
 
     def forget(self) -> None:
         """What comes now is measured: from here on a drift is noticed, too."""
-        self._drafter.forget()
+        self._attached.forget()
         if self._found is not None:
             self._drift = Drift(self._found.seconds)
 
@@ -181,18 +182,17 @@ def calibrated_decoder(
     calibrations: Calibrations,
     target: Target,
     drafter: Drafter,
-    description: object,
+    attached: Attached,
     sampling: Sampling,
     limits: Limits,
 ) -> tuple[Calibration, Decoder]:
-    """What was calibrated for `drafter`, `described` before it was used, and an engine with the
-    size and the way that were best; plain decoding where nothing beat that. Raises `InputError`
-    where nothing was calibrated."""
-    found = calibrations.load(calibration_key(target, description, sampling))
+    """What was calibrated for `drafter`, and an engine with the size and the variant that were
+    best; plain decoding where nothing beat that. Raises `InputError` where nothing was calibrated.
+    """
+    found = calibrations.load(calibration_key(target, described(drafter), sampling))
     if found.plain:
-        return found, undrafted(target, drafter, sampling, limits)
-    drafter.bind(target)
-    return found, Engine(target, drafter.ways()[found.way], sampling, limits, found.budget)
+        return found, undrafted(target, attached, sampling, limits)
+    return found, Engine(target, attached.variants()[found.way], sampling, limits, found.budget)
 
 
 class Sprinter(Method):
