@@ -37,7 +37,14 @@ def classify(world, output, *overrides):
     )  # fmt: skip
 
 
+def train_heads(world, output, *overrides):
+    """Train Medusa heads, whose accuracies every validation measures anew."""
+    own = [*overrides_of(world, output), "training.validation_prompts=2", "speculator=medusa"]
+    return app.train(config_of("train", *own, "speculator.num_heads=2", *overrides))
+
+
 TRAINED = {
+    "medusa": (train_heads, SpeculatorTraining, []),
     "streaming": (train, SpeculatorTraining, []),
     "accumulating": (train, SpeculatorTraining, ["trainer.accumulate_grad_batches=4"]),
     "sprinter": (classify, VerifierTraining, ["experiment=sprinter_small"]),

@@ -6,7 +6,7 @@ speculator's folder names its kind alone. Nothing here knows Lightning, drafters
 """
 
 import copy
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -52,7 +52,7 @@ class SpeculatorConfig:
         return cls(**(arguments | lists))
 
 
-class Speculator(nn.Module):
+class Speculator(nn.Module, ABC):
     """A trained part for one target: made as `Class(target, config)`, saved as a folder.
 
     Raises `InputError` for a config that the target cannot carry.

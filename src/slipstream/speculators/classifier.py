@@ -3,6 +3,7 @@
 They are trained for a draft model, on what another target says of its drafts.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -32,9 +33,9 @@ class Classifier(Speculator):
         self.features = DraftFeatures(draft, tuple(config.features))
         self.linear = nn.Linear(self.features.size, width)
 
+    @abstractmethod
     def labels(self, log_ratios: torch.Tensor) -> torch.Tensor:
         """(n,) log(q / p) of drafted tokens -> (n, outputs), probabilities that they are good."""
-        raise NotImplementedError
 
     def losses(
         self, features: torch.Tensor, labels: torch.Tensor
