@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import torch
+from tests.reference import DraftTree
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from slipstream.core.drafts import Draft
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.lora import LoraSettings
@@ -101,13 +101,13 @@ def tiny_speculator(target: Target, seed: int = 0, **arguments) -> StreamingSpec
     return speculator
 
 
-def random_tree(num_nodes: int, generator: torch.Generator) -> Draft:
+def random_tree(num_nodes: int, generator: torch.Generator) -> DraftTree:
     """Random tokens under random parents."""
     parents = [-1] + [
         int(torch.randint(0, node, (), generator=generator)) for node in range(1, num_nodes)
     ]
     tokens = torch.randint(0, VOCABULARY, (num_nodes,), generator=generator).tolist()
-    return Draft(tokens, parents)
+    return DraftTree(tokens, parents)
 
 
 def tiny_tokenizer(size: int = VOCABULARY, prefix: str = "w") -> PreTrainedTokenizerFast:

@@ -4,9 +4,9 @@ The reference knows no cache, tree, drafter or engine: everything is computed ag
 """
 
 import torch
+from slipstream.core.tree import DraftTree
 from tests.tiny import tiny_speculator, tiny_target
 
-from slipstream.core.tree import DraftTree
 from slipstream.drafters.base import Context, Step
 from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.streaming.speculator import StreamingSpeculator

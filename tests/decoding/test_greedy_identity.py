@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from slipstream.core.tree import DraftTree
 from tests.drafters import untrained
 from tests.tiny import ARCHITECTURES, VOCABULARY, random_tree, tiny_speculator, tiny_target
 
 from slipstream.core.sampling import Sampling
-from slipstream.core.tree import DraftTree
 from slipstream.decoding import decoder
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine

@@ -10,6 +10,7 @@ from math import log
 
 import pytest
 import torch
+from slipstream.core.tree import DraftTree
 from tests.commands import refused
 from tests.core.test_exact_sampling import EnumeratedRandomness, enumerated
 from tests.decoding.test_every_option_samples import FIRST, PROMPT, AfterFirst
@@ -19,7 +20,6 @@ from tests.drafters import untrained
 from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core.sampling import Sampling, SeededRandomness
-from slipstream.core.tree import DraftTree
 from slipstream.decoding import decoder
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine

@@ -3,13 +3,13 @@
 from collections import Counter
 
 import pytest
+from slipstream.core.tree import DraftTree
 from tests.commands import config_of
 from tests.drafters.untrained import spectra
 
 from slipstream.configuration import build
 from slipstream.core.growth import PathTree
 from slipstream.core.sampling import Sampling
-from slipstream.core.tree import DraftTree
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine

@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from slipstream.core.tree import DraftTree
 from tests.commands import refused
 from tests.drafters.untrained import (
     Texts,
@@ -19,7 +20,6 @@ from tests.tiny import VOCABULARY, tiny_target
 
 from slipstream.core.growth import grow_by_confidence
 from slipstream.core.sampling import Sampling
-from slipstream.core.tree import DraftTree
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.drafters.memory import bytes_of

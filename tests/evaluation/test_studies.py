@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
+from slipstream.core.tree import DraftTree
 from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core.errors import InputError
-from slipstream.core.tree import DraftTree
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.pruning_calibration import SeenTree, calibrate, outcome, record_trees
 from slipstream.drafters.streaming import Streaming

@@ -7,13 +7,13 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
+from slipstream.core.tree import DraftTree
 from tests.tiny import ARCHITECTURES, random_tree, tiny_speculator, tiny_target
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from slipstream.core.cache import StepCache, TrainingCache
 from slipstream.core.errors import InputError
 from slipstream.core.masks import causal_mask, tree_mask
-from slipstream.core.tree import DraftTree
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.packed import pack_linears

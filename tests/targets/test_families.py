@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from slipstream.core.tree import DraftTree
 from tests.tiny import ARCHITECTURES, VOCABULARY, random_tree, tiny_target
 from torch import nn
 from transformers import DynamicCache, MambaConfig
@@ -12,7 +13,6 @@ from transformers import DynamicCache, MambaConfig
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.core.masks import tree_mask
-from slipstream.core.tree import DraftTree
 from slipstream.targets.families import family_of
 from slipstream.targets.rows import Rows
 from slipstream.targets.target import Target

@@ -56,7 +56,6 @@ class Sampling:
             probabilities = probabilities / probabilities.sum(-1, keepdim=True)
         return probabilities
 
-
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
         """(..., V) logits -> (..., V) probabilities; greedy, all of it is the likeliest token's."""
         if not self.greedy:

@@ -121,7 +121,8 @@ class Trees:
             F.pad(self.parents, missing, value=-1),
             F.pad(self.confidences, missing),
             self.depth,
-            self.drawn and replace(
+            self.drawn
+            and replace(
                 self.drawn, probabilities=F.pad(self.drawn.probabilities, (0, 0, *missing))
             ),
         )
@@ -244,9 +245,7 @@ def most_probable(trees: Trees, budget: int) -> torch.Tensor:
     return _best(worth, trees.real, budget)
 
 
-def survivors(
-    trees: Trees, transitions: torch.Tensor, threshold: float, cap: int
-) -> torch.Tensor:
+def survivors(trees: Trees, transitions: torch.Tensor, threshold: float, cap: int) -> torch.Tensor:
     """(B, cap) nodes that survive early-exit pruning (Speculative Streaming, section 2.3),
     ascending, -1 for padding.
 

@@ -50,28 +50,31 @@ def keep_or_reject(
     each = torch.arange(len(trees), device=trees.tokens.device)
     drawn_from, replacement = trees.drawn.probabilities, trees.drawn.replacement
     node = torch.zeros_like(each)
-    done = torch.zeros_like(each, dtype=torch.bool)
-    following = torch.zeros_like(each)
+    depths, going, remaining = node, node == 0, probabilities[:, 0]
     for depth in range(trees.depth + 1):
-        remaining, proposed = probabilities[each, node], drawn_from[each, node]
-        child, left = torch.zeros_like(each), trees.parents == node[:, None]
+        left, child = trees.parents == node[:, None], torch.zeros_like(each)
+        now, proposed = probabilities[each, node], drawn_from[each, node]
         for rank in range(accept.shape[-1] if depth < trees.depth else 0):
-            trying = left.any(-1) & (child == 0)
+            trying = going & left.any(-1) & (child == 0)
             tried = left.byte().argmax(-1)
             left = left.scatter(1, tried[:, None], False)
             token = trees.tokens[each, tried]
-            ratio = remaining[each, token] / proposed[each, token]
-            kept = trying & (accept[:, depth, rank] < ratio)
+            ratios = now[each, token] / proposed[each, token]
+            kept = keeps(accept[:, depth, rank], ratios, trying)
             child = torch.where(kept, tried, child)
             rejected = (trying & ~kept)[:, None]
-            remaining = torch.where(rejected, residual(remaining, proposed), remaining)
+            now = torch.where(rejected, residual(now, proposed), now)
             if not replacement:
                 proposed = torch.where(rejected, without(proposed, token), proposed)
-        chosen = draw(remaining, decide[:, depth])
-        following = torch.where(done | (child > 0), following, chosen)
-        done |= child == 0
-        node = torch.where(done, node, child)
-    return node, following
+        remaining = torch.where(going[:, None], now, remaining)
+        going = going & (child > 0)
+        node, depths = torch.where(going, child, node), depths + going
+    return node, draw(remaining, decide.gather(1, depths[:, None])[:, 0])
+
+
+def keeps(points: torch.Tensor, ratios: torch.Tensor, trying: torch.Tensor) -> torch.Tensor:
+    """(B,): whether a drawn child is kept where one is tried, with min(1, p / q)."""
+    return trying & (points < ratios)
 
 
 def residual(remaining: torch.Tensor, drawn_from: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from slipstream.core.cache import StepCache
 from slipstream.core.sampling import Chance, Sampling
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
@@ -56,9 +55,7 @@ class Decoder(ABC):
         self.limits.check_prompts(self.target, prompts)
         seeds = [0] * len(prompts) if seeds is None else seeds
         callbacks = [None] * len(prompts) if callbacks is None else callbacks
-        requests = [
-            self.request(*each) for each in zip(prompts, seeds, callbacks, strict=True)
-        ]
+        requests = [self.request(*each) for each in zip(prompts, seeds, callbacks, strict=True)]
         batch = self._started(requests)
         while batch.requests:
             self._advance(batch)
@@ -130,13 +127,9 @@ class Decoder(ABC):
     def _prefill(self, batch: Batch) -> None:
         """Run the prompts and decide the first token of each answer."""
         target, prompts = self.target, [request.tokens for request in batch.requests]
-        lengths = list(map(len, prompts))
-        before = -(-max(lengths) // PREFILL_ROWS) - 1
+        before = -(-max(map(len, prompts)) // PREFILL_ROWS) - 1
         parts = [
-            [
-                prompt[max(0, length - (part + 1) * PREFILL_ROWS) : max(0, length - part * PREFILL_ROWS)]
-                for prompt, length in zip(prompts, lengths, strict=True)
-            ]
+            [_part(prompt, len(prompt) - part * PREFILL_ROWS) for prompt in prompts]
             for part in range(before, -1, -1)
         ]
         with batch.clock.share("prefill"):
@@ -178,6 +171,11 @@ class Decoder(ABC):
     @abstractmethod
     def _step(self, batch: Batch) -> None:
         """At most one more forward of the target: decide at least one token of each request."""
+
+
+def _part(prompt: list[int], stop: int) -> list[int]:
+    """Up to `PREFILL_ROWS` tokens that come before a place, which may be before the prompt."""
+    return prompt[max(0, stop - PREFILL_ROWS) : max(0, stop)]
 
 
 def _of_prompts(

@@ -91,12 +91,12 @@ class Batch:
             self.groups.setdefault(request.sampling, []).append(place)
         self.greedy = all(sampling.greedy for sampling in self.groups)
         if not self.greedy:
-            sizes = [len(request.chance.decide) for request in requests]
+            sizes = [request.answer.room for request in requests]
             self.sizes = on_device(sizes, device)
             numbers = torch.zeros(2, len(requests), max(sizes), dtype=torch.float64)
             for place, request in enumerate(requests):
-                numbers[0, place, : sizes[place]] = request.chance.decide
-                numbers[1, place, : sizes[place]] = request.chance.keep
+                numbers[0, place, : sizes[place]] = request.chance.decide[: sizes[place]]
+                numbers[1, place, : sizes[place]] = request.chance.keep[: sizes[place]]
             self.decide, self.keep = on_device(numbers, device)
 
     def points(self, numbers: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:

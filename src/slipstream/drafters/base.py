@@ -40,11 +40,12 @@ class Verified:
     """One verified forward of B requests, with the accepted rows committed; tensors on the device,
     which the host need not wait for.
 
-    cache: the target's; trees: as verified (pruned nodes gone), of a prompt the chain of its last tokens; rows: of the
-    forward; logits: (B, N, V) after the nodes, None for a prompt; paths: (B, P) accepted nodes,
-    the root first, padded with any; counts: (B,) how many they are; last: (B,) the last of them;
-    next_tokens: (B,) what follows, the roots of the next trees; room: (B,) how many more tokens the
-    answers may have, and at most `most_room`; wait: the context of the step's one wait.
+    cache: the target's; trees: as verified (pruned nodes gone), of a prompt the chain of its last
+    tokens; rows: of the forward; logits: (B, N, V) after the nodes, None for a prompt; paths: (B,
+    P) accepted nodes, the root first, padded with any; counts: (B,) how many they are; last: (B,)
+    the last of them; next_tokens: (B,) what follows, the roots of the next trees; room: (B,) how
+    many more tokens the answers may have, and at most `most_room`; wait: the context of the step's
+    one wait.
     """
 
     requests: Sequence[Request]
@@ -98,9 +99,7 @@ class Verified:
             for brought in self._waiting:
                 count = len(brought.tensors)
                 brought.tensors, copies = copies[:count], copies[count:]
-            self._decided = [
-                [token for token in own if token >= 0] for own in decided.tolist()
-            ]
+            self._decided = [[token for token in own if token >= 0] for own in decided.tolist()]
             for request, own in zip(self.requests, self._decided, strict=True):
                 request.tokens += own
                 request.room -= len(own)
@@ -147,10 +146,10 @@ class Session(ABC):
 class Attached(ABC):
     """A drafter that was made ready for one target.
 
-    exact: as in `Drafter`; target: what verifies: the given one, unless the drafter was trained together with a fine-tuned
-    copy of it (shared mode). mergeable: whether its trees may be parts of larger ones; draws:
-    whether their tokens are drawn where the target's are; keeps: whether later prompts find what
-    earlier ones stored.
+    exact: as in `Drafter`; target: what verifies: the given one, unless the drafter was trained
+    together with a fine-tuned copy of it (shared mode). mergeable: whether its trees may be parts
+    of larger ones; draws: whether their tokens are drawn where the target's are; keeps: whether
+    later prompts find what earlier ones stored.
     """
 
     exact, mergeable, draws, keeps = True, True, False, False

@@ -63,8 +63,7 @@ class AttachedLookup(Attached):
     def start(self, requests: Sequence[Request], budget: int) -> "LookupSession":
         settings = self.settings
         self.states = [
-            Lookup(settings.index(settings.max_ngram), self.length.start(), [])
-            for _ in requests
+            Lookup(settings.index(settings.max_ngram), self.length.start(), []) for _ in requests
         ]
         session = LookupSession(self.target, requests, list(self.states))
         session.settings = settings
@@ -100,6 +99,4 @@ class LookupSession(HostSession):
             last = next(stops, len(drafted))
             drafted, sure = drafted[: last + 1], sure[: last + 1]
         state.drafted = drafted
-        return Draft.chain(
-            [request.tokens[-1], *drafted], list(accumulate([1.0, *sure], mul))
-        )
+        return Draft.chain([request.tokens[-1], *drafted], list(accumulate([1.0, *sure], mul)))

@@ -3,10 +3,11 @@
 Source: He et al. 2024, "REST: Retrieval-Based Speculative Decoding".
 """
 
-from slipstream.core.growth import PathTree
-from slipstream.core.tree import DraftTree
-from slipstream.drafters.base import Context, Drafter
-from slipstream.drafters.suffixes import Retrieval
+from collections.abc import Sequence
+
+from slipstream.core.drafts import Draft, PathTree
+from slipstream.drafters.base import Attached, Drafter, HostSession, Request
+from slipstream.drafters.suffixes import Retrieval, Retrieved
 from slipstream.targets.target import Target
 
 
@@ -16,26 +17,33 @@ class Rest(Drafter):
     def __init__(self, retrieval: Retrieval):
         self.retrieval = retrieval
 
-    @property
-    def store_bytes(self) -> int:
-        return self.retrieval.nbytes
+    def attach(self, target: Target) -> "AttachedRest":
+        return AttachedRest(target, self.retrieval.attach(target))
 
-    def bind(self, target: Target) -> Target:
-        self.retrieval.bind(target)
-        return target
 
-    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
-        with contexts[0].clock.share("draft"):
-            return [self._retrieved(context, budget) for context in contexts]
+class AttachedRest(Attached):
+    def __init__(self, target: Target, retrieved: Retrieved):
+        super().__init__(target)
+        self.retrieved = retrieved
 
-    def _retrieved(self, context: Context, budget: int) -> DraftTree:
-        paths = PathTree(context.tokens[-1], budget)
+    def start(self, requests: Sequence[Request], budget: int) -> "RestSession":
+        return RestSession(self.target, requests, [self.retrieved for _ in requests])
+
+    def memory(self) -> int:
+        return self.retrieved.nbytes
+
+
+class RestSession(HostSession):
+    """It keeps nothing of a request."""
+
+    def drafted(self, request: Request, state: Retrieved, budget: int) -> Draft:
+        paths = PathTree(request.tokens[-1], budget)
         shares: dict[tuple[int, ...], float] = {}
-        for path, share in self.retrieval.counted(context.tokens):
-            if len(path) > context.max_depth:
+        for path, share in state.counted(request.tokens):
+            if len(path) >= request.room:
                 continue
             if len(paths.tokens) >= budget:
                 break
             shares[path] = share
             paths.add(path, [shares[path[:end]] for end in range(1, len(path) + 1)])
-        return paths.tree()
+        return paths.draft()

@@ -80,9 +80,7 @@ class StreamSession(Session):
         if self.lengths is not None:
             depths = torch.minimum(depths, self._wanted(verified, logits[:, :levels]))
         tokens, children, probabilities = (each[:, :levels] for each in found)
-        self.drafted = grow(
-            verified.next_tokens, tokens, children, probabilities, budget, depths
-        )
+        self.drafted = grow(verified.next_tokens, tokens, children, probabilities, budget, depths)
         return self.drafted
 
     def _read(self, verified: Verified) -> None:

@@ -108,9 +108,7 @@ class AttachedStreaming(Attached):
         """Both schedules, where the choice is ours."""
         found: dict[str, Attached] = {self.schedule: self}
         if self.settings.schedule == "auto" and self.speculator.config.mode == "lossless":
-            found["fused"] = AttachedStreaming(
-                self.target, self.settings, self.speculator, "fused"
-            )
+            found["fused"] = AttachedStreaming(self.target, self.settings, self.speculator, "fused")
         return found
 
     def start(self, requests: Sequence[Request], budget: int) -> StreamSession:

@@ -109,9 +109,7 @@ class CompiledLayers:
             self._cache = allocate(capacity, batch, GRANULARITY)
         return self._cache.emptied()
 
-    def __call__(
-        self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache
-    ) -> torch.Tensor:
+    def __call__(self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache) -> torch.Tensor:
         """(B, R, D) hidden states after the layers `modules`, whose keys and values are staged
         where the mask has its last R columns."""
         inputs = rows.hidden, rows.positions, rows.mask
