@@ -109,8 +109,7 @@ class StreamingConfig(SpeculatorConfig):
             for number in given if isinstance(given, list | tuple) else [given or 0]:
                 if not isinstance(number, int | float) or not 0 <= number < math.inf:
                     raise InputError(
-                        f"speculator.{field}: {number!r} is no finite number of at least 0; give "
-                        "one"
+                        f"speculator.{field}: {number!r} must be a finite number of at least 0"
                     )
         if self.root_dropout > 1:
             raise InputError("speculator.root_dropout: must be between 0 and 1")

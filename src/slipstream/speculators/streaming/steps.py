@@ -36,34 +36,28 @@ class StreamSteps(DraftingSpeculator):
     def __init__(self, target: Target, config: StreamingConfig):
         super().__init__()
         config.check_against(target)
-        self.config = config
+        self.config, self.num_streams = config, config.num_streams
         width = target.hidden_size
-        self.first_layer = target.num_layers - self.config.num_msa_layers
-        self.num_streams = self.config.num_streams
-        self.pruning_layer = config.pruning_layer
-        if self.pruning_layer is None:
-            self.pruning_layer = self.first_layer
+        self.first_layer = self.pruning_layer = target.num_layers - config.num_msa_layers
+        if config.pruning_layer is not None:
+            self.pruning_layer = config.pruning_layer
         self.embeddings = None
         if not config.value_rotation:
             self.embeddings = nn.Parameter(torch.empty(self.num_streams, width))
             nn.init.normal_(self.embeddings, std=0.02)
-        rank = self.config.initialisation_rank
+        rank = config.initialisation_rank
         self.initialisation = LowRank(width, width, rank, random_up=True) if rank else None
-        rank = self.config.root_rank
+        rank = config.root_rank
         self.root = LowRank(target.embedding_size, width, rank) if rank else None
         self.adapters = None
-        if self.config.adapter_rank:
-            self.adapters = StreamAdapters(
-                target,
-                self.config.num_msa_layers,
-                self.config.adapter_rank,
-                skip_mlp=self.config.mlp == "adapter",
-            )
-        self.pruning = LowRank(width, width, self.config.pruning_rank)
-        rank = self.config.transition_rank
+        if config.adapter_rank:
+            sizes = config.num_msa_layers, config.adapter_rank
+            self.adapters = StreamAdapters(target, *sizes, skip_mlp=config.mlp == "adapter")
+        self.pruning = LowRank(width, width, config.pruning_rank)
+        rank = config.transition_rank
         self.transitions = Transitions(target.embedding_size, rank) if rank else None
         self.copying = None
-        if self.config.copy_scores:
+        if config.copy_scores:
             self.copying = CopyScores(target.embedding_size, self.num_streams)
 
     def msa_layers(self, target: Target) -> range:
