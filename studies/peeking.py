@@ -20,9 +20,9 @@ from slipstream.decoding.answer import Limits
 from slipstream.evaluation.metrics import rouge, sql_exact_match
 from slipstream.evaluation.prompts import Prompt
 from slipstream.results.record import Plot, Result
+from slipstream.speculators.labels import NO_LABEL, future_tokens
 from slipstream.targets.lora import LoraSettings, merge, with_lora
 from slipstream.targets.target import Target
-from slipstream.training.stream_labels import NO_LABEL, stream_labels
 
 
 def peeking(
@@ -71,7 +71,7 @@ def _batches(data: PromptCompletionData) -> Iterator[Batch]:
 def _predictions(target: Target, batch: Batch, gamma: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(M, V) logits and (M,) labels of the completion tokens, each with `gamma` tokens beyond it in
     view."""
-    labels = stream_labels(batch, gamma)
+    labels = future_tokens(batch, gamma)
     hidden = peek(target, batch.ids, labels.positions, labels.tokens)
     used = labels.next_tokens != NO_LABEL
     return target.logits(hidden[used]), labels.next_tokens[used]

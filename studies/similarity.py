@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, islice, repeat
 
 import torch
 import torch.nn.functional as F
@@ -13,16 +14,19 @@ from slipstream.core.cache import TrainingCache
 from slipstream.core.errors import InputError
 from slipstream.core.masks import causal_mask
 from slipstream.core.sampling import Sampling
-from slipstream.data.rendering import render_prompt
+from slipstream.data.batches import TokenBatches
+from slipstream.data.rendering import Sample, render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.evaluation.prompts import Prompt
 from slipstream.results.record import Plot, Result
 from slipstream.speculators.checkpoint import load_speculator
+from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.targets.target import Target, Watch
+from slipstream.targets.rows import HiddenTap
+from slipstream.targets.target import Target
 
-MEDUSA = "Medusa-style heads"
+MEDUSA = "Medusa heads"
 
 
 @torch.no_grad()
@@ -35,9 +39,10 @@ def similarity(
 ) -> Result:
     """Cosine of stream (t, j) with the main row of position t + j, after each MSA layer.
 
-    The target answers all prompts; on the first `training_prompts` Medusa-style heads learn for
-    `medusa_steps` steps, on the others everything is measured. A shipped speculator has learned
-    from far more prompts than these heads: the shape over the layers is what counts.
+    The target answers all prompts; on the first `training_prompts` Medusa heads that share the
+    target's LM head learn for `medusa_steps` steps, on the others everything is measured (these
+    heads after the final norm, from where they start). A shipped speculator has learned from far
+    more prompts than these heads: the shape over the layers is what counts.
     """
     drafting = load_speculator(speculator, target).to(target.device, target.dtype).eval()
     if drafting.config.mode == "shared":
@@ -45,7 +50,7 @@ def similarity(
     gamma, first_layer = drafting.num_streams, drafting.first_layer
     names = [f"streams after layer {n}" for n in range(first_layer, target.num_layers)]
     decoder = PlainDecoder(target, Sampling(), Limits(96))
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    seen: list[Sample] = []
     sums, heads, count = Counter(), None, 0
     for number, prompt in enumerate(track(prompts, description="prompts")):
         ids = render_prompt(target.tokenizer, prompt.text)
@@ -53,18 +58,18 @@ def similarity(
         ids = ids + decoder.generate(ids).ids
         if len(ids) - first <= gamma + 1:
             continue
+        if number < training_prompts:
+            seen.append(Sample(ids, first + 1))
+            continue
+        if heads is None:
+            heads = trained_heads(target, gamma, seen, medusa_steps)
         positions = torch.arange(first, len(ids) - gamma - 1, device=target.device)
         main, streams = states(target, drafting, ids, positions)
         futures = positions[:, None] + torch.arange(1, gamma + 1, device=target.device)
-        if number < training_prompts:
-            ahead = torch.tensor(ids, device=target.device)[futures + 1]
-            seen.append((main[-1][positions], ahead))
-            continue
-        if heads is None:
-            heads = MedusaHeads(target, *map(torch.cat, zip(*seen, strict=True)), medusa_steps)
         count += len(positions)
+        normed = target.norm(main[-1])
         pairs = [*zip(names, streams, main, strict=True)]
-        for name, drafted, truth in [*pairs, (MEDUSA, heads(main[-1][positions]), main[-1])]:
+        for name, drafted, truth in [*pairs, (MEDUSA, heads.states(normed[positions]), normed)]:
             close = F.cosine_similarity(drafted, truth[futures], dim=-1).sum(0)
             sums.update({(name, j + 1): float(each) for j, each in enumerate(close)})
     columns = range(1, gamma + 1)
@@ -76,31 +81,20 @@ def similarity(
     return Result("Cosine of drafted states with the true future ones (Figure 5)", rows, (plot,))
 
 
-class MedusaHeads(nn.Module):
-    """Head j guesses one future token from the last state alone (Cai et al., 2024, section 3.1):
-    h + SiLU(W_j h + b_j), then the target's norm and LM head; W_j, b_j zero at first. Not a
-    drafter: trained here for `steps` steps on (M, D) states `hidden` whose next tokens but one,
-    two ... are `futures`, (M, heads)."""
-
-    def __init__(self, target: Target, hidden: torch.Tensor, futures: torch.Tensor, steps: int):
-        super().__init__()
-        heads = [nn.Linear(hidden.shape[1], hidden.shape[1]) for _ in range(futures.shape[1])]
-        self.heads = nn.ModuleList(heads).to(hidden)
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(steps):
-            rows = torch.randint(len(hidden), (512,), generator=generator)
-            optimizer.zero_grad()
-            with torch.enable_grad():
-                logits = target.logits(self(hidden[rows]))
-                F.cross_entropy(logits.float().flatten(0, 1), futures[rows].flatten()).backward()
-            optimizer.step()
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(..., D) states after the last layer -> (..., heads, D)."""
-        return torch.stack([hidden + F.silu(head(hidden)) for head in self.heads], dim=-2)
+@torch.enable_grad()
+def trained_heads(
+    target: Target, num_heads: int, samples: list[Sample], steps: int
+) -> MedusaSpeculator:
+    """Heads that share the target's LM head, after `steps` steps of AdamW on the samples."""
+    config = MedusaConfig(num_heads=num_heads, own_heads=False)
+    heads = MedusaSpeculator(target, config).to(target.device, target.dtype)
+    optimizer = torch.optim.AdamW(heads.parameters(), lr=1e-3)
+    batches = TokenBatches(samples, batch_tokens=1024, seed=0, shuffle=True)
+    for batch in islice(chain.from_iterable(repeat(batches)), steps):
+        optimizer.zero_grad()
+        heads.losses(target, batch.to(target.device))[0].backward()
+        optimizer.step()
+    return heads.requires_grad_(False)
 
 
 def states(
@@ -108,10 +102,10 @@ def states(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """States after each MSA layer: of all main rows, (T, D), and of streams, (P, gamma, D).
 
-    The streams are not told the root, as Medusa-style heads are not.
+    The streams are not told the root, as Medusa heads are not.
     """
     layers = target.family.layers[speculator.first_layer :]
-    cache, early = TrainingCache(target.num_layers), Watch(speculator.first_layer)
+    cache, early = TrainingCache(target.num_layers), HiddenTap(speculator.first_layer)
     tokens = torch.tensor([ids], device=target.device)
     everywhere = torch.arange(len(ids), device=target.device)[None]
     with _recorded(layers) as main:

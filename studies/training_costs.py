@@ -18,9 +18,9 @@ from slipstream.evaluation.prompts import Prompt
 from slipstream.results.record import Plot, Result
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
-from slipstream.training.segments import lossless_losses, shared_losses
 
 
 def segments(

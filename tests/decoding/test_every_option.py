@@ -20,7 +20,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.streaming import Streaming
-from slipstream.speculators.streaming import speculator as streams
+from slipstream.speculators.streaming import steps as streams
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
 

@@ -5,24 +5,24 @@ at once or segment by segment, is `segments.py`'s business.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.core.processes import mean_over_processes
-from slipstream.data.batches import Batch
-from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.speculators.base import Batch
+from slipstream.speculators.head_loss import head_loss
+from slipstream.speculators.labels import NO_LABEL, future_tokens, guess_means
+from slipstream.speculators.streaming.steps import StreamSteps
 from slipstream.targets.target import Target
-from slipstream.training.head_loss import head_loss
-from slipstream.training.stream_labels import NO_LABEL, stream_labels
 
 PAIR_LOGITS = 2**24
 """So many logits with scores of pairs are held at a time."""
 
 
-@dataclass
-class Sums:
+class Sums(NamedTuple):
     """Sums over the tokens of a segment: losses of the main rows, of the pruning head, of each
     stream (gamma,) and of each with its scores of pairs (gamma,); and right guesses (gamma,)."""
 
@@ -32,14 +32,11 @@ class Sums:
     pairs: torch.Tensor
     hits: torch.Tensor
 
-    def parts(self) -> tuple[torch.Tensor, ...]:
-        return self.main, self.pruning, self.streams, self.pairs, self.hits
-
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(*(a + b for a, b in zip(self.parts(), other.parts(), strict=True)))
+    def plus(self, other: "Sums") -> "Sums":
+        return Sums(*map(torch.add, self, other))
 
     def detach(self) -> "Sums":
-        return Sums(*(part.detach() for part in self.parts()))
+        return Sums(*(part.detach() for part in self))
 
 
 @dataclass
@@ -59,6 +56,12 @@ class StreamLosses:
     pairs: torch.Tensor
     accuracies: torch.Tensor
 
+    def means(self, with_main: bool) -> dict[str, torch.Tensor]:
+        """What is logged, by name."""
+        means = guess_means(self.streams, self.accuracies, "stream")
+        means["pruning_loss"] = self.pruning
+        return means | ({"main_loss": self.main} if with_main else {})
+
 
 class BatchLosses:
     """One batch with its labels, and what a segment of it needs to become a loss."""
@@ -66,23 +69,17 @@ class BatchLosses:
     def __init__(
         self,
         target: Target,
-        speculator: StreamingSpeculator,
+        speculator: StreamSteps,
         batch: Batch,
         alpha_main: float,
         alpha_streams: torch.Tensor,
     ):
         self.target, self.speculator, self.batch = target, speculator, batch
         self.alpha_main, self.alpha_streams = alpha_main, alpha_streams
-        self.labels = stream_labels(batch, speculator.num_streams)
+        self.labels = future_tokens(batch, speculator.num_streams)
         self.num_rows = mean_over_processes((self.labels.next_tokens != NO_LABEL).sum())
         self.num_tokens = mean_over_processes((self.labels.tokens != NO_LABEL).sum((0, 1)))
         self.num_tokens = self.num_tokens.clamp(min=1)
-
-    def segments(self, num_segments: int | None) -> list[slice]:
-        """The columns of the labels, in `num_segments` parts."""
-        count = self.labels.positions.shape[1]
-        width = -(-count // (num_segments or 1))
-        return [slice(start, start + width) for start in range(0, count, width)]
 
     def sums(
         self, columns: slice, main: torch.Tensor | None, early: torch.Tensor, streams: torch.Tensor

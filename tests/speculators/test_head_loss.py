@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from slipstream.training.head_loss import head_loss
+from slipstream.speculators.head_loss import head_loss
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -13,25 +13,24 @@ gives the dense form of both, everything at once: the plain reference.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.core.cache import TrainingCache
 from slipstream.core.masks import causal_mask
-from slipstream.data.batches import Batch
-from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.speculators.base import Batch, causal_rows
+from slipstream.speculators.labels import NO_LABEL
+from slipstream.speculators.streaming.losses import BatchLosses, StreamLosses, Sums
+from slipstream.speculators.streaming.steps import StreamSteps
 from slipstream.targets.rows import HiddenTap, Rows
 from slipstream.targets.target import Target
-from slipstream.training.stream_labels import NO_LABEL
-from slipstream.training.stream_losses import BatchLosses, StreamLosses, Sums
 
 
 def lossless_losses(
     target: Target,
-    speculator: StreamingSpeculator,
+    speculator: StreamSteps,
     batch: Batch,
     alpha_streams: torch.Tensor,
     num_segments: int | None,
@@ -45,9 +44,8 @@ def lossless_losses(
     cache = TrainingCache(target.num_layers)
     start, early = HiddenTap(speculator.first_layer), HiddenTap(speculator.pruning_layer)
     length, positions = batch.ids.shape[1], work.labels.positions
-    everywhere = torch.arange(length, device=batch.ids.device).expand_as(batch.ids)
     with torch.no_grad():
-        target.forward(batch.ids, everywhere, None, cache, [start, early])
+        causal_rows(target, batch.ids, cache, [start, early])
     cache.keep = 0
     roots = work.labels.next_tokens
     if unknown_roots is not None:
@@ -68,7 +66,7 @@ def lossless_losses(
 
 def shared_losses(
     target: Target,
-    speculator: StreamingSpeculator,
+    speculator: StreamSteps,
     batch: Batch,
     alpha_main: float,
     alpha_streams: torch.Tensor,
@@ -78,21 +76,23 @@ def shared_losses(
     work = BatchLosses(target, speculator, batch, alpha_main, alpha_streams)
     positions = work.labels.positions
     usable = work.labels.next_tokens != NO_LABEL
-    slots: list[torch.Tensor] = []  # (B, R) positions of the rows kept so far, part by part
+    slots = [work.batch.ids[:, :0]]  # (B, R) positions of the rows kept so far, part by part
     past: list[torch.Tensor] = []  # their keys and values: 2 * L tensors a part
     sums: Sums | None = None
     if num_segments is None:
         parts = _whole(positions, usable)
     else:
-        parts = _parts(positions, usable, work.segments(num_segments), speculator.num_streams)
+        parts = _parts(
+            positions, usable, work.labels.segments(num_segments), speculator.num_streams
+        )
     for rows, chosen, columns in parts:
-        slots.append(rows)
         run = partial(_run_part, work, rows, chosen, columns, torch.cat(slots, dim=1))
+        slots.append(rows)
         result = run(*past) if num_segments is None else checkpoint(run, *past, use_reentrant=False)
         past += result[len(result) - 2 * target.num_layers :]
         if columns is not None:
-            part = Sums(*result[: len(fields(Sums))])
-            sums = part if sums is None else sums + part
+            part = Sums(*result[: len(Sums._fields)])
+            sums = part if sums is None else sums.plus(part)
     return work.losses(work.total(sums), sums.detach())
 
 
@@ -131,30 +131,42 @@ def _run_part(
     rows: torch.Tensor,
     chosen: torch.Tensor | None,
     columns: slice | None,
-    slots: torch.Tensor,
+    earlier: torch.Tensor,
     *past: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
     """One part through the whole target: its sums (if it carries streams), then its own keys and
-    values, layer by layer. past: the same tensors of all parts before it."""
+    values, layer by layer. earlier: (B, S) positions of the rows of all parts before it, -1 for
+    none; past: the same tensors of these parts."""
     target, speculator = work.target, work.speculator
-    cache = TrainingCache(target.num_layers)
-    for place in range(0, len(past), 2):
-        cache.kept[place // 2 % target.num_layers].append((past[place], past[place + 1]))
-    count = cache.keep = rows.shape[1]
-    here = rows.clamp(min=0)
-    mask = (slots[:, None] >= 0) & (slots[:, None] <= here[:, :, None])
-    mask[:, :, -count:] |= torch.eye(count, dtype=torch.bool, device=rows.device)
+    cache, count = TrainingCache(target.num_layers), rows.shape[1]
+    here, known = rows.clamp(min=0), (earlier >= 0).sum(1)
+    if past:
+        # In the order of their positions, as layers with a window take them to be.
+        order = earlier.masked_fill(earlier < 0, earlier.shape[1]).argsort(1)
+        order = order[:, : int(known.max()), None]
+        for layer, kept in enumerate(cache.kept):
+            both = (torch.cat(past[2 * layer + k :: 2 * target.num_layers], 2) for k in (0, 1))
+            kept.append(tuple(_gathered(side, order) for side in both))
+    cache.keep = count
+    slots = torch.arange(cache.slots, device=rows.device)
+    sees = (slots < known[:, None])[:, None].expand(-1, count, -1)
+    own = (rows[:, None] >= 0) & (rows[:, None] <= here[:, :, None])
+    own = own | torch.eye(count, dtype=torch.bool, device=rows.device)
     early = HiddenTap(speculator.pruning_layer)
     visitors = [early] if chosen is None else [early, _Adding(target, speculator, chosen)]
-    ids = work.batch.ids.gather(1, here)
-    earlier = slots[:, :-count]
-    hidden = target.forward(ids, here, mask[:, None], cache, visitors, earlier).hidden
+    ids, mask = work.batch.ids.gather(1, here), torch.cat([sees, own], -1)[:, None]
+    hidden = target.forward(ids, here, mask, cache, visitors).hidden
     made = tuple(tensor for kept in cache.kept for tensor in kept[-1])
     if chosen is None:
         return made
     index = chosen.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
     main, before = hidden[:, :count].gather(1, index), early.hidden.gather(1, index)
-    return (*work.sums(columns, main, before, hidden[:, count:]).parts(), *made)
+    return (*work.sums(columns, main, before, hidden[:, count:]), *made)
+
+
+def _gathered(kept: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """(B, H_kv, S, D_head) and (B, C, 1), which slots of it -> (B, H_kv, C, D_head)."""
+    return kept.gather(2, order[:, None].expand(-1, kept.shape[1], -1, kept.shape[3]))
 
 
 def _accumulated(
@@ -164,13 +176,12 @@ def _accumulated(
     num_segments: int | None,
 ) -> StreamLosses:
     """Run the segments one after the other, each with its backward pass at once."""
-    segments = work.segments(num_segments)
-    if num_segments is None or not torch.is_grad_enabled():
-        sums = segment(segments[0])
-        for columns in segments[1:]:
-            sums = sums + segment(columns)
-        return work.losses(work.total(sums), sums.detach())
+    segments = work.labels.segments(num_segments)
     done: list[Sums] = []
+    if num_segments is None or not torch.is_grad_enabled():
+        done = list(map(segment, segments))
+        sums = reduce(Sums.plus, done)
+        return work.losses(work.total(sums), sums.detach())
 
     def losses() -> Iterator[torch.Tensor]:
         for columns in segments:
@@ -179,7 +190,7 @@ def _accumulated(
             yield work.total(sums)
 
     total = _SegmentedLoss.apply(losses, *parameters)
-    return work.losses(total, sum(done[1:], done[0]))
+    return work.losses(total, reduce(Sums.plus, done))
 
 
 class _SegmentedLoss(torch.autograd.Function):
@@ -206,7 +217,7 @@ class _SegmentedLoss(torch.autograd.Function):
 class _Adding:
     """A visitor that adds the streams of the `chosen` rows, (B, P) with -1 for none."""
 
-    def __init__(self, target: Target, speculator: StreamingSpeculator, chosen: torch.Tensor):
+    def __init__(self, target: Target, speculator: StreamSteps, chosen: torch.Tensor):
         self.target, self.speculator, self.chosen = target, speculator, chosen
         self.layer = speculator.first_layer
 

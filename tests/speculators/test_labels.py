@@ -4,14 +4,14 @@ import torch
 
 from slipstream.data.batches import Batch, TokenBatches, collate
 from slipstream.data.rendering import Sample
-from slipstream.training.stream_labels import NO_LABEL, stream_labels
+from slipstream.speculators.labels import NO_LABEL, future_tokens
 
 
 def test_the_docstring_example():
     batch = Batch(
         torch.tensor([[5, 6, 7, 8]]), torch.tensor([4]), torch.tensor([[False, False, True, True]])
     )
-    labels = stream_labels(batch, 2)
+    labels = future_tokens(batch, 2)
     assert labels.positions.tolist() == [[1, 2]]
     assert labels.next_tokens.tolist() == [[7, 8]]
     assert labels.tokens.tolist() == [[[8, NO_LABEL], [NO_LABEL, NO_LABEL]]]
@@ -19,9 +19,9 @@ def test_the_docstring_example():
 
 def test_labels_of_a_padded_batch_equal_those_of_each_sample():
     samples = [Sample([1, 2, 3, 4, 5, 6], 2), Sample([1, 2, 3, 9], 3)]
-    together = stream_labels(collate(samples), 3)
+    together = future_tokens(collate(samples), 3)
     for row, sample in enumerate(samples):
-        alone = stream_labels(collate([sample]), 3)
+        alone = future_tokens(collate([sample]), 3)
         count = len(sample.ids) - sample.prompt_length
         assert together.positions[row, :count].tolist() == alone.positions[0].tolist()
         assert together.tokens[row, :count].tolist() == alone.tokens[0].tolist()
