@@ -17,7 +17,8 @@ class Shape:
     """Sizes of a decoder.
 
     key_width: of a token's keys, and of its values; mlp_matrices: in a layer's MLP; mlp_module:
-    whether the MLP is a module of its own, which streams can skip (`Family.mlp`).
+    whether the MLP is a module of its own, which streams can skip (`Family.mlp`); tables: weights
+    that are looked up and never multiplied, where the decoder drafts.
     """
 
     hidden: int
@@ -28,46 +29,32 @@ class Shape:
     mlp_matrices: int = 3
     mlp_module: bool = True
 
+    tables: int = 0
+
     @property
     def attention(self) -> int:
         """Weights of a layer's attention."""
-        return 2 * self.hidden * self.hidden + 2 * self.hidden * self.key_width
-
-    @property
-    def mlp(self) -> int:
-        """Weights of a layer's MLP."""
-        return self.mlp_matrices * self.hidden * self.intermediate
+        return 2 * self.hidden * (self.hidden + self.key_width)
 
     @property
     def layer(self) -> int:
         """Weights of a layer."""
-        return self.attention + self.mlp
+        return self.attention + self.mlp_matrices * self.hidden * self.intermediate
 
     @property
     def head(self) -> int:
         """Weights of the LM head."""
         return self.hidden * self.vocabulary
 
-    def attending(self, attended: int) -> int:
-        """Multiply-adds of a row's scores and sum of values in a layer, over `attended` tokens."""
-        return 2 * attended * self.hidden
-
-    def row(self, attended: int) -> int:
-        """Multiply-adds of a row's way through all layers and the LM head."""
-        return self.layers * (self.layer + self.attending(attended)) + self.head
-
-
-@dataclass(frozen=True)
-class DraftShape:
-    """A small model that drafts. tables: weights that are looked up and never multiplied."""
-
-    decoder: Shape
-    tables: int
-
     @property
     def parameters(self) -> int:
-        """Weights of all its matrices."""
-        return self.decoder.layers * self.decoder.layer + self.decoder.head + self.tables
+        """Weights of all matrices."""
+        return self.layers * self.layer + self.head + self.tables
+
+    def row(self, attended: int) -> int:
+        """Multiply-adds of a row's way through all layers and the LM head; in each layer it
+        attends to `attended` tokens (scores, and sum of values)."""
+        return self.layers * (self.layer + 2 * attended * self.hidden) + self.head
 
 
 SHAPES = {
@@ -79,12 +66,10 @@ SHAPES = {
     "Llama-2-13B, Vicuna-13B": Shape(5120, 40, 13824, 32000, 5120),
     "Vicuna-33B": Shape(6656, 60, 17920, 32000, 6656),
 }
-LLAMA_68M = DraftShape(Shape(768, 2, 3072, 32000, 768), tables=32000 * 768)
-"""JackFram/llama-68m; embeddings and LM head are two matrices."""
-OPT_125M = DraftShape(
-    Shape(768, 12, 3072, 50272, 768, mlp_matrices=2, mlp_module=False), tables=2050 * 768
-)
-"""facebook/opt-125m; embeddings and LM head are one matrix, positions are looked up."""
+# JackFram/llama-68m; embeddings and LM head are two matrices
+LLAMA_68M = Shape(768, 2, 3072, 32000, 768, tables=32000 * 768)
+# facebook/opt-125m; embeddings and LM head are one matrix, positions are looked up
+OPT_125M = Shape(768, 12, 3072, 50272, 768, mlp_matrices=2, mlp_module=False, tables=2050 * 768)
 DRAFT_MODELS = {
     "OPT-1.3B": OPT_125M,
     "OPT-6.7B": OPT_125M,
@@ -119,25 +104,20 @@ def overheads(
     drafted: int,
 ) -> Result:
     """All methods on all of `SHAPES`; the arguments are those of `costs`. Nothing is run."""
-    columns = "extra parameters", "GFLOPs per draft", "GFLOPs of the pruning head"
     rows = [
-        {"target": name, "method": cost.method}
-        | dict(
-            zip(
-                columns,
-                (cost.parameters, _giga(cost.flops), _giga(cost.pruning_flops)),
-                strict=True,
-            )
-        )
+        {
+            "target": name,
+            "method": cost.method,
+            "extra parameters": cost.parameters,
+            "GFLOPs per draft": cost.flops and cost.flops / 1e9,
+            "GFLOPs of the pruning head": cost.pruning_flops and cost.pruning_flops / 1e9,
+        }
         for name in SHAPES
         for cost in costs(name, gamma, num_msa_layers, attended, nodes, drafted)
     ]
-    plot = Plot("target", columns[:2], hue="method", kind="bar", log="x")
+    panels = "extra parameters", "GFLOPs per draft"
+    plot = Plot("target", panels, hue="method", kind="bar", log="x")
     return Result("Overheads (Figures 8 and 9)", rows, (plot,))
-
-
-def _giga(flops: int | None) -> float | None:
-    return None if flops is None else flops / 1e9
 
 
 def costs(
@@ -154,12 +134,21 @@ def costs(
     draft model a context of as many. drafted: nodes of the tree that the pruning head reads, the
     full one of gamma 4 and k 3; nodes: those that it leaves.
     """
-    shape = SHAPES[name]
+    shape, draft = SHAPES[name], DRAFT_MODELS.get(name)
+    # Medusa: heads of one residual block (N.1) and an LM head each
+    medusa = gamma * (shape.hidden**2 + shape.head)
+    # EAGLE: a layer behind a linear that joins state and embedding; it drafts a chain, token by
+    # token, with the target's embeddings and LM head
+    eagle = shape.layer + 2 * shape.hidden**2
+    token = eagle + 2 * attended * shape.hidden + shape.head
     return [
         *_streaming(shape, gamma, num_msa_layers, attended, nodes, drafted),
-        _medusa(shape, gamma),
-        _eagle(shape, gamma, attended),
-        _two_models(DRAFT_MODELS.get(name), gamma, attended),
+        Cost("Medusa", medusa, 2 * medusa),
+        Cost("EAGLE", eagle, 2 * gamma * token),
+        # the draft model drafts a chain, token by token
+        Cost("two models", draft.parameters, 2 * gamma * draft.row(attended))
+        if draft
+        else Cost("two models", None, None),
     ]
 
 
@@ -176,10 +165,10 @@ def _streaming(
     multiply-adds, is kept apart: the paper's text does not count it among the costs of a draft and
     does not say whether Figure 9 does, and without pruning there is none.
     """
-    attention = shape.attention + shape.attending(attended)
     adapters = num_msa_layers * _adapter_weights(shape)
-    whole = num_msa_layers * (attention + shape.mlp)
-    skipping = num_msa_layers * attention if shape.mlp_module else whole
+    whole = num_msa_layers * (shape.layer + 2 * attended * shape.hidden)
+    mlp = shape.layer - shape.attention
+    skipping = whole - num_msa_layers * mlp if shape.mlp_module else whole
     own = (gamma + 2 * RANK) * shape.hidden
     pruning = 2 * drafted * (shape.head + 2 * RANK * shape.hidden)
 
@@ -200,23 +189,3 @@ def _adapter_weights(shape: Shape) -> int:
     attention = 6 * shape.hidden + 2 * shape.key_width
     beside = shape.mlp_matrices * (shape.hidden + shape.intermediate)
     return RANK * (attention + (2 * shape.hidden if shape.mlp_module else beside))
-
-
-def _medusa(shape: Shape, gamma: int) -> Cost:
-    """Heads of one residual block (N.1) and an LM head each."""
-    weights = gamma * (shape.hidden**2 + shape.head)
-    return Cost("Medusa", weights, 2 * weights)
-
-
-def _eagle(shape: Shape, gamma: int, attended: int) -> Cost:
-    """A layer behind a linear that joins state and embedding; it drafts a chain, token by token,
-    with the target's embeddings and LM head."""
-    weights = shape.layer + 2 * shape.hidden**2
-    return Cost("EAGLE", weights, 2 * gamma * (weights + shape.attending(attended) + shape.head))
-
-
-def _two_models(draft: DraftShape | None, gamma: int, attended: int) -> Cost:
-    """The draft model drafts a chain, token by token."""
-    if draft is None:
-        return Cost("two models", None, None)
-    return Cost("two models", draft.parameters, 2 * gamma * draft.decoder.row(attended))

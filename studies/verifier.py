@@ -5,7 +5,7 @@ neither training nor the choice of its best state has seen them. SPRINTER, Figur
 """
 
 import torch
-from torchmetrics.functional.classification import binary_auroc, binary_roc
+from torchmetrics.functional.classification import binary_auroc
 
 from slipstream.core.errors import InputError
 from slipstream.data.labelled_drafts import labelled_drafts
@@ -15,9 +15,7 @@ from slipstream.evaluation.prompts import Prompt
 from slipstream.results.record import Plot, Result
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.targets.target import Target
-
-POINTS = 100
-"""Of each ROC curve that are kept."""
+from slipstream.training.verifier_curves import roc
 
 
 @torch.inference_mode()
@@ -66,12 +64,8 @@ def verifier(
                     "AUROC": binary_auroc(*pair).item(),
                 }
             )
-            false, true, _ = binary_roc(*pair)
-            kept = torch.linspace(0, len(false) - 1, min(POINTS, len(false))).long()
-            curves += [
-                {"task": task, "label": name, "false positive rate": x, "true positive rate": y}
-                for x, y in zip(false[kept].tolist(), true[kept].tolist(), strict=True)
-            ]
+        points = roc(judge.outputs, probabilities, labels)
+        curves += [{"task": task} | point for point in points]
     shown = {"Verifier of drafts": rows}
     plot = Plot("false positive rate", ("true positive rate",), "label", "task", table="ROC")
     return Result("Verifier of drafts", rows, (plot,), {"ROC": curves}, shown)

@@ -13,7 +13,6 @@ from studies.overheads import (
     OPT_125M,
     SHAPES,
     Cost,
-    DraftShape,
     Shape,
     costs,
     overheads,
@@ -96,7 +95,7 @@ def forward(target: Target, count: int) -> torch.Tensor:
     return target.logits(target.forward(ids, ids, mask, cache).hidden)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES.values(), LLAMA_68M.decoder, OPT_125M.decoder])
+@pytest.mark.parametrize("shape", [*SHAPES.values(), LLAMA_68M, OPT_125M])
 def test_shapes_are_those_of_real_models(shape):
     target = meta_target(shape)
     assert len(target.family.layers) == shape.layers
@@ -203,9 +202,9 @@ def test_eagle(name):
 @pytest.mark.parametrize(
     ("draft", "parameters"), [(LLAMA_68M, 68_030_208), (OPT_125M, 125_239_296)]
 )
-def test_draft_models(draft: DraftShape, parameters):
+def test_draft_models(draft: Shape, parameters):
     """The published models' numbers of parameters; biases and norms are under 0.1 %."""
-    target = meta_target(draft.decoder)
+    target = meta_target(draft)
     assert sum(parameter.numel() for parameter in target.model.parameters()) == parameters
     assert draft.parameters == matrices(target.model) == pytest.approx(parameters, rel=1e-3)
 
@@ -221,7 +220,7 @@ def test_draft_models(draft: DraftShape, parameters):
 def test_pairs_are_the_papers():
     assert set(DRAFT_MODELS) == set(SHAPES) - {"Phi-3-mini", "Mistral-7B"}
     for name, draft in DRAFT_MODELS.items():
-        assert draft.decoder.vocabulary == SHAPES[name].vocabulary
+        assert draft.vocabulary == SHAPES[name].vocabulary
     assert by_method("Mistral-7B")["two models"] == Cost("two models", None, None)
 
 
@@ -260,7 +259,7 @@ def test_eq_10_on_the_papers_example():
 
 
 def test_a_budget_below_the_draft_models_chain_is_refused():
-    draft = DraftModel(meta_target(LLAMA_68M.decoder), 4)
+    draft = DraftModel(meta_target(LLAMA_68M), 4)
     streaming = Streaming("anywhere", "deferred", top_k=2)
     with pytest.raises(InputError, match=r"study\.budget: 4 nodes.* give at least 5"):
         two_models(tiny_target(), [], draft, streaming, budget=4, repeats=1)
