@@ -11,7 +11,7 @@ import torch
 
 from slipstream.decoding.answer import Generation
 from slipstream.decoding.sprinter import SprinterDecoder
-from slipstream.targets.reading import Reader
+from slipstream.targets.reading import read_on
 from slipstream.targets.target import Target
 from studies.sprinter_theory import Rates, mean_run_length, total_variation
 
@@ -146,6 +146,4 @@ def _verdicts(decoder: SprinterDecoder, normed: torch.Tensor, logits: torch.Tens
 
 def _states(model: Target, text: list[int]) -> torch.Tensor:
     """(T, D) states before the final norm."""
-    reader = Reader(model)
-    reader.begin(len(text), 1)
-    return reader.states([text])[0]
+    return read_on(model, [text], model.new_cache(len(text))).hidden[0]

@@ -12,7 +12,7 @@ import torch
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation
 from slipstream.evaluation.prompts import Prompt
-from slipstream.targets.reading import Reader
+from slipstream.targets.reading import read_on
 from slipstream.targets.target import Target
 
 
@@ -35,9 +35,9 @@ class TargetLikelihood:
         found = []
         for prompt, answer in zip(prompts, answers, strict=True):
             ids = render_prompt(target.tokenizer, prompt.text)
-            reader = Reader(target)
-            reader.begin(len(ids) + len(answer.ids), 1)
-            states = reader.states([ids + answer.ids[:-1]])[0, len(ids) - 1 :]
+            text = ids + answer.ids[:-1]
+            hidden = read_on(target, [text], target.new_cache(len(text))).hidden
+            states = hidden[0, len(ids) - 1 :]
             logs = target.logits(states).float().log_softmax(-1)
             tokens = torch.tensor(answer.ids, device=logs.device)
             found.append(logs.gather(1, tokens[:, None]).mean().item())
