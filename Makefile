@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUNS := runs/demo
 
-.PHONY: install test demo gpu-test clean
+.PHONY: install test test-all demo gpu-test clean
 
 install: .venv/installed
 
@@ -19,7 +19,12 @@ test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
+		-m "not exhaustive and not gpu"
+
+# The whole products of families, drafters, options and settings, too.
+test-all: install
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not gpu"
 
 # Train a speculator for the shipped target on answers of its own, then compare all ways to decode.
 demo: install

@@ -21,7 +21,7 @@ from slipstream.targets.target import Target
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def stubbed_target(vocabulary: int = 4096, hidden: int = 64) -> Target:
+def stubbed_target(vocabulary: int = 256, hidden: int = 64) -> Target:
     """A target whose layers and heads cost nothing."""
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -59,9 +59,16 @@ def test_train_writes_a_folder_that_infer_opens(trained, tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     assert {"config", "environment", "results"} <= results.keys()
     assert all(record.keys() >= STABLE_KEYS for record in results["results"])
+    drafted = [record for record in results["results"] if record["method"] == "drafter"]
+    for record in drafted:
+        assert sum(record["accepted_lengths"].values()) == record["target_forwards"]
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    for answer in answers:  # each step keeps so many, and one token more
+        kept = sum(answer["accepted"]) + len(answer["accepted"])
+        assert answer["method"] == "plain" or kept >= answer["tokens"] - 1
     assert all(record["identical"] == record["num_prompts"] for record in results["results"])
     assert (tmp_path / "table.md").read_text().count("| plain |") == 3
-    assert (tmp_path / "speedup.png").stat().st_size > 10_000
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
 def test_shared_mode_trains_and_writes_what_its_own_model_writes(tmp_path):
@@ -296,7 +303,7 @@ def test_sprinter_is_compared_with_exact_ways_in_one_command(tmp_path):
     assert exact == {"plain", "speculative", "specdec_plus_plus", "adaedl", "disco"}
     assert len(overall) - len(exact) == 3
     assert {path.name for path in tmp_path.iterdir()} >= {
-        "findings.json", "table.md", "plot.png", "fastchat",
+        "results.json", "table.md", "plot.png", "fastchat",
     }  # fmt: skip
 
 

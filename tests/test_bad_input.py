@@ -154,10 +154,12 @@ def test_a_folder_of_calibrations_that_cannot_be_written(tmp_path):
     [
         ("train.py", ["colour=red"], "colour"),
         ("train.py", ["experiment=streming_small"], "the nearest is experiment=streaming_small"),
+        ("train.py", ["experiment=phi3_mini"], "now experiment=real_target target=phi3_mini"),
+        ("infer.py", ["drafter=gammatune"], "it is now drafter=adaptive length=gammatune"),
         ("train.py", ["debug=quik"], "the nearest is debug=quick"),
         ("train.py", ["output_dir=FILE/below"], "output_dir: cannot write to"),
         ("infer.py", ["drafter=magic"], "the nearest is drafter="),
-        ("infer.py", ["experiment=evidence/tree"], "the nearest is experiment=evidence/trees"),
+        ("infer.py", ["experiment=evidence/trees"], "it is now study=trees"),
         ("infer.py", ["+colour=red"], "colour: unknown config key"),
         ("infer.py", ["budget=[1"], "config: "),
         ("infer.py", ["output_dir=FILE/below"], "output_dir: cannot write to"),

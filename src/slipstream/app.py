@@ -16,7 +16,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 from omegaconf import DictConfig, OmegaConf
 
-from slipstream.configuration import build, check_keys, own_part
+from slipstream.configuration import RENAMED, build, check_keys, own_part
 from slipstream.core.errors import InputError
 
 TRAIN_KEYS = frozenset(
@@ -89,7 +89,10 @@ def run(main: Callable[[], None]) -> None:
 
 def _remedy(error: Exception) -> str:
     """What to do about a config that cannot be composed: of its group, take what is nearest."""
-    group, _, missing = (getattr(error, "missing_cfg_file", None) or "").partition("/")
+    name = getattr(error, "missing_cfg_file", None) or ""
+    if name in RENAMED:
+        return f"it is now {RENAMED[name]}"
+    group, _, missing = name.partition("/")
     searched = re.search(r"provider=main, path=file://(.+)", str(error))
     folder = Path(searched[1]) / group if searched and missing else None
     if folder is None or not folder.is_dir():
@@ -110,6 +113,17 @@ def one_sentence() -> Iterator[None]:
 def _stop(sentence: str) -> None:
     print(f"error: {sentence}", file=sys.stderr)
     sys.exit(2)
+
+
+def in_own_folder(config: DictConfig) -> DictConfig:
+    """In a multirun each run has a folder of its own below `output_dir`."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra = HydraConfig.get()
+    if hydra.mode == RunMode.MULTIRUN:
+        config.output_dir = f"{hydra.sweep.dir}/{hydra.sweep.subdir}"
+    return config
 
 
 def _checked(config: DictConfig, own: frozenset[str], others: frozenset[str]) -> DictConfig:
@@ -191,7 +205,8 @@ def infer(config: DictConfig) -> list:
         calibrating, output = build(config.calibration), Path(config.output_dir)
         others = build(OmegaConf.merge(config.data, {"split": "validation"}))
         prompts = fitting(others.take(calibrating.num_prompts), target, cut_to)
-        return calibrating.run(target, build(config.drafter), prompts, sampling, limits, output)
+        drafter, content = build(config.drafter), OmegaConf.to_container(config, resolve=True)
+        return calibrating.run(target, drafter, prompts, sampling, limits, output, content)
     taken = data.take(config.num_prompts)
     prompts = fitting(taken, target, cut_to)
     if config.study is not None:
@@ -199,8 +214,9 @@ def infer(config: DictConfig) -> list:
             raise InputError(
                 "study: a study chooses its own sampling; leave sampling.temperature at 0"
             )
-        study, content = build(config.study), OmegaConf.to_container(config, resolve=True)
+        content = OmegaConf.to_container(config, resolve=True)
         content = {name: content[name] for name in STUDY_KEYS}
+        study = partial(build, config.study)
         return run_study(study, target, prompts, Path(config.output_dir), content)
     made = {name: partial(build, node) for name, node in config.methods.items() if node is not None}
     methods = prepared("methods", made, target, sampling, limits, config.leave_out_unfit)

@@ -11,6 +11,47 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from slipstream.core.errors import InputError
 
+_GPT2 = "experiment=sprinter_real target=gpt2_xl draft=openai-community/gpt2"
+_GPT_NEO = "experiment=sprinter_real target=gpt_neo_1b3 draft=EleutherAI/gpt-neo-125m"
+RENAMED = {
+    **{
+        f"drafter/{rule}": f"drafter=adaptive length={rule}"
+        for rule in "adaedl assistant_threshold disco gammatune gammatune_plus heuristic "
+        "specdec_plus_plus".split()
+    },
+    **{
+        f"experiment/{target}": f"experiment=real_target target={target}"
+        for target in "gpt2_xl gpt_neo_1b3 llama2_7b_chat llama2_13b_chat llama3_8b_instruct "
+        "mistral_7b_instruct opt_1b3 opt_6b7 phi3_mini qwen3_8b vicuna_7b vicuna_13b "
+        "vicuna_33b".split()
+    },
+    "experiment/sprinter_gpt2": _GPT2,
+    "experiment/sprinter_gpt_neo": _GPT_NEO,
+    "experiment/acceptance_gpt2": f"{_GPT2} speculator=acceptance",
+    "experiment/acceptance_gpt_neo": f"{_GPT_NEO} speculator=acceptance",
+    **{
+        f"experiment/evidence/{name}": f"study={name}"
+        for name in "acceptance applications batches context device draft_lengths draft_size "
+        "draft_size_others drafting_costs gradients msa_layers overheads peeking pruning "
+        "quantization segments similarity sprinter_theory top_k_sampling trees two_models "
+        "value_rotation verifier".split()
+    },
+    "experiment/streaming_budgets": "methods=budgets num_prompts=80 repeats=1",
+    **{f"data/{name}": f"data=given hub={name}" for name in ("dialogsum", "e2e", "wikisql")},
+    **{
+        f"data/{name}": f"data=given hub={name} data.max_new_tokens=20"
+        for name in ("lm1b", "wikipedia")
+    },
+    "data/e2e_wikisql": "data=given hub=[e2e,wikisql]",
+    "data/ultrachat": "hub=ultrachat data.max_train_rows=60000 data.max_length=2048 "
+    "data.batch_tokens=8192 data.max_new_tokens=1024",
+    **{
+        f"data/prompts_{name}": f"hub={name}"
+        for name in ("dialogsum", "e2e", "lm1b", "wikipedia", "wikisql")
+    },
+}
+"""The overrides that replace a config of an earlier name, by its group and name."""
+
 
 def own_part(config: DictConfig, own: frozenset[str], others: frozenset[str]) -> DictConfig:
     """Without the keys of the other command, where an experiment says that it is for both."""

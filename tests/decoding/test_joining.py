@@ -48,7 +48,7 @@ NAMES = [(name, kind) for kind, own in SAMPLINGS.items() for name in decoders(ow
 
 @pytest.mark.parametrize(("name", "kind"), NAMES)
 def test_requests_that_join_and_leave_are_answered_as_alone(name, kind):
-    """Drafters that carry stores from answer to answer included: what is drafted decides nothing."""
+    """Also of drafters that carry stores over: what is drafted decides nothing."""
     decoder, random = decoders(SAMPLINGS[kind])[name], Random(3)
     prompts = [[random.randrange(VOCABULARY) for _ in range(n)] for n in (5, 1, 9, 3, 2, 14, 4)]
     alone = [decoder.generate(ids, seed).ids for seed, ids in enumerate(prompts)]

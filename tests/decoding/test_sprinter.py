@@ -10,6 +10,8 @@ from itertools import product
 
 import pytest
 import torch
+from studies.approximation import approximation, drafted_positions, emitted_distribution
+from studies.sprinter_theory import Rates, expected_run_length, mean_run_length
 from tests.core.test_exact_sampling import EnumeratedRandomness, enumerated
 from tests.decoding.test_every_option_samples import FIRST, PROMPT, VOCABULARY, AfterFirst
 from tests.tiny import VOCABULARY as WORDS
@@ -21,13 +23,6 @@ from slipstream.decoding import decoder as decoding
 from slipstream.decoding.answer import Generation, Limits, Run
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.decoding.statistics import Statistics
-from slipstream.evaluation.approximation import (
-    approximation,
-    drafted_positions,
-    emitted_distribution,
-    mean_run_length,
-)
-from slipstream.evaluation.theory import Rates, expected_run_length
 from slipstream.speculators.draft_features import FEATURES, shape_of
 from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
 
@@ -347,9 +342,10 @@ def test_tokens_of_the_target_s_own_are_not_counted_as_drafted():
     found = approximation(decoder, PROMPT, answer)
     assert answer.runs == (Run(2, "cap"),) * 3
     assert drafted_positions(answer) == [1, 2, 4, 5, 7, 8]
-    assert found.positions == 6 and found.tokens == 10 and found.run_length is None
-    assert found.distance_of_answers == pytest.approx(found.mean_distance * 6 / 10)
-    assert found.mean_distance == pytest.approx(found.mean_pair_distance, rel=1e-9)
+    told = found.columns()
+    assert found.positions == 6 and found.tokens == 10 and told["kept a doubt"] is None
+    assert found.distance_of_answers == pytest.approx(told["distance"] * 6 / 10)
+    assert told["distance"] == pytest.approx(told["d_TV(p, q)"], rel=1e-9)
 
 
 @pytest.mark.parametrize("rates", [Rates(0.9, 0.5), Rates(0.6, 0.1)])

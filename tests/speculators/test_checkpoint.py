@@ -210,7 +210,7 @@ def test_an_unknown_format_version_is_refused(folder, target, version):
     assert f"format {version!r}" in refused(folder, target)
 
 
-@pytest.mark.parametrize("kind", ["medusa", None, ["streaming"]])
+@pytest.mark.parametrize("kind", ["unheard-of", None, ["streaming"]])
 def test_an_unknown_kind_is_refused(folder, target, kind):
     change_config(folder, kind=kind)
     assert "streaming" in refused(folder, target)

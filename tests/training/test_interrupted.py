@@ -15,7 +15,7 @@ from tests.commands import ROOT, config_of
 from tests.training.worlds import STREAMS, make_world, overrides_of, train, weights
 
 from slipstream import app
-from slipstream.training.streaming import StreamingTraining
+from slipstream.training.speculator import SpeculatorTraining
 from slipstream.training.verifier import VerifierTraining
 
 
@@ -37,9 +37,16 @@ def classify(world, output, *overrides):
     )  # fmt: skip
 
 
+def train_heads(world, output, *overrides):
+    """Train Medusa heads, whose accuracies every validation measures anew."""
+    own = [*overrides_of(world, output), "training.validation_prompts=2", "speculator=medusa"]
+    return app.train(config_of("train", *own, "speculator.num_heads=2", *overrides))
+
+
 TRAINED = {
-    "streaming": (train, StreamingTraining, []),
-    "accumulating": (train, StreamingTraining, ["trainer.accumulate_grad_batches=4"]),
+    "medusa": (train_heads, SpeculatorTraining, []),
+    "streaming": (train, SpeculatorTraining, []),
+    "accumulating": (train, SpeculatorTraining, ["trainer.accumulate_grad_batches=4"]),
     "sprinter": (classify, VerifierTraining, ["experiment=sprinter_small"]),
     "acceptance": (
         classify, VerifierTraining,

@@ -12,12 +12,12 @@ from tests.tiny import ARCHITECTURES, tiny_speculator, tiny_target
 from slipstream.core.masks import causal_mask
 from slipstream.data.batches import Batch, collate
 from slipstream.data.rendering import Sample
+from slipstream.speculators import head_loss as head_losses
+from slipstream.speculators.labels import NO_LABEL, future_tokens
+from slipstream.speculators.streaming import losses as stream_losses
+from slipstream.speculators.streaming.losses import StreamLosses
 from slipstream.speculators.streaming.pairs import PairScores
-from slipstream.training import head_loss as head_losses
-from slipstream.training import stream_losses
-from slipstream.training.segments import lossless_losses, shared_losses
-from slipstream.training.stream_labels import NO_LABEL, stream_labels
-from slipstream.training.stream_losses import StreamLosses
+from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
 
 ALPHAS = torch.tensor([0.5, 1.25, 2.0], dtype=torch.float64)
 CASES = list(product(sorted(ARCHITECTURES), ("lossless", "shared")))
@@ -199,7 +199,7 @@ def test_the_dense_reference_equals_one_sample_at_a_time_and_explicit_masks(arch
         alone = collate(
             [Sample(batch.ids[row, :length].tolist(), int(batch.supervised[row].int().argmax()))]
         )
-        labels = stream_labels(alone, gamma)
+        labels = future_tokens(alone, gamma)
         positions = labels.positions[0]
         everywhere = torch.arange(length)[None]
         rows = adapted.embed(alone.ids[:, :length], everywhere, causal_mask(length)[None, None])

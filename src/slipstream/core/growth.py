@@ -39,19 +39,21 @@ def grow(
     if depths is not None:
         allowed = torch.arange(levels, device=device) < depths[:, None]
         probabilities = probabilities * allowed[..., None, None]
-    worth, place = probabilities.new_ones(batch, 1), roots.new_zeros(batch, 1)
-    nodes, found = place, []
+    place, worth = children[:, 0, 0], probabilities[:, 0, 0]
+    parents, found, count = torch.zeros_like(place), [], 1
     for level in range(levels):
-        of_parents = place[..., None].expand(-1, -1, per_parent)
-        product = worth[..., None] * probabilities[:, level].gather(1, of_parents)
-        place = children[:, level].gather(1, of_parents).flatten(1)
-        worth, parents = product.flatten(1), nodes.repeat_interleave(per_parent, 1)
+        if level:
+            of_parents = place[..., None].expand(-1, -1, per_parent)
+            worth = (worth[..., None] * probabilities[:, level].gather(1, of_parents)).flatten(1)
+            place = children[:, level].gather(1, of_parents).flatten(1)
+            nodes = torch.arange(start - count, start, device=device)[:, None]
+            parents = nodes.expand(count, per_parent).reshape(1, -1).expand_as(place)
         if worth.shape[1] > most:
             worth, best = worth.topk(most)
             place, parents = place.gather(1, best), parents.gather(1, best)
         found.append((tokens[:, level].gather(1, place), parents, worth))
-        nodes = torch.arange(start, start + worth.shape[1], device=device).expand_as(place)
-        start += worth.shape[1]
+        count = worth.shape[1]
+        start += count
     ids, parents, worth = (torch.cat(column, 1) for column in zip(*found, strict=True))
     worth, order = worth.sort(dim=-1, descending=True, stable=True)
     worth, order = worth[:, :most], order[:, :most]

@@ -90,21 +90,29 @@ class Trees:
 
     @cached_property
     def ancestors(self) -> torch.Tensor:
-        """(B, N, N) bool: entry [b, i, j] is True where j is i or an ancestor of i.
+        """(B, N, N) bool: entry [b, i, j] is True where j is i or an ancestor of i."""
+        return self._reached > 0
 
-        The matrix of parents squared again and again: each time paths are twice as long.
-        """
+    @cached_property
+    def _reached(self) -> torch.Tensor:
+        """`ancestors` as 0 and 1: the matrix of parents squared again and again, for paths that are
+        twice as long each time."""
         device, reach = self.tokens.device, 1
         nodes = torch.arange(self.width, device=device)
         found = ((self.parents[..., None] == nodes) | (nodes[:, None] == nodes)).float()
         while reach < self.depth:
             found, reach = torch.bmm(found, found).clamp_(max=1), 2 * reach
-        return found > 0
+        return found
 
     @cached_property
     def depths(self) -> torch.Tensor:
         """(B, N): distance of each node from the root; 0 for padding."""
-        return self.ancestors.sum(-1) - 1
+        return self._reached.sum(-1).long() - 1
+
+    def along(self, holds: torch.Tensor) -> torch.Tensor:
+        """(B, N): whether what (B, N) says of nodes holds on the whole path to each."""
+        fails = (~holds).to(self._reached.dtype)
+        return torch.bmm(self._reached, fails[..., None])[..., 0] == 0
 
     @cached_property
     def parents_or_root(self) -> torch.Tensor:
@@ -258,7 +266,7 @@ def survivors(trees: Trees, transitions: torch.Tensor, threshold: float, cap: in
     [[0, 1, -1]]
     """
     transitions = transitions.masked_fill(trees.parents < 0, 1.0)
-    survives = ((transitions >= threshold)[:, None] | ~trees.ancestors).all(-1)
+    survives = trees.along(transitions >= threshold)
     worth = torch.where(trees.ancestors, transitions[:, None], 1.0).prod(-1)
     return _best(worth, trees.real & survives, cap)
 
@@ -284,5 +292,4 @@ def agreement(trees: Trees, answers: torch.Tensor) -> torch.Tensor:
     answers = F.pad(answers, (0, max(0, trees.depth - answers.shape[1])), value=-1)
     agrees = trees.tokens == answers.gather(1, (trees.depths - 1).clamp(min=0))
     agrees = (agrees & (trees.parents >= 0)) | (trees.depths == 0)
-    reached = (agrees[:, None] | ~trees.ancestors).all(-1)
-    return (reached * trees.depths).amax(-1)
+    return (trees.along(agrees) * trees.depths).amax(-1)

@@ -25,15 +25,14 @@ def follow(trees: Trees, choices: torch.Tensor) -> torch.Tensor:
     agrees = trees.tokens == choices.gather(1, trees.parents.clamp(min=0))
     agrees &= trees.parents >= 0
     agrees[:, 0] = True
-    accepted = (agrees[:, None] | ~trees.ancestors).all(-1)
-    return (accepted * trees.ancestors.sum(-1)).argmax(-1)
+    return (trees.along(agrees) * (trees.depths + 1)).argmax(-1)
 
 
 def paths_to(trees: Trees, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(B, depth + 1) nodes from the roots to the (B,) last ones, padded with any, and (B,) how many
     they are."""
-    each = torch.arange(len(last), device=last.device)
-    on_path = trees.ancestors[each, last]
+    rows = last[:, None, None].expand(-1, 1, trees.width)
+    on_path = trees.ancestors.gather(1, rows)[:, 0]
     paths = on_path.byte().argsort(dim=-1, descending=True, stable=True)
     return paths[:, : trees.depth + 1], on_path.sum(-1)
 

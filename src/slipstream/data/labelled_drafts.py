@@ -7,8 +7,6 @@ by lengths, so nothing is ever read from a pad position. Parts are written as th
 hash of both models, the texts and the settings, so an interrupted run goes on where it stopped.
 """
 
-import hashlib
-import json
 import logging
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,12 +19,13 @@ from tqdm import tqdm
 from slipstream.core.errors import InputError
 from slipstream.core.files import write_atomically
 from slipstream.core.sampling import Sampling
+from slipstream.data.kept import key_of
+from slipstream.data.regeneration import in_bfloat16
 from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.speculators.draft_features import DraftFeatures, shape_of
 from slipstream.targets.loading import check_vocabularies
-from slipstream.targets.packed import is_packed
-from slipstream.targets.reading import Reader
+from slipstream.targets.reading import CachedModel, read_on
 from slipstream.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -81,7 +80,9 @@ def labelled_drafts(
         left_out = len(samples) - len(fitting)
         log.warning("left out %d of %d texts of over %d tokens", left_out, len(samples), longest)
     samples = fitting
-    folder = Path(cache_dir) / _key(draft, target, samples, max_new_tokens, seed, batch_size)
+    models = [[model.fingerprint, str(model.dtype)] for model in (draft, target)]
+    texts = [[sample.ids, sample.prompt_length] for sample in samples]
+    folder = Path(cache_dir) / key_of(models, texts, (max_new_tokens, seed, batch_size))
     check_writable(folder, "training.cache_dir")
     parts = []
     starts = range(0, len(samples), batch_size)
@@ -190,17 +191,12 @@ def complete(
     generator: torch.Generator,
 ) -> list[list[int]]:
     """Prompts with sampled completions, each token from the target with probability `share`, else
-    from the draft model; up to an end token or `max_new_tokens` tokens.
-
-    Float32 models draw in bfloat16 arithmetic, which is faster and good enough for texts to be
-    judged at; weights reordered for small batches know float32 alone.
-    """
+    from the draft model; up to an end token or `max_new_tokens` tokens."""
     models = (draft, target)
-    readers, texts = [Reader(model) for model in models], [list(prompt) for prompt in prompts]
+    texts = [list(prompt) for prompt in prompts]
     longest = min(model.max_positions for model in models)
     capacity = min(longest, max(map(len, prompts)) + max_new_tokens)
-    for reader in readers:
-        reader.begin(capacity, len(texts))
+    readers = [CachedModel(model, capacity, len(texts)) for model in models]
     going = list(range(len(texts)))
     while going:
         chosen = torch.rand(len(going), generator=generator) < share
@@ -209,8 +205,7 @@ def complete(
             drawing = own.nonzero()[:, 0].tolist()
             if not drawing:
                 continue
-            lower = model.dtype == torch.float32 and not is_packed(model.model)
-            with torch.autocast(model.device.type, torch.bfloat16, enabled=lower):
+            with in_bfloat16(model):
                 hidden = reader.read(reader.unread([texts[place] for place in going]))
                 logits = model.logits(hidden[drawing])
             probabilities = TEMPERATURE.probabilities(logits).cpu()
@@ -226,20 +221,11 @@ def complete(
         ]
         if kept and len(kept) < len(going):
             for reader in readers:
-                reader.leave(kept)
+                reader.keep(kept)
         going = [going[place] for place in kept]
     return texts
 
 
 def _states(model: Target, texts: list[list[int]]) -> torch.Tensor:
     """(B, T, D) states before the final norm of right-padded texts."""
-    reader = Reader(model)
-    reader.begin(max(map(len, texts)), len(texts))
-    return reader.states(texts)
-
-
-def _key(draft: Target, target: Target, samples: list[Sample], *settings: int) -> str:
-    models = [[model.fingerprint, str(model.dtype)] for model in (draft, target)]
-    texts = [[sample.ids, sample.prompt_length] for sample in samples]
-    content = json.dumps([models, texts, settings])
-    return hashlib.sha256(content.encode()).hexdigest()[:24]
+    return read_on(model, texts, model.new_cache(max(map(len, texts)), len(texts))).hidden

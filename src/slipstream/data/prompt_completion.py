@@ -1,11 +1,10 @@
 """The Lightning data module for prompt/completion data.
 
-Rows come from local files, from the hub or from the generator of synthetic prompts; completions
-are the given ones or the target's own answers. It serves batches and knows no speculator.
+Completions are the given ones or the target's own answers. It serves batches and knows no
+speculator.
 """
 
 import logging
-from pathlib import Path
 
 import lightning as L
 
@@ -20,8 +19,8 @@ from slipstream.data.rendering import (
     render_prompt,
     render_sample,
 )
-from slipstream.data.rows import HubSource, Row, distinct, read_rows, spread
-from slipstream.data.synthetic import SyntheticPrompts
+from slipstream.data.rows import HubSource, Row, distinct, messages_of, spread
+from slipstream.data.sources import Sources
 from slipstream.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -30,13 +29,11 @@ log = logging.getLogger(__name__)
 class PromptCompletionData(L.LightningDataModule):
     """Prompt/completion rows of one or several sources.
 
-    path: local file or folder, or a list of them; wins over the others. hub: data sets on the hub,
-    by name. synthetic_kinds: kinds of generated prompts, used when neither path nor hub is given.
-    max_train_rows, max_validation_rows: most rows of each source (spread evenly over it), or the
-    count of generated prompts. copying_rows: how many rows that ask for a text to be repeated are
-    added to the training split. generated_rows: how many generated prompts (of synthetic_kinds) are
-    added to it, with answers that the target samples at temperature 1; a twentieth as many to the
-    validation split.
+    path, hub, synthetic_kinds: as `Sources` has them. max_train_rows, max_validation_rows: most
+    rows of each source (spread evenly over it), or the count of shipped prompts. copying_rows: how
+    many rows that ask for a text to be repeated are added to the training split. generated_rows:
+    how many shipped prompts (of synthetic_kinds) are added to it, with answers that the target
+    samples at temperature 1; a twentieth as many to the validation split.
     max_length: longer samples are dropped, counted and reported. batch_tokens: padded tokens of a
     batch. regenerate: take the target's own answers, of up to max_new_tokens tokens, kept in
     cache_dir; of conversations to their last question, and earlier answers are not learned, which
@@ -61,10 +58,7 @@ class PromptCompletionData(L.LightningDataModule):
         seed: int,
     ):
         super().__init__()
-        self.paths = [path] if isinstance(path, str | Path) else list(path or [])
-        self.hub, self.synthetic_kinds = list((hub or {}).values()), list(synthetic_kinds or [])
-        if not (self.paths or self.hub or self.synthetic_kinds):
-            raise InputError("data.path: no data given; name a JSONL file or folder")
+        self.sources = Sources(path, hub, synthetic_kinds, seed)
         self.max_rows = {"train": max_train_rows, "validation": max_validation_rows}
         self.copying_rows = copying_rows
         self.generated_rows = {"train": generated_rows, "validation": generated_rows // 20}
@@ -90,16 +84,12 @@ class PromptCompletionData(L.LightningDataModule):
 
     def _found(self, split: str) -> list[Row]:
         cap = self.max_rows[split]
-        if self.paths:
-            needed = not self.regenerate
-            sources = [read_rows(path, split, needed) for path in self.paths]
-        elif self.hub:
-            sources = [source.rows(split) for source in self.hub]
-        else:
-            return SyntheticPrompts(self.synthetic_kinds, cap, self.seed, split).rows()
+        if not self.sources.given:
+            return self.sources.synthetic(cap, split)
+        tables = self.sources.tables(split, completion_required=not self.regenerate)
         if self.regenerate:
-            sources = [distinct(rows) for rows in sources]
-        return [row for rows in sources for row in spread(rows, cap)]
+            tables = map(distinct, tables)
+        return [row for table in tables for row in spread(table, cap)]
 
     def prepare(self, tokenizer, target: Target | None = None) -> None:
         """Render both splits; must be called before training. `target` answers, if asked to."""
@@ -110,13 +100,11 @@ class PromptCompletionData(L.LightningDataModule):
                 samples = self._answered(rows, target, Sampling())
             else:
                 # of the row of most messages: a template may render later turns in a way of its own
-                row = max(
-                    rows, key=lambda row: 0 if isinstance(row.prompt, str) else len(row.prompt)
-                )
+                row = max(rows, key=lambda row: len(messages_of(row.prompt)))
                 check_generation_markers(tokenizer, row.prompt, row.completion)
                 samples = [render_sample(tokenizer, row.prompt, row.completion) for row in rows]
             if count := self.generated_rows[split]:
-                more = SyntheticPrompts(self.synthetic_kinds, count, self.seed, split).rows()
+                more = self.sources.synthetic(count, split)
                 samples += self._answered(more, target, Sampling(temperature=1.0))
             self.samples[split] = self._usable(samples, split)
             self.loaders[split] = TokenBatches(

@@ -5,7 +5,6 @@ answers. They are kept as token ids under a hash of target, prompts and settings
 goes on where it stopped.
 """
 
-import hashlib
 import json
 import logging
 from pathlib import Path
@@ -13,7 +12,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from slipstream.core.files import appended
 from slipstream.core.sampling import Sampling
+from slipstream.data.kept import key_of
 from slipstream.data.rendering import Sample
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
@@ -38,15 +39,14 @@ def regenerate(
     """The target's answers to token-id `prompts`, as samples in the order given; where it samples,
     each prompt's seed is its place.
 
-    A float32 target answers in bfloat16 arithmetic, which is twice as fast and good enough to
-    learn from; weights reordered for small batches know float32 alone.
     Answers that do not end within `max_new_tokens` are left out (and counted in the log), or kept
     as far as they go: nothing follows their last token, so no end is learned.
     Raises `InputError` if answers are missing and the folder of config `field` cannot be written.
     """
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    path = Path(cache_dir) / f"{_key(target, prompts, max_new_tokens, sampling)}.jsonl"
+    settings = [str(target.dtype), max_new_tokens, str(sampling)]
+    path = Path(cache_dir) / f"{key_of(target.fingerprint, settings, prompts)}.jsonl"
     answers = _read_answers(path)
     missing = [batch for batch in batches if not all(index in answers for index in batch)]
     if missing:
@@ -74,24 +74,19 @@ def _answer(
     answers: dict[int, list[int]],
 ) -> None:
     """Answer prompts batch by batch; every batch is added to `answers`, and to the file."""
-    target = decoder.target
-    lower = target.dtype == torch.float32 and not is_packed(target.model)
-    with path.open("a+b") as file, uncompiled(target):
-        if file.tell() and not path.read_bytes().endswith(b"\n"):
-            file.write(b"\n")  # what was cut off by an interruption is a line of its own
+    with appended(path) as add, uncompiled(decoder.target), in_bfloat16(decoder.target):
         for batch in tqdm(batches, desc="regenerating"):
-            with torch.autocast(target.device.type, torch.bfloat16, enabled=lower):
-                found = decoder.generate_batch([prompts[index] for index in batch], batch)
-            for index, answer in zip(batch, found, strict=True):
-                answers[index] = answer.ids
-                file.write(json.dumps([index, answer.ids]).encode() + b"\n")
-            file.flush()
+            found = decoder.generate_batch([prompts[index] for index in batch], batch)
+            made = {index: answer.ids for index, answer in zip(batch, found, strict=True)}
+            answers |= made
+            add("\n".join(json.dumps(item) for item in made.items()))
 
 
-def _key(target: Target, prompts: list[list[int]], max_new_tokens: int, sampling: Sampling) -> str:
-    settings = [str(target.dtype), max_new_tokens, str(sampling)]
-    content = json.dumps([target.fingerprint, settings, prompts])
-    return hashlib.sha256(content.encode()).hexdigest()[:24]
+def in_bfloat16(target: Target) -> torch.autocast:
+    """Within, a float32 target computes in bfloat16, which is twice as fast and good enough for
+    texts to learn from; weights reordered for small batches know float32 alone."""
+    lower = target.dtype == torch.float32 and not is_packed(target.model)
+    return torch.autocast(target.device.type, torch.bfloat16, enabled=lower)
 
 
 def _read_answers(path: Path) -> dict[int, list[int]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jinja2 import TemplateError
 
 from slipstream.core.errors import InputError
-from slipstream.data.rows import Messages, check_messages
+from slipstream.data.rows import Messages, check_messages, messages_of
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,16 @@ def render_prompt(tokenizer, prompt: str | Messages) -> list[int]:
     Raises `InputError` for messages that are malformed or end with an answer, and where the
     tokenizer has no chat template for them, or one that does not take them.
     """
-    if isinstance(prompt, str):
-        if tokenizer.chat_template is None:
-            return tokenizer(prompt).input_ids
-        prompt = [{"role": "user", "content": prompt}]
-    check_messages(prompt)
-    if prompt[-1]["role"] in ("assistant", "system"):
+    if isinstance(prompt, str) and tokenizer.chat_template is None:
+        return tokenizer(prompt).input_ids
+    messages = messages_of(prompt)
+    check_messages(messages)
+    if messages[-1]["role"] in ("assistant", "system"):
         raise InputError(
-            f"messages: the last one is of the {prompt[-1]['role']}, so there is nothing to answer "
-            "and one of the user must follow"
+            f"messages: the last one is of the {messages[-1]['role']}, so there is nothing to "
+            "answer and one of the user must follow"
         )
-    return _render(tokenizer, prompt, add_generation_prompt=True)["input_ids"]
+    return _render(tokenizer, messages, add_generation_prompt=True)["input_ids"]
 
 
 def render_sample(tokenizer, prompt: str | Messages, completion: str) -> Sample:
@@ -99,8 +98,7 @@ def check_generation_markers(tokenizer, prompt: str | Messages, completion: str)
 
 def _conversation(prompt: str | Messages, completion: str) -> Messages:
     """All messages of a row."""
-    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return [*asked, {"role": "assistant", "content": completion}]
+    return [*messages_of(prompt), {"role": "assistant", "content": completion}]
 
 
 def _render(tokenizer, messages: Messages, **options):

@@ -10,6 +10,8 @@ read as prompts, too: the first turn of each. This file knows nothing of tokens.
 import gzip
 import json
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -34,9 +36,25 @@ class Row:
     @property
     def prompt_text(self) -> str:
         """The text of the prompt; of a conversation that of its messages, one after the other."""
-        if isinstance(self.prompt, str):
-            return self.prompt
-        return "\n".join(message["content"] for message in self.prompt)
+        return "\n".join(message["content"] for message in messages_of(self.prompt))
+
+
+def messages_of(prompt: str | Messages) -> Messages:
+    """A prompt as the messages of a conversation: a text is one of the user."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Within, a data set is loaded; `InputError` where the hub cannot be reached, or the set has no
+    such split or columns."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"data.hub: {name!r} could not be loaded ({type(error).__name__}); check the network "
+            "and its column names, or give local JSONL files with data.path=FILE"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -55,22 +73,17 @@ class HubSource:
     revision: str | None = None
 
     def rows(self, split: str) -> list[Row]:
-        """Download `split` and render it. Raises `InputError` when the hub cannot be reached."""
+        """Download `split` and render it; raises as `loading` does."""
         import datasets
 
-        try:
+        with loading(self.name):
             table = datasets.load_dataset(
                 self.name, split=self.splits.get(split, split), revision=self.revision
             )
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"data.hub: {self.name!r} could not be loaded ({type(error).__name__}); check the "
-                "network, or give local JSONL files with data.path=FILE"
-            ) from error
-        return [
-            Row(self.prompt.format(**columns), self.completion.format(**columns), self.source)
-            for columns in table
-        ]
+            return [
+                Row(self.prompt.format(**columns), self.completion.format(**columns), self.source)
+                for columns in table
+            ]
 
 
 def read_rows(path: str | Path, split: str, completion_required: bool = True) -> list[Row]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from slipstream.core.errors import InputError
-from slipstream.data.rows import Row
+from slipstream.data.rows import Row, loading
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class TextSource:
             raise InputError("data.hub: prompt_words and completion_words must be at least 1")
 
     def rows(self, split: str) -> list[Row]:
-        """Stream `split` and divide its texts. Raises `InputError` when the hub cannot be reached,
-        the set has no such column, or no text is long enough."""
+        """Stream `split` and divide its texts. Raises `InputError` as `loading` does, and where no
+        text is long enough."""
         import datasets
 
         if split not in self.texts:
             raise InputError(f"data.hub: {self.source} has no {split} split; add it to texts")
         first, count = self.texts[split]
-        try:
+        with loading(self.name):
             table = datasets.load_dataset(
                 self.name,
                 split=self.split,
@@ -53,11 +53,6 @@ class TextSource:
             )
             chosen = islice(table, first, first + count)
             texts = [(columns[self.text] or "").split() for columns in chosen]
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(
-                f"data.hub: {self.name!r} could not be loaded ({type(error).__name__}); check the "
-                "network and its column names, or give local JSONL files with data.path=FILE"
-            ) from error
         end = self.prompt_words + self.completion_words
         rows = [
             Row(

@@ -68,7 +68,8 @@ class Run:
 @dataclass(frozen=True)
 class Generation:
     """ids: emitted tokens, the end token included; text: without special tokens, cut before a
-    stop string; finished: 'end', 'stop' or 'length'; runs: of SPRINTER alone."""
+    stop string; finished: 'end', 'stop' or 'length'; accepted: drafted tokens that each step of
+    the tree engine kept; runs: of SPRINTER alone."""
 
     ids: list[int]
     text: str

@@ -7,8 +7,9 @@ answers it forgets between passes.
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
 
@@ -21,7 +22,7 @@ from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.statistics import Statistics
 from slipstream.evaluation.methods import Method
-from slipstream.evaluation.metrics import rouge, sql_exact_match
+from slipstream.evaluation.metrics import ratio_interval, rouge, sql_exact_match
 from slipstream.evaluation.prompts import Prompt
 from slipstream.targets.target import Target
 
@@ -48,7 +49,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Record:
-    """One line of the results: a method on a prompt set. Seconds are sums over the prompts."""
+    """One line of the results: a method on a prompt set. Seconds are sums over the prompts; low and
+    high bound 95 % of a speedup; accepted_lengths: how many steps kept so many drafted tokens."""
 
     method: str
     details: str
@@ -61,7 +63,11 @@ class Record:
     tokens: int
     tokens_per_second: float
     speedup_vs_transformers: float | None
+    speedup_vs_transformers_low: float | None
+    speedup_vs_transformers_high: float | None
     speedup_vs_plain: float | None
+    speedup_vs_plain_low: float | None
+    speedup_vs_plain_high: float | None
     tau: float
     tau_mean_over_prompts: float
     mean_accepted_draft_tokens: float
@@ -72,14 +78,12 @@ class Record:
     seconds_verify: float
     seconds_overhead: float
     store_bytes: int
+    accepted_lengths: dict[int, int]
     ended: int
     rouge_1: float | None
     rouge_l: float | None
     rouge_lsum: float | None
     exact_match: float | None
-
-    def as_dict(self) -> dict:
-        return asdict(self)
 
 
 def compare(
@@ -151,10 +155,8 @@ def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record
         chosen = [
             place for place, prompt in enumerate(prompts) if name in (prompt.source, ALL_SETS)
         ]
-        totals = {run.method: total_of(run, chosen) for run in runs}
         for run in runs:
-            expected = expected_answers(run, runs)
-            records.append(_record(run, expected, name, chosen, prompts, totals, dtype))
+            records.append(_record(run, runs, name, chosen, prompts, dtype))
     return records
 
 
@@ -209,23 +211,11 @@ def total_of(run: Run, chosen: Iterable[int]) -> Statistics:
 
 
 def _record(
-    run: Run,
-    expected: list[list[int]],
-    prompt_set: str,
-    chosen: list[int],
-    prompts: list[Prompt],
-    totals: dict[str, Statistics],
-    dtype: str,
+    run: Run, runs: list[Run], prompt_set: str, chosen: list[int], prompts: list[Prompt], dtype: str
 ) -> Record:
-    total = totals[run.method]
+    total, expected = total_of(run, chosen), expected_answers(run, runs)
     answers = [run.generations[place] for place in chosen]
     sets = list(dict.fromkeys(prompts[place].source for place in chosen))
-
-    def speedup(other: str) -> float | None:
-        if other not in totals:
-            return None
-        return total.tokens_per_second / totals[other].tokens_per_second
-
     return Record(
         method=run.method,
         details=_together({name: run.details[name] for name in sets}),
@@ -237,8 +227,8 @@ def _record(
         identical=sum(run.generations[place].ids == expected[place] for place in chosen),
         tokens=total.tokens,
         tokens_per_second=total.tokens_per_second,
-        speedup_vs_transformers=speedup("transformers"),
-        speedup_vs_plain=speedup("plain"),
+        **_speedup("transformers", run, runs, chosen),
+        **_speedup("plain", run, runs, chosen),
         tau=total.tau,
         tau_mean_over_prompts=sum(answer.statistics.tau for answer in answers) / len(answers),
         mean_accepted_draft_tokens=total.mean_accepted_draft_tokens,
@@ -249,9 +239,22 @@ def _record(
         seconds_verify=total.shares.get("verify", 0.0),
         seconds_overhead=total.overhead,
         store_bytes=max(map(run.store_bytes.__getitem__, sets)),
+        accepted_lengths=dict(sorted(Counter(chain(*(a.accepted for a in answers))).items())),
         ended=sum(answer.finished == "end" for answer in answers),
         **_quality(answers, [prompts[place] for place in chosen]),
     )
+
+
+def _speedup(other: str, run: Run, runs: list[Run], chosen: list[int]) -> dict[str, float | None]:
+    """Over the method called `other`, with its bounds; None where that was not run."""
+    base = next((each for each in runs if each.method == other), None)
+    found: tuple[float | None, ...] = (None, None, None)
+    if base is not None:
+        sides = [[each.generations[place].statistics for place in chosen] for each in (run, base)]
+        ours, theirs = (([e.tokens for e in own], [e.seconds for e in own]) for own in sides)
+        found = ratio_interval(ours, theirs)
+    names = (f"speedup_vs_{other}{end}" for end in ("", "_low", "_high"))
+    return dict(zip(names, found, strict=True))
 
 
 def scores(

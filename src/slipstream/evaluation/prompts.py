@@ -3,12 +3,11 @@
 import json
 import random
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from slipstream.core.errors import InputError
 from slipstream.data.rendering import render_prompt
-from slipstream.data.rows import HubSource, Messages, Row, distinct, read_rows, spread
-from slipstream.data.synthetic import SyntheticPrompts
+from slipstream.data.rows import HubSource, Messages, Row, distinct, messages_of, spread
+from slipstream.data.sources import Sources
 from slipstream.targets.target import Target
 
 
@@ -24,7 +23,7 @@ class Prompt:
     @property
     def question(self) -> str:
         """What is to be answered: of a conversation its last message."""
-        return self.text if isinstance(self.text, str) else self.text[-1]["content"]
+        return messages_of(self.text)[-1]["content"]
 
     def asking(self, question: str) -> "Prompt":
         """The same prompt with another question."""
@@ -55,24 +54,16 @@ class PromptSets:
         if split not in ("test", "validation"):
             raise InputError("data.split: must be test or validation")
         self.split, self.cut = split, cut
-        self.paths = [path] if isinstance(path, str | Path) else list(path or [])
-        self.hub = list((hub or {}).values())
-        self.synthetic_kinds, self.seed = list(synthetic_kinds or []), seed
-        if not (self.paths or self.hub or self.synthetic_kinds):
-            raise InputError("data.path: no prompts given; name a JSONL file or folder")
+        self.sources, self.seed = Sources(path, hub, synthetic_kinds, seed), seed
 
     def take(self, count: int) -> list[Prompt]:
         """`count` distinct prompts, in equal parts from every set, spread evenly over each."""
         if count < 1:
             raise InputError("num_prompts: must be at least 1")
-        if self.paths:
-            tables = [read_rows(path, self.split, completion_required=False) for path in self.paths]
-        elif self.hub:
-            tables = [source.rows(self.split) for source in self.hub]
-        else:
-            rows = SyntheticPrompts(self.synthetic_kinds, count, self.seed, self.split).rows()
+        if not self.sources.given:
+            rows = self.sources.synthetic(count, self.split)
             return [Prompt(row.prompt, row.source) for row in rows]
-        sets = []
+        tables, sets = self.sources.tables(self.split, completion_required=False), []
         for number, table in enumerate(tables):
             share = (count - number - 1) // len(tables) + 1
             sets.append(spread(_distinct(table), share))

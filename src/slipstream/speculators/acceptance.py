@@ -7,20 +7,23 @@ Adaptive Candidate Lengths", section 3. It decides only how far is drafted: deco
 
 from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from slipstream.core.errors import InputError
-from slipstream.speculators.draft_features import DraftFeatures, fold_in
+from slipstream.speculators.base import SpeculatorConfig
+from slipstream.speculators.classifier import Classifier
 from slipstream.targets.target import Target
 
 
 @dataclass(frozen=True)
-class AcceptanceConfig:
-    """features: kinds of `DraftFeatures`; width, depth: of the residual network; rejection_weight:
-    how much more a rejection counts than an acceptance; judged: as in `SprinterConfig`."""
+class AcceptanceConfig(SpeculatorConfig):
+    """features, judged: as in `Classifier`; width, depth: of the residual network;
+    rejection_weight: how much more a rejection counts than an acceptance."""
 
+    kind: ClassVar[str] = "acceptance"
     features: tuple[str, ...] = ("hidden", "token", "distribution")
     width: int = 64
     depth: int = 3
@@ -34,24 +37,18 @@ class AcceptanceConfig:
                 "finite number above 0"
             )
 
-    @classmethod
-    def from_arguments(cls, arguments: dict) -> "AcceptanceConfig":
-        """From a speculator folder's config.json."""
-        return cls(**(arguments | {"features": tuple(arguments["features"])}))
 
-
-class AcceptanceHead(nn.Module):
+class AcceptanceHead(Classifier):
     """One score; its sigmoid says how surely the drafted token is accepted: a / (a + w (1 - a)) for
     a probability a of acceptance, with rejections weighted by w."""
 
-    kind = "acceptance"
+    kind = AcceptanceConfig.kind
+    Config = AcceptanceConfig
     outputs = ("accepted",)
 
     def __init__(self, draft: Target, config: AcceptanceConfig):
-        super().__init__()
-        self.config, self.pos_weight = config, 1 / config.rejection_weight
-        self.features = DraftFeatures(draft, tuple(config.features))
-        self.linear = nn.Linear(self.features.size, config.width)
+        super().__init__(draft, config, config.width)
+        self.pos_weight = 1 / config.rejection_weight
         self.blocks = nn.ModuleList(
             nn.Linear(config.width, config.width) for _ in range(config.depth)
         )
@@ -67,6 +64,3 @@ class AcceptanceHead(nn.Module):
     def labels(self, log_ratios: torch.Tensor) -> torch.Tensor:
         """(n,) log(q / p) of drafted tokens -> (n, 1) probabilities of acceptance min(1, p / q)."""
         return (-log_ratios).clamp(max=0).exp()[:, None]
-
-    def fold_in(self, mean: torch.Tensor, scale: torch.Tensor) -> None:
-        fold_in(self.linear, mean, scale)

@@ -10,39 +10,26 @@ import tempfile
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
 import safetensors
 import safetensors.torch
 import torch
-from torch import nn
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
-from slipstream.speculators.acceptance import AcceptanceConfig, AcceptanceHead
-from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
-from slipstream.speculators.streaming.config import StreamingConfig
-from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.speculators.base import Speculator, known_kinds, speculator_class
 from slipstream.targets.target import Target
 
+Kind = TypeVar("Kind", bound=Speculator)
 FORMAT_VERSION = 1
-KINDS = {
-    StreamingSpeculator.kind: (StreamingSpeculator, StreamingConfig),
-    SprinterVerifier.kind: (SprinterVerifier, SprinterConfig),
-    AcceptanceHead.kind: (AcceptanceHead, AcceptanceConfig),
-}
 FIELDS = ("format_version", "kind", "arguments", "target", "target_fingerprint")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
-def new_speculator(target: Target, config) -> nn.Module:
-    """An untrained speculator for `target`, of the kind that `config` belongs to."""
-    (made,) = [speculator for speculator, kind in KINDS.values() if isinstance(config, kind)]
-    return made(target, config)
-
-
 def save_speculator(
-    folder: str | Path, speculator: nn.Module, target: Target, trained_length: int, card: str
+    folder: str | Path, speculator: Speculator, target: Target, trained_length: int, card: str
 ) -> Path:
     """Write the folder (replacing one of the same name). trained_length: longest sample, tokens."""
     folder = Path(folder)
@@ -87,16 +74,16 @@ def read_config(folder: str | Path) -> dict:
             f"speculator: {path} cannot be read ({type(error).__name__}); give a folder written "
             "by train.py"
         ) from error
-    if fields["format_version"] != FORMAT_VERSION or fields["kind"] not in list(KINDS):
+    if fields["format_version"] != FORMAT_VERSION or fields["kind"] not in list(known_kinds()):
         raise InputError(
             f"speculator: {folder} has format {fields['format_version']!r} and kind "
             f"{fields['kind']!r}; this version opens format {FORMAT_VERSION} and kinds "
-            f"{', '.join(KINDS)}"
+            f"{', '.join(known_kinds())}"
         )
     return config
 
 
-def load_speculator(folder: str | Path, target: Target) -> nn.Module:
+def load_speculator(folder: str | Path, target: Target) -> Speculator:
     """Open a speculator folder for `target`. Raises `InputError` for another target or tokenizer,
     and for missing, superfluous, misshapen, unreadable or not finite tensors."""
     folder = Path(locate(folder))
@@ -117,9 +104,9 @@ def load_speculator(folder: str | Path, target: Target) -> nn.Module:
             f"the {' and '.join(sorted(differs))} of {target.name or 'this target'} "
             "differs; use that target, or train a speculator for this one"
         )
-    speculator_class, config_class = KINDS[config["kind"]]
+    kind = speculator_class(config["kind"])
     try:
-        speculator = speculator_class(target, config_class.from_arguments(config["arguments"]))
+        speculator = kind(target, kind.Config.from_arguments(config["arguments"]))
     except (TypeError, KeyError) as error:
         raise InputError(
             f"speculator: the arguments in {Path(folder) / CONFIG} are not those of this version "
@@ -141,7 +128,18 @@ def load_speculator(folder: str | Path, target: Target) -> nn.Module:
     return speculator.to(target.device).eval()
 
 
-def start_from_speculator(speculator: nn.Module, folder: str | Path) -> None:
+def opened(given: Kind | str | Path, target: Target, expected: type[Kind]) -> Kind:
+    """The speculator itself, or that of a folder; `InputError` for one of another kind."""
+    speculator = given if isinstance(given, Speculator) else load_speculator(given, target)
+    if not isinstance(speculator, expected):
+        raise InputError(
+            f"speculator: it is of kind {speculator.kind!r}, and one of kind {expected.kind!r} is "
+            f"needed; train one with speculator={expected.kind}"
+        )
+    return speculator
+
+
+def start_from_speculator(speculator: Speculator, folder: str | Path) -> None:
     """Take over the tensors of a speculator folder that `speculator` has in the same shape.
 
     The folder's target is not compared: one of the same sizes, retrained, is a good start, too.

@@ -4,7 +4,6 @@ All of it comes from the draft model's own forward. Nothing here knows the targe
 """
 
 import torch
-from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.targets.target import Target
@@ -114,10 +113,3 @@ class DraftFeatures:
             _shape(logs).expand(count, -1),
             logs,
         )
-
-
-def fold_in(linear: nn.Linear, mean: torch.Tensor, scale: torch.Tensor) -> None:
-    """Let `linear`, trained on (features - mean) / scale, take the features themselves."""
-    with torch.no_grad():
-        linear.weight /= scale
-        linear.bias -= linear.weight @ mean

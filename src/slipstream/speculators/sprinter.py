@@ -6,20 +6,21 @@ output for each of several lambdas: separate verifiers on the same features, tra
 
 from dataclasses import dataclass
 from math import inf, log
+from typing import ClassVar
 
 import torch
-from torch import nn
 
 from slipstream.core.errors import InputError
-from slipstream.speculators.draft_features import DraftFeatures, fold_in
+from slipstream.speculators.base import SpeculatorConfig
+from slipstream.speculators.classifier import Classifier
 from slipstream.targets.target import Target
 
 
 @dataclass(frozen=True)
-class SprinterConfig:
-    """features: kinds of `DraftFeatures`; ratios: the lambdas, one output each; judged: fingerprint
-    of the target whose probabilities made the labels, None before training."""
+class SprinterConfig(SpeculatorConfig):
+    """features, judged: as in `Classifier`; ratios: the lambdas, one output each."""
 
+    kind: ClassVar[str] = "sprinter"
     features: tuple[str, ...] = ("hidden",)
     ratios: tuple[float, ...] = (1.0, 1.2, 1.5)
     judged: dict[str, str] | None = None
@@ -29,25 +30,16 @@ class SprinterConfig:
         if not self.ratios or not numbers or any(not 0 < ratio < inf for ratio in self.ratios):
             raise InputError("speculator.ratios: each lambda must be a finite number above 0")
 
-    @classmethod
-    def from_arguments(cls, arguments: dict) -> "SprinterConfig":
-        """From a speculator folder's config.json."""
-        lists = {name: tuple(arguments[name]) for name in ("features", "ratios")}
-        return cls(**(arguments | lists))
 
-
-class SprinterVerifier(nn.Module):
+class SprinterVerifier(Classifier):
     """A score for each lambda of the config; the sigmoid of a score is the probability that the
     drafted token is acceptable."""
 
-    kind = "sprinter"
-    pos_weight = 1.0
+    kind = SprinterConfig.kind
+    Config = SprinterConfig
 
     def __init__(self, draft: Target, config: SprinterConfig):
-        super().__init__()
-        self.config = config
-        self.features = DraftFeatures(draft, tuple(config.features))
-        self.linear = nn.Linear(self.features.size, len(config.ratios))
+        super().__init__(draft, config, width=len(config.ratios))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(..., F) -> (..., number of ratios) scores."""
@@ -72,6 +64,3 @@ class SprinterVerifier(nn.Module):
                 f"not {ratio}; choose one of them, or train one with speculator.ratios=[{ratio}]"
             )
         return self.config.ratios.index(ratio)
-
-    def fold_in(self, mean: torch.Tensor, scale: torch.Tensor) -> None:
-        fold_in(self.linear, mean, scale)

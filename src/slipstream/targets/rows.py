@@ -70,7 +70,8 @@ class Rows:
 
     def keep(self, nodes: torch.Tensor, layer: int) -> None:
         """Let only these (B, M) node rows (-1 for padding) and their streams (of all nodes or none)
-        go on, from `layer` on; they see one another and all committed tokens as before."""
+        go on, from `layer` on; they see one another and all committed tokens as before, and nobody
+        sees padding."""
         count, streams = self.num_nodes, self.num_stream_rows // self.num_nodes
         index = nodes.clamp(min=0)
         own = torch.arange(streams, device=nodes.device)
@@ -79,7 +80,9 @@ class Rows:
         before = torch.arange(committed, device=nodes.device).expand(len(nodes), -1)
         columns = torch.cat([before, committed + rows], 1)[:, None, None]
         mask = self.mask.gather(2, rows[:, None, :, None].expand(-1, 1, -1, self.mask.shape[-1]))
-        self.mask = mask.gather(3, columns.expand(-1, 1, rows.shape[1], -1))
+        mask = mask.gather(3, columns.expand(-1, 1, rows.shape[1], -1))
+        real = torch.cat([nodes >= 0, (nodes >= 0).repeat_interleave(streams, 1)], 1)
+        self.mask = mask & torch.nn.functional.pad(real, (committed, 0), value=True)[:, None, None]
         self.hidden = self.hidden.gather(1, rows[..., None].expand(-1, -1, self.hidden.shape[2]))
         self.positions = self.positions.gather(1, rows)
         self.num_stream_rows = streams * nodes.shape[1]

@@ -36,12 +36,7 @@ class LowRank(nn.Module):
 
     def as_linears(self) -> nn.Sequential:
         """The same function as two linear layers, which can be packed."""
-        layers = []
-        for weight in (self.down, self.up):
-            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-            linear.weight = nn.Parameter(weight.detach().clone())
-            layers.append(linear)
-        return nn.Sequential(*layers)
+        return nn.Sequential(_linear(self.down), _linear(self.up))
 
 
 class StreamAdapters(nn.Module):
@@ -117,12 +112,17 @@ class StreamAdapters(nn.Module):
 def _merged(module: nn.Module, adapter: LowRank) -> nn.Linear:
     """One linear layer that computes `module` and `adapter` together."""
     weight = module.weight.t() if hasattr(module, "nx") else module.weight
-    out_features, in_features = weight.shape
-    linear = nn.Linear(in_features, out_features, bias=module.bias is not None)
     precise = torch.promote_types(weight.dtype, torch.float32)
     merged = weight.to(precise) + adapter.up.to(precise) @ adapter.down.to(precise)
-    linear.weight = nn.Parameter(merged.to(weight.dtype))
-    linear.bias = None if module.bias is None else nn.Parameter(module.bias)
+    return _linear(merged.to(weight.dtype), module.bias)
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear:
+    """A linear layer with these numbers, (out, in) and (out,)."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.detach().clone())
+    if bias is not None:
+        linear.bias = nn.Parameter(bias)
     return linear
 
 

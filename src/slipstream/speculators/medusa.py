@@ -1,0 +1,166 @@
+"""Medusa-1: heads that each guess one of the coming tokens from the last state of the present one.
+
+Source: Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding
+Heads", sections 2.1.1 (heads), 2.2.1 (loss, frozen target) and 2.3.3 (accuracies that choose the
+tree). Heads know neither each other's tokens nor the root.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from slipstream.core.errors import InputError
+from slipstream.core.processes import mean_over_processes
+from slipstream.speculators.base import Batch, DraftingSpeculator, SpeculatorConfig, causal_rows
+from slipstream.speculators.head_loss import head_loss
+from slipstream.speculators.labels import NO_LABEL, Future, future_tokens, guess_means
+from slipstream.targets.target import Target
+
+
+@dataclass(frozen=True)
+class MedusaConfig(SpeculatorConfig):
+    """num_heads: how many tokens beyond the next one are guessed. own_heads: whether each head has
+    an LM head of its own, at first a copy of the target's (the paper), or they share the target's,
+    frozen. decay: head k counts decay^k in the loss. num_ranks: of how many most probable tokens of
+    each head the accuracy is measured, and no more are drafted."""
+
+    kind: ClassVar[str] = "medusa"
+    num_heads: int = 4
+    own_heads: bool = True
+    decay: float = 0.8
+    num_ranks: int = 10
+
+    def __post_init__(self) -> None:
+        for field in ("num_heads", "num_ranks"):
+            value = getattr(self, field)
+            if type(value) is not int or value < 1:
+                raise InputError(f"speculator.{field}: must be a whole number of at least 1")
+        if type(self.own_heads) is not bool:
+            raise InputError("speculator.own_heads: must be true or false")
+        if not isinstance(self.decay, int | float) or not 0 < self.decay <= 1:
+            raise InputError("speculator.decay: must be above 0 and at most 1")
+
+
+class MedusaSpeculator(DraftingSpeculator):
+    """Head k: h + SiLU(W_k h + b_k), then an LM head; W_k and b_k are zero at first, so that it
+    begins by repeating what the target says of the next token.
+
+    accuracies: (heads, ranks), how often the i-th guess of a head is right; measured by
+    `calibrate`, before that a half, a quarter and so on.
+    """
+
+    kind = MedusaConfig.kind
+    Config = MedusaConfig
+    title = "Medusa heads"
+    source = "Medusa-1, heads over a frozen target"
+    drafter_class = "slipstream.drafters.medusa:Medusa"
+
+    def __init__(self, target: Target, config: MedusaConfig):
+        super().__init__()
+        self.config = config
+        width, vocabulary = target.head.in_features, target.vocab_size
+        if config.num_ranks > vocabulary:
+            raise InputError(
+                f"speculator.num_ranks: must be at most {vocabulary}, the target's vocabulary"
+            )
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(config.num_heads))
+        for block in self.blocks:
+            nn.init.zeros_(block.weight)
+            nn.init.zeros_(block.bias)
+        self.heads = None
+        if config.own_heads:
+            self.heads = nn.ModuleList(_copied(target.head) for _ in self.blocks)
+        guesses = 0.5 ** torch.arange(1, config.num_ranks + 1)
+        self.register_buffer("accuracies", guesses.repeat(config.num_heads, 1))
+
+    def states(self, normed: torch.Tensor) -> torch.Tensor:
+        """(..., D) last states after the final norm -> (..., heads, D), for the LM heads."""
+        return torch.stack([normed + F.silu(block(normed)) for block in self.blocks], dim=-2)
+
+    def logits(self, target: Target, normed: torch.Tensor) -> torch.Tensor:
+        """(..., D) last states after the final norm -> (..., heads, V)."""
+        states = self.states(normed).unbind(-2)
+        heads = [self._head(target, number)(state) for number, state in enumerate(states)]
+        return torch.stack(heads, dim=-2).to(normed.device)
+
+    def _head(self, target: Target, number: int) -> nn.Module:
+        return target.head if self.heads is None else self.heads[number]
+
+    def losses(
+        self, target: Target, batch: Batch, step: int | None = None, num_segments: int | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The cross-entropy of each head, head k weighted by decay^k."""
+        future, normed = self._read(target, batch)
+        counts = mean_over_processes((future.tokens != NO_LABEL).sum((0, 1))).clamp(min=1)
+        sums = torch.zeros(2, len(self.blocks), device=normed.device)
+        for columns in future.segments(num_segments):
+            part = target, normed[:, columns], future.tokens[:, columns]
+            if num_segments is None:
+                sums = sums + self._sums(*part)
+            else:  # its logits are computed again in the backward pass
+                sums = sums + checkpoint(self._sums, *part, use_reentrant=False)
+        losses, accuracies = sums / counts
+        weights = [self.config.decay ** (number + 1) for number in range(len(losses))]
+        means = guess_means(losses.detach(), accuracies.detach(), "head")
+        return losses @ losses.new_tensor(weights), means
+
+    def _read(self, target: Target, batch: Batch) -> tuple[Future, torch.Tensor]:
+        """What is to be guessed, and the states (B, P, D) that it is guessed from."""
+        future = future_tokens(batch, len(self.blocks))
+        with torch.no_grad():
+            hidden = causal_rows(target, batch.ids).hidden
+            index = future.positions[..., None].expand(-1, -1, hidden.shape[-1])
+            return future, target.norm(hidden.gather(1, index))
+
+    def _guesses(
+        self, target: Target, normed: torch.Tensor, tokens: torch.Tensor
+    ) -> Iterator[tuple[nn.Module, torch.Tensor, torch.Tensor]]:
+        """Of each head its LM head, the (M, D) states for it, and the (M,) tokens they stand for.
+        normed: (B, P, D); tokens: (B, P, heads)."""
+        for number, block in enumerate(self.blocks):
+            known = tokens[..., number] != NO_LABEL
+            rows = normed[known]
+            yield self._head(target, number), rows + F.silu(block(rows)), tokens[known][:, number]
+
+    def _sums(self, target: Target, normed: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """(2, heads): summed losses and right first guesses."""
+        found = []
+        for head, states, labels in self._guesses(target, normed, tokens):
+            losses, guesses = head_loss(head, states, labels)
+            found.append(torch.stack([losses.sum(), (guesses == labels).to(losses).sum()]))
+        return torch.stack(found, dim=1)
+
+    @torch.no_grad()
+    def calibrate(self, target: Target, batches: Iterable[Batch]) -> None:
+        """Count how often each of the most probable tokens of a head is the right one."""
+        hits, drafting = torch.zeros_like(self.accuracies), self.placed(target)
+        counts = hits.new_zeros(len(hits), 1)
+        for batch in batches:
+            future, normed = self._read(target, batch)
+            guesses = drafting._guesses(target, normed, future.tokens)
+            for number, (head, states, labels) in enumerate(guesses):
+                best = head(states).topk(self.config.num_ranks).indices
+                hits[number] += (best == labels[:, None]).sum(0)
+                counts[number] += len(labels)
+        hits, counts = mean_over_processes(hits), mean_over_processes(counts)
+        self.accuracies.copy_(hits / counts.clamp(min=1))
+
+    def rows_per_token(self, supervised_share: float) -> float:
+        return len(self.blocks) * supervised_share
+
+
+def _copied(head: nn.Module) -> nn.Linear:
+    """A trainable float32 copy of a target's LM head."""
+    if type(head) is not nn.Linear:
+        raise InputError(
+            "speculator.own_heads: the target's LM head is no plain linear layer, so it cannot be "
+            "copied; set it to false"
+        )
+    copy = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
+    copy.load_state_dict(head.state_dict())
+    return copy

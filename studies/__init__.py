@@ -1,0 +1,1 @@
+"""What the papers' tables and figures ask: one function each, rows out. Not installed."""

@@ -1,0 +1,158 @@
+"""What a device makes of a large target (decoding, rows, memory bandwidth, training), and what a
+decoding step costs after ever more committed tokens (appendix O)."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from unittest.mock import patch
+
+import torch
+from rich.progress import track
+
+from slipstream.core.masks import tree_mask
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.drafters.streaming import Streaming
+from slipstream.evaluation.comparison import compare, overall
+from slipstream.evaluation.methods import Method, Plain, Speculative
+from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.row_cost import row_costs
+from slipstream.results.record import Plot, Result
+from slipstream.speculators.checkpoint import load_speculator
+from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.targets import attention
+from slipstream.targets.compiled import CompiledLayers, compile_like
+from slipstream.targets.loading import DTYPES
+from slipstream.targets.target import Target
+from studies.enlargement import LargeShape, enlarged_speculator, enlarged_target
+from studies.training_costs import segments as training_steps
+
+ROUNDS = 5
+"""All lengths are timed so often in turn, so that a change of the machine's load meets all."""
+
+
+def device(
+    target: Target,
+    prompts: list[Prompt],
+    speculator: str,
+    training: StreamingConfig,
+    shape: LargeShape,
+    dtype: str,
+    budgets: list[int],
+    top_k: int,
+    row_counts: list[int],
+    lengths: list[int],
+    segments: list[int],
+    repeats: int,
+) -> Result:
+    """The small target and its speculator, enlarged to `shape`: plain decoding, streams of both
+    schedules with trees of each of `budgets` nodes, what a step of `row_counts` rows costs, and
+    training steps over `lengths` tokens, dense and in `segments`.
+
+    Bandwidth is that of copying within the device's memory, in this run; a step, drafting included,
+    must read all weights but the embeddings once. Prefills are left out of both.
+    """
+    large = enlarged_target(target, shape, DTYPES[dtype])
+    compile_like(large, target)
+    streams = enlarged_speculator(load_speculator(speculator, target), target, large)
+    methods: dict[str, Method] = {"plain": Plain()} | {
+        f"{schedule}, {nodes} nodes": Speculative(Streaming(streams, schedule, top_k), nodes)
+        for schedule in ("fused", "deferred")
+        for nodes in budgets
+    }
+    runs = compare(methods, prompts, large, Sampling(), Limits(96), repeats, seed=0)
+    read = sum(p.nbytes for p in large.family.layers.parameters()) + large.head.weight.nbytes
+    bandwidth, rows = measured_bandwidth(large.device), []
+    for name, record in overall(runs, prompts, str(large.dtype)).items():
+        seconds = (record.seconds - record.seconds_prefill) / record.target_forwards
+        rows.append(
+            {
+                "method": name,
+                "tokens/s": record.tokens_per_second,
+                "vs plain": record.speedup_vs_plain,
+                "tau": record.tau,
+                "of bandwidth": read / seconds / bandwidth,
+                "ms/step": 1000 * seconds,
+                "identical": f"{record.identical}/{record.num_prompts}",
+            }
+        )
+    costs = row_costs(large, counts=tuple(row_counts))
+    steps = [
+        {"rows": count, "ms": 1000 * each, "vs one row": each / costs[row_counts[0]]}
+        for count, each in costs.items()
+    ]
+    trained = training_steps(large, prompts, training, lengths, segments, repeats)
+    plots = (
+        Plot("method", ("vs plain",), kind="bar", label="tau", reference=1.0),
+        Plot("rows", ("vs one row",), table="Steps"),
+        Plot("tokens", ("tokens/s",), hue="segments", table="Training", log="xy"),
+    )
+    return Result("A large target", rows, plots, {"Steps": steps, "Training": trained.rows})
+
+
+@torch.inference_mode()
+def measured_bandwidth(device: torch.device, size: int = 2**28, repeats: int = 10) -> float:
+    """Bytes per second of a copy of `size` bytes, read and written, the best of some."""
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    copy, best = torch.empty_like(source), float("inf")
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    for _ in range(repeats):
+        wait()
+        started = time.perf_counter()
+        copy.copy_(source)
+        wait()
+        best = min(best, time.perf_counter() - started)
+    return 2 * size / best
+
+
+def context(
+    target: Target, prompts: list[Prompt], lengths: list[int], row_counts: list[int], repeats: int
+) -> Result:
+    """Steps of each of `row_counts` rows (one: plain decoding) at each of `lengths` committed
+    tokens, and the same steps with attention left out: the keys and values that attention must read
+    grow with the context, nothing else should. Weights do not matter to time, so lengths may exceed
+    what the target was trained for.
+    """
+    times: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for _ in track(range(ROUNDS), description="rounds"):
+        for length in lengths:
+            steps = row_costs(target, length, repeats, tuple(row_counts))
+            with without_attention(target):
+                others = row_costs(target, length, repeats, tuple(row_counts))
+            for count in row_counts:
+                times.setdefault((length, count), []).append((steps[count], others[count]))
+    rows = []
+    for (length, count), found in times.items():
+        step, other = (1000 * median(each) for each in zip(*found, strict=True))
+        cache = target.new_cache(length + count)
+        mask = tree_mask(torch.ones(1, count, count, dtype=torch.bool), length, None)
+        rows.append(
+            {
+                "committed": length,
+                "rows": count,
+                "step, ms": step,
+                "beyond attention, ms": other,
+                "mask, KiB": mask.nbytes / 1024,
+                "cache, MiB": cache.nbytes * (length + count) / cache.capacity / 2**20,
+            }
+        )
+    plot = Plot("committed", (("step, ms", "beyond attention, ms"),), hue="rows", log="x")
+    return Result("Context (appendix O)", rows, (plot,))
+
+
+@contextmanager
+def without_attention(target: Target) -> Iterator[None]:
+    """Within, `target` runs all but the attention itself: keys and values are staged and masks made
+    as ever. Steps that were compiled are compiled again."""
+
+    def skip(module, query, *_, **__) -> tuple[torch.Tensor, None]:
+        return query.transpose(1, 2).contiguous(), None
+
+    usual = target.compiled
+    with patch.object(attention, "attend", skip):
+        target.compiled = None if usual is None else CompiledLayers(target)
+        try:
+            yield
+        finally:
+            target.compiled = usual

@@ -1,0 +1,137 @@
+"""How close stream states come to the states they stand for, layer by layer (Figure 5)."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain, islice, repeat
+
+import torch
+import torch.nn.functional as F
+from rich.progress import track
+from torch import nn
+
+from slipstream.core.cache import TrainingCache
+from slipstream.core.errors import InputError
+from slipstream.core.masks import causal_mask
+from slipstream.core.sampling import Sampling
+from slipstream.data.batches import TokenBatches
+from slipstream.data.rendering import Sample, render_prompt
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.evaluation.prompts import Prompt
+from slipstream.results.record import Plot, Result
+from slipstream.speculators.checkpoint import load_speculator
+from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
+from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.rows import HiddenTap
+from slipstream.targets.target import Target
+
+MEDUSA = "Medusa heads"
+
+
+@torch.no_grad()
+def similarity(
+    target: Target,
+    prompts: list[Prompt],
+    speculator: str,
+    training_prompts: int,
+    medusa_steps: int,
+) -> Result:
+    """Cosine of stream (t, j) with the main row of position t + j, after each MSA layer.
+
+    The target answers all prompts; on the first `training_prompts` Medusa heads that share the
+    target's LM head learn for `medusa_steps` steps, on the others everything is measured (these
+    heads after the final norm, from where they start). A shipped speculator has learned from far
+    more prompts than these heads: the shape over the layers is what counts.
+    """
+    drafting = load_speculator(speculator, target).to(target.device, target.dtype).eval()
+    if drafting.config.mode == "shared":
+        raise InputError("study.speculator: the study looks at streams of the lossless mode")
+    gamma, first_layer = drafting.num_streams, drafting.first_layer
+    names = [f"streams after layer {n}" for n in range(first_layer, target.num_layers)]
+    decoder = PlainDecoder(target, Sampling(), Limits(96))
+    seen: list[Sample] = []
+    sums, heads, count = Counter(), None, 0
+    for number, prompt in enumerate(track(prompts, description="prompts")):
+        ids = render_prompt(target.tokenizer, prompt.text)
+        first = len(ids) - 1
+        ids = ids + decoder.generate(ids).ids
+        if len(ids) - first <= gamma + 1:
+            continue
+        if number < training_prompts:
+            seen.append(Sample(ids, first + 1))
+            continue
+        if heads is None:
+            heads = trained_heads(target, gamma, seen, medusa_steps)
+        positions = torch.arange(first, len(ids) - gamma - 1, device=target.device)
+        main, streams = states(target, drafting, ids, positions)
+        futures = positions[:, None] + torch.arange(1, gamma + 1, device=target.device)
+        count += len(positions)
+        normed = target.norm(main[-1])
+        pairs = [*zip(names, streams, main, strict=True)]
+        for name, drafted, truth in [*pairs, (MEDUSA, heads.states(normed[positions]), normed)]:
+            close = F.cosine_similarity(drafted, truth[futures], dim=-1).sum(0)
+            sums.update({(name, j + 1): float(each) for j, each in enumerate(close)})
+    columns = range(1, gamma + 1)
+    rows = [
+        {"states": name} | {f"j = {j}": sums[name, j] / count for j in columns}
+        for name in [*names, MEDUSA]
+    ]
+    plot = Plot("states", (tuple(f"j = {j}" for j in columns),), kind="bar")
+    return Result("Cosine of drafted states with the true future ones (Figure 5)", rows, (plot,))
+
+
+@torch.enable_grad()
+def trained_heads(
+    target: Target, num_heads: int, samples: list[Sample], steps: int
+) -> MedusaSpeculator:
+    """Heads that share the target's LM head, after `steps` steps of AdamW on the samples."""
+    config = MedusaConfig(num_heads=num_heads, own_heads=False)
+    heads = MedusaSpeculator(target, config).to(target.device, target.dtype)
+    optimizer = torch.optim.AdamW(heads.parameters(), lr=1e-3)
+    batches = TokenBatches(samples, batch_tokens=1024, seed=0, shuffle=True)
+    for batch in islice(chain.from_iterable(repeat(batches)), steps):
+        optimizer.zero_grad()
+        heads.losses(target, batch.to(target.device))[0].backward()
+        optimizer.step()
+    return heads.requires_grad_(False)
+
+
+def states(
+    target: Target, speculator: StreamingSpeculator, ids: list[int], positions: torch.Tensor
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """States after each MSA layer: of all main rows, (T, D), and of streams, (P, gamma, D).
+
+    The streams are not told the root, as Medusa heads are not.
+    """
+    layers = target.family.layers[speculator.first_layer :]
+    cache, early = TrainingCache(target.num_layers), HiddenTap(speculator.first_layer)
+    tokens = torch.tensor([ids], device=target.device)
+    everywhere = torch.arange(len(ids), device=target.device)[None]
+    with _recorded(layers) as main:
+        target.forward(tokens, everywhere, None, cache, [early])
+    cache.keep = 0
+    sees = causal_mask(len(ids), target.device)[positions][None, None]
+    roots = torch.full((1, len(positions)), -1, device=target.device)
+    with _recorded(layers) as streams:
+        own = early.hidden[:, positions]
+        speculator.run_streams(target, own, roots, positions[None], sees, cache)
+    gamma = speculator.num_streams
+    drafted = [each[0, -len(positions) * gamma :].unflatten(0, (-1, gamma)) for each in streams]
+    return [hidden[0] for hidden in main], drafted
+
+
+@contextmanager
+def _recorded(layers: list[nn.Module]) -> Iterator[list[torch.Tensor]]:
+    """Within, what each of `layers` puts out is appended to the list."""
+    found: list[torch.Tensor] = []
+
+    def keep(_, __, output) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+
+    handles = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
