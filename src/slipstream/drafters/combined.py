@@ -10,6 +10,7 @@ of it happens on the device.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -143,19 +144,25 @@ def together(trees: Sequence[Trees]) -> tuple[Trees, torch.Tensor]:
     >>> together([one, other])[1][0, 1:3].tolist()
     [[0.8, 0.6], [0.5, -1.0]]
     """
-    both, now = merge(trees)
-    claims = []
-    for tree, own in zip(trees, now.split([tree.width for tree in trees], 1), strict=True):
-        below, nowhere = tree.parents >= 0, both.width
-        confidences = tree.confidences.double()
-        above = confidences.gather(1, tree.parents_or_root)
-        claim = torch.where(above > 0, (confidences / above).clamp(max=1), 0.0)
-        parents = own.gather(1, tree.parents_or_root).masked_fill(~below, nowhere)
-        names = torch.zeros_like(F.pad(now, (0, 1))).scatter(1, parents, 1)
-        silent = names.gather(1, both.parents_or_root).double() - 1
-        places = own.masked_fill(~below, nowhere)
-        claims.append(F.pad(silent, (0, 1)).scatter_reduce(1, places, claim, "amax")[:, :-1])
-    return both, torch.stack(claims, -1)
+    (both, now), count = merge(trees), len(trees)
+    confidences = torch.cat([tree.confidences for tree in trees], 1).double()
+    below = torch.cat([tree.parents for tree in trees], 1) >= 0
+    starts = [0, *accumulate(tree.width for tree in trees)]
+    above = [tree.parents_or_root + start for tree, start in zip(trees, starts, strict=False)]
+    drafter = [torch.full_like(tree.parents, place) for place, tree in enumerate(trees)]
+    above, drafter = torch.cat(above, 1), torch.cat(drafter, 1)
+    # Below a node that is certainly wrong all are: 0 / 0.
+    claim = (confidences / confidences.gather(1, above)).nan_to_num(0.0).clamp(max=1)
+    # Of a table (B, M + 1, drafters) the last nodes are for padding.
+    nodes, parents = (
+        place.masked_fill(~below, both.width) * count + drafter
+        for place in (now, now.gather(1, above))
+    )
+    names = now.new_zeros(len(both), (both.width + 1) * count).scatter(1, parents, 1)
+    of_parents = both.parents_or_root[..., None].expand(-1, -1, count)
+    silent = names.unflatten(1, (-1, count)).gather(1, of_parents).double() - 1
+    table = F.pad(silent.flatten(1), (0, count)).scatter_reduce(1, nodes, claim, "amax")
+    return both, table.unflatten(1, (-1, count))[:, :-1]
 
 
 def chosen(trees: Trees, probabilities: torch.Tensor, budget: int) -> Trees:
