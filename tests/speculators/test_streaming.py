@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from slipstream.core.tree import DraftTree
+from tests.reference import DraftTree
 from tests.tiny import ARCHITECTURES, random_tree, tiny_speculator, tiny_target
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -72,14 +72,14 @@ def pair(architecture: str, variant: str) -> tuple[Target, StreamingSpeculator]:
 def filled_cache(target: Target, tokens: list[int]) -> StepCache:
     cache = target.new_cache(120)
     target.forward(torch.tensor([tokens]), torch.arange(len(tokens))[None], None, cache)
-    cache.commit([(range(target.num_layers), list(range(len(tokens))))])
+    cache.commit_first([len(tokens)])
     return cache
 
 
 @torch.no_grad()
 def run_tree(target: Target, tree: DraftTree, cache: StepCache, *visitors) -> Rows:
-    positions = torch.tensor([tree.depths()]) + cache.length
-    mask = tree_mask(cache.lengths, tree.ancestor_mask()[None])
+    positions = torch.tensor([tree.depths()]) + cache.slots
+    mask = tree_mask(tree.ancestor_mask()[None], cache.slots, None)
     return target.forward(torch.tensor([tree.tokens]), positions, mask, cache, visitors)
 
 
@@ -92,7 +92,7 @@ def deferred_streams(
     watching = Watching(target, speculator, fused=False, acting=False)
     positions = torch.arange(len(tokens))[None]
     target.forward(torch.tensor([tokens]), positions, None, cache, [watching])
-    cache.commit([(range(target.num_layers), list(range(len(tokens))))])
+    cache.commit_first([len(tokens)])
     sees_all = torch.ones(1, 1, 1, len(tokens), dtype=torch.bool)
     return speculator.run_streams(
         target,
