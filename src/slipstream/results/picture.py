@@ -94,7 +94,9 @@ def _series(plot: Plot, columns: Sequence[str], rows: Rows) -> list[tuple[str, s
         own = [row for row in rows if plot.hue is None or row[plot.hue] == hue]
         for place, column in enumerate(columns):
             words = [] if hue is None else [_name(plot.hue, hue)]
-            words += [column] if len(columns) > 1 else []
+            # "E[N], simulated" beside "E[N]" is called "simulated"
+            own_name = column.removeprefix(columns[0]).lstrip(", ") if hue is not None else column
+            words += [own_name] if len(columns) > 1 and own_name else []
             colour = number if plot.hue is not None else place
             style = LINE_STYLES[place % len(LINE_STYLES)]
             found.append((", ".join(words), column, f"C{colour % 10}", style, own))

@@ -65,13 +65,9 @@ def write_curves(
     }
     record, picture = folder / "verifier.json", folder / "verifier.png"
     write_json(record, found)
-    tables = {
-        "ROC": roc(outputs, probabilities, labels),
-        "Calibration": [
-            {LABEL: name} | row for name in found for row in found[name]["calibration"]
-        ],
-        "Rates": [{LABEL: name} | row for name in found for row in found[name]["rates"]],
-    }
+    tables = {"ROC": roc(outputs, probabilities, labels)}
+    for title in ("calibration", "rates"):
+        tables[title] = [{LABEL: name} | row for name in found for row in found[name][title]]
     kept = "true_positive_rate", "false_positive_rate"
     plots = (
         Plot("false positive rate", ("true positive rate",), LABEL, table="ROC"),
