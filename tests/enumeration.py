@@ -118,7 +118,7 @@ def chance(monkeypatch):
         if probabilities.ndim == 3 and probabilities.shape[1] > 1:
             waiting[:] = [(probabilities, points)]  # of these, only the nodes of the path matter
         else:
-            _note(probabilities.flatten(0, -2), points.flatten())
+            _note(probabilities.reshape(-1, probabilities.shape[-1]), points.reshape(-1))
         return draw(probabilities, points)
 
     def noted_follow(trees, choices):
