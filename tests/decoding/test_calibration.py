@@ -124,6 +124,7 @@ def test_keys_tell_apart_models_drafters_and_sampling():
 def test_calibrating_measures_every_size():
     target, prompts = tiny_target(), [[1, 2, 3], [4, 5, 6, 4, 5]]
     drafters = {"unispec": untrained.unispec(), "lookup": PromptLookup(2, 8)}
+    drafters = {name: each.attach(target) for name, each in drafters.items()}
     limits = Limits(12)
     found = calibrate(target, drafters, prompts, Sampling(), limits, [2, 4, 8], 1)
     assert found.points.keys() == drafters.keys()
@@ -150,12 +151,12 @@ def test_keys_tell_apart_processors_and_layouts(monkeypatch):
 
 
 def test_a_drafter_that_was_used_can_be_described():
-    """Its parts know it in turn."""
+    """As it was before: what is made for a target is no part of the settings."""
     target = tiny_target()
     drafter = Streaming(tiny_speculator(target), "fused", 2)
     before = described(drafter)
-    Engine(target, drafter, Sampling(), Limits(2), 4).generate([1, 2])
-    assert described(drafter).keys() == before.keys() == {"Streaming"}
+    Engine(target, drafter.attached(target), Sampling(), Limits(2), 4).generate([1, 2])
+    assert described(drafter) == before and before.keys() == {"Streaming"}
 
 
 @pytest.mark.parametrize(("factor", "noticed"), [(1.0, 0), (1.2, 0), (1.3, 1), (0.7, 1)])

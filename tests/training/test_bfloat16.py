@@ -48,8 +48,7 @@ def test_a_drafter_casts_a_copy_that_shares_the_target(mode, schedule):
     target.model.bfloat16()
     speculator = tiny_speculator(target, mode=mode).float().train()
     before = copy.deepcopy(speculator.state_dict())
-    drafter = Streaming(speculator, schedule, top_k=2)
-    drafter.bind(target)
+    drafter = Streaming(speculator, schedule, top_k=2).attach(target)
     assert {p.dtype for p in drafter.speculator.parameters()} == {torch.bfloat16}
     assert speculator.training and not drafter.speculator.training
     for name, parameter in speculator.named_parameters():
