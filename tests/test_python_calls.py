@@ -13,6 +13,7 @@ import slipstream
 from slipstream import app
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
+from slipstream.custom_generation import target_of
 from slipstream.data.rendering import render_prompt
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
@@ -172,7 +173,8 @@ def test_a_second_call_finds_what_the_first_one_made(tmp_path):
     for drafter in (Streaming(folder, "auto", 2), store, DraftModel(target, 4)):
         first, second = (ours(target.model, ids, drafter, **GREEDY).tolist() for _ in range(2))
         assert first == second
-    assert len(store.stores) == 1 and store.stores[0].known
+    attached = store.attached(target_of(target.model))
+    assert attached.stores == [attached.kept] and attached.kept.known
 
 
 def test_a_model_that_was_cast_between_two_calls_is_another_target(tmp_path):

@@ -25,8 +25,9 @@ def read_on(
     """Run the new tokens of B texts behind what is committed of each, and commit them.
 
     Rows are right-padded to the most tokens that any text has, at least to `width`; a text may have
-    none. last: as in `Rows`. Rows of up to two tokens come again in every step.
+    none. last: as in `Rows`. Rows of up to two tokens, or of `width`, come again in every step.
     """
+    often = max(width, 2)
     width = max(width, *map(len, tokens))
     device = model.device
     ids = on_device([own + [0] * (width - len(own)) for own in tokens], device)
@@ -42,7 +43,7 @@ def read_on(
         cache,
         visitors,
         last=last,
-        repeats=mask is not None and width <= 2,
+        repeats=mask is not None and width <= often,
     )
     cache.commit_first([len(own) for own in tokens])
     return rows
