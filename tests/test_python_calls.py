@@ -13,14 +13,13 @@ import slipstream
 from slipstream import app
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
-from slipstream.custom_generation import target_of
 from slipstream.data.rendering import render_prompt
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.drafters.unispec import UniSpec
 from slipstream.speculators.checkpoint import save_speculator
-from slipstream.targets.loading import fingerprint, load_target
+from slipstream.targets.loading import fingerprint, load_target, target_of
 
 PROMPT = "name[The Punter], eatType[pub], food[Italian], priceRange[cheap], area[riverside]"
 OTHER = "name[The Mill], eatType[coffee shop], food[English]"

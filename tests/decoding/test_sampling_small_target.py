@@ -16,6 +16,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
+from slipstream.decoding.request import Batch
 
 DRAFTERS = sorted(path.stem for path in (ROOT / "conf" / "drafter").glob("*.yaml"))
 PROMPT = (  # the answer's second token may be any column, so a wrong rule shows; n-grams know one
@@ -80,5 +81,15 @@ def test_pairs_of_tokens_have_the_targets_distribution(target, expected, name):
 
 def test_a_wrong_residual_is_noticed(target, expected, monkeypatch):
     """A rejected token that stays possible is drawn too often."""
-    monkeypatch.setattr(verification, "residual", lambda remaining, *_: remaining)
-    assert p_value(target, expected, "streaming")[0] < 1e-6
+    monkeypatch.setattr(verification, "residual", lambda remaining, _: remaining)
+    assert p_value(target, expected, "draft_model")[0] < 1e-6
+
+
+def test_one_number_for_two_depths_is_noticed(target, expected, monkeypatch):
+    points = Batch.points
+    monkeypatch.setattr(
+        Batch,
+        "points",
+        lambda batch, numbers, depths: points(batch, numbers, torch.zeros_like(depths)),
+    )
+    assert p_value(target, expected, "unispec")[0] < 1e-6
