@@ -44,7 +44,7 @@ def draft_size(
     greedy, limits = Sampling(), Limits(96)
     rows, around, sizes = [], [], []
     for name, drafter in drafters.items():
-        ways = drafter.attach(target).variants()
+        ways = drafter.variants(drafter.attach(target))
         found = calibrate(target, ways, warm_up, greedy, limits, budgets, repeats)
         way, own = fastest(found.points)
         near = [own + sign * each for each in [0, *deviations] for sign in (-1, 1)]

@@ -9,7 +9,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.base import Drafter
+from slipstream.drafters.base import Attached, Drafter
 from slipstream.drafters.suffixes import SuffixStore
 from slipstream.evaluation.prompts import Prompt
 from slipstream.results.record import Plot, Result
@@ -40,10 +40,11 @@ def drafting_costs(
     for name, drafter in drafters.items():
         row: dict[str, object] = {"drafter": name}
         for vocabulary, verifying in targets.items():
-            total = _decoded(verifying, drafter, budget)
+            attached = drafter.attach(verifying)
+            total = _decoded(attached, budget)
             drafting = total.shares.get("draft", 0.0)
             row[f"ms a step, {vocabulary}"] = 1000 * drafting / total.target_forwards
-            row[f"store MB, {vocabulary}"] = drafter.store_bytes / 1e6
+            row[f"store MB, {vocabulary}"] = attached.memory() / 1e6
             if verifying is target:
                 step = total.seconds - total.shares["prefill"]
                 row["share of the target's step, %"] = 100 * drafting / step
@@ -54,10 +55,10 @@ def drafting_costs(
     return Result("What drafting costs", rows, (plot,), {"Sorted corpora": sorting})
 
 
-def _decoded(target: Target, drafter: Drafter, budget: int) -> Statistics:
+def _decoded(drafter: Attached, budget: int) -> Statistics:
     """The sum over some answers to random prompts."""
-    engine = Engine(target, drafter, Sampling(), Limits(64), budget)
-    texts = zipf_texts((1 + ANSWERS) * TEXT, target.vocab_size, seed=1)
+    engine = Engine(drafter.target, drafter, Sampling(), Limits(64), budget)
+    texts = zipf_texts((1 + ANSWERS) * TEXT, drafter.target.vocab_size, seed=1)
     found = [engine.generate(text[:PROMPT_TOKENS]).statistics for text in texts]
     return sum(found[1:], Statistics())  # the first warms up
 

@@ -116,8 +116,8 @@ class _Together:
         return Calibration(
             threshold,
             cap,
-            float(whole.float().mean()),
-            float(whole[drafts].float().mean()) if drafts.any() else 1.0,
+            float(whole.double().mean()),
+            float(whole[drafts].double().mean()) if drafts.any() else 1.0,
             1 - float(kept.sum() / self.trees.real.sum()),
         )
 

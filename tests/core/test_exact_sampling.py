@@ -57,10 +57,15 @@ DRAFT = Table(seed=4)
 Propose = Callable[[tuple[int, ...], EnumeratedChance], Trees]
 
 
+def points_of(trees: Trees, chance: EnumeratedChance) -> torch.Tensor:
+    """(1, N): the number that decides what follows each node."""
+    return chance.decide[trees.depths]
+
+
 def emitted(trees: Trees, probabilities: torch.Tensor, chance: EnumeratedChance) -> list[int]:
     """The tokens that one step decides."""
     if trees.drawn is None:
-        points = chance.decide[trees.depths]
+        points = points_of(trees, chance)
         choices = verification.draw(probabilities, points)
         last = verification.follow(trees, choices)
         following = choices[0, last]
@@ -171,8 +176,9 @@ def test_deterministic_trees(name, num_allowed):
 
 @pytest.mark.parametrize("name", ["chain", "deep", "cut_to_budget"])
 def test_one_number_for_two_depths_is_noticed(monkeypatch, name):
-    depths = Trees.depths.func
-    monkeypatch.setattr(Trees, "depths", property(lambda trees: 0 * depths(trees)))
+    monkeypatch.setitem(
+        globals(), "points_of", lambda trees, chance: chance.decide[0 * trees.depths]
+    )
     assert largest_error(DETERMINISTIC[name]) > 1e-3
 
 

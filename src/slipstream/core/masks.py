@@ -17,11 +17,11 @@ def tree_mask(ancestors: torch.Tensor, slots: int, ends: torch.Tensor | None) ->
     >>> tree_mask(torch.ones(2, 1, 1, dtype=torch.bool), 2, torch.tensor([2, 1])).int().tolist()
     [[[[1, 1, 1]]], [[[1, 0, 1]]]]
     """
-    mask = torch.nn.functional.pad(ancestors, (slots, 0), value=True)[:, None]
-    if ends is not None:
-        before = torch.arange(slots, device=ancestors.device) < ends[:, None, None, None]
-        mask[..., :slots] = before
-    return mask
+    if ends is None:
+        before = ancestors.new_ones(1, 1, slots)
+    else:
+        before = torch.arange(slots, device=ancestors.device) < ends[:, None, None]
+    return torch.cat([before.expand(*ancestors.shape[:2], -1), ancestors], -1)[:, None]
 
 
 def causal_mask(length: int, device: torch.device | str = "cpu") -> torch.Tensor:

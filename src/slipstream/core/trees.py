@@ -89,30 +89,38 @@ class Trees:
         return real
 
     @cached_property
-    def ancestors(self) -> torch.Tensor:
-        """(B, N, N) bool: entry [b, i, j] is True where j is i or an ancestor of i."""
-        return self._reached > 0
+    def _jumps(self) -> list[torch.Tensor]:
+        """(B, N): the ancestors 1, 2, 4, ... levels above, the uppermost node where there are not
+        so many; what is found along the first so far, is found for twice as many with the next."""
+        nodes = torch.arange(self.width, device=self.tokens.device)
+        jumps = [torch.where(self.parents < 0, nodes, self.parents)]
+        while len(jumps) < self.depth.bit_length():
+            jumps.append(jumps[-1].gather(1, jumps[-1]))
+        return jumps[: self.depth.bit_length()]
 
     @cached_property
-    def _reached(self) -> torch.Tensor:
-        """`ancestors` as 0 and 1: the matrix of parents squared again and again, for paths that are
-        twice as long each time."""
-        device, reach = self.tokens.device, 1
-        nodes = torch.arange(self.width, device=device)
-        found = ((self.parents[..., None] == nodes) | (nodes[:, None] == nodes)).float()
-        while reach < self.depth:
-            found, reach = torch.bmm(found, found).clamp_(max=1), 2 * reach
+    def ancestors(self) -> torch.Tensor:
+        """(B, N, N) bool: entry [b, i, j] is True where j is i or an ancestor of i."""
+        nodes = torch.arange(self.width, device=self.tokens.device)
+        found = (nodes[:, None] == nodes).expand(len(self), -1, -1)
+        each = torch.arange(len(self), device=self.tokens.device)[:, None]
+        for jump in self._jumps:
+            found = found | found[each, jump]
         return found
 
     @cached_property
     def depths(self) -> torch.Tensor:
         """(B, N): distance of each node from the root; 0 for padding."""
-        return self._reached.sum(-1).long() - 1
+        found = (self.parents >= 0).long()
+        for jump in self._jumps:
+            found = found + found.gather(1, jump)
+        return found
 
     def along(self, holds: torch.Tensor) -> torch.Tensor:
         """(B, N): whether what (B, N) says of nodes holds on the whole path to each."""
-        fails = (~holds).to(self._reached.dtype)
-        return torch.bmm(self._reached, fails[..., None])[..., 0] == 0
+        for jump in self._jumps:
+            holds = holds & holds.gather(1, jump)
+        return holds
 
     @cached_property
     def parents_or_root(self) -> torch.Tensor:

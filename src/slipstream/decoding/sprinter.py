@@ -19,6 +19,7 @@ from slipstream.core.verification import residual
 from slipstream.decoding.answer import Limits, Run
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering, Batch
+from slipstream.drafters.base import Verified
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.sprinter import SprinterVerifier
 from slipstream.targets.compiled import compile_like
@@ -66,10 +67,18 @@ class SprinterDecoder(Decoder):
         compile_like(draft, target)
 
     def _session(self, requests: Sequence[Answering], longest: int) -> CachedModel:
-        return CachedModel(self.draft, longest, len(requests))
+        return CachedModel(self.draft, longest, len(requests), ahead=self.cap + 1)
 
     def _extra_rows(self, session: CachedModel) -> int:
         return self.cap + 1
+
+    def _draft(self, batch: Batch, verified: Verified) -> None:
+        """Let the draft model read the prompts, before other requests join."""
+        verified.host()
+        prompts = [request.tokens[:-1] for request in batch.requests]
+        read = [own if len(own) < self.draft.max_positions else [] for own in prompts]
+        if any(read):
+            batch.session.read(read)
 
     def _step(self, batch: Batch) -> None:
         """One run of each request, and the forward of the target that ends it."""

@@ -78,8 +78,9 @@ class Verified:
         places = torch.arange(self.paths.shape[1], device=self.paths.device)
         tokens = self.trees.tokens.gather(1, self.paths)
         tokens = tokens.masked_fill(places >= self.counts[:, None], -1)
-        tokens = torch.nn.functional.pad(tokens, (0, 1), value=-1)
-        return tokens.scatter(1, self.counts[:, None], self.next_tokens[:, None])[:, 1:]
+        following = self.next_tokens[:, None]
+        tokens = torch.cat([tokens, torch.full_like(following, -1)], 1)
+        return tokens.scatter(1, self.counts[:, None], following)[:, 1:]
 
     def bring(self, *tensors: torch.Tensor) -> "Brought":
         """Let the step's one transfer bring these to the host, too."""
@@ -161,10 +162,6 @@ class Attached(ABC):
     def start(self, requests: Sequence[Request], budget: int) -> Session:
         """A session for requests whose trees will have up to `budget` nodes."""
 
-    def variants(self) -> dict[str, "Attached"]:
-        """What a calibration chooses between."""
-        return {"drafter": self}
-
     def memory(self) -> int:
         """Bytes of the stores that drafts are looked up in."""
         return 0
@@ -182,6 +179,10 @@ class Drafter(ABC):
     @abstractmethod
     def attach(self, target: Target) -> Attached:
         """Load what it needs and check that it fits (`InputError`)."""
+
+    def variants(self, attached: Attached) -> dict[str, Attached]:
+        """What a calibration chooses between, `attached` among them."""
+        return {type(self).__name__: attached}
 
     def attached(self, target: Target) -> Attached:
         """Attached to `target`, once for calls with the same one."""

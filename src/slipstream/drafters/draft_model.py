@@ -59,8 +59,9 @@ class DraftModelSession(Session):
 
     def __init__(self, settings: DraftModel, rule: DraftLength, requests: Sequence[Request]):
         self.settings, self.rule, self.requests = settings, rule, list(requests)
-        capacity = max(len(each.tokens) + each.room for each in requests) + settings.num_tokens
-        self.reader = CachedModel(settings.model, capacity, len(requests))
+        longest = max(len(each.tokens) + each.room for each in requests)
+        ahead = max(2, settings.num_tokens)
+        self.reader = CachedModel(settings.model, longest, len(requests), ahead)
         self.lengths = [rule.start() for _ in requests]
         self.drafted: Trees | None = None
 

@@ -83,6 +83,13 @@ class Streaming(Drafter):
         target = merge(speculator.adapted(target), is_packed(target.model))
         return AttachedStreaming(target, self, speculator, "fused")
 
+    def variants(self, attached: "AttachedStreaming") -> dict[str, Attached]:
+        """Both schedules, where the choice is ours."""
+        found: dict[str, Attached] = {attached.schedule: attached}
+        if self.schedule == "auto" and attached.speculator.config.mode == "lossless":
+            found["fused"] = AttachedStreaming(attached.target, self, attached.speculator, "fused")
+        return found
+
 
 class AttachedStreaming(Attached):
     """The streams of `speculator` for one target, drafting by one schedule."""
@@ -103,13 +110,6 @@ class AttachedStreaming(Attached):
             self.merged = speculator.merged_layers(target)
         if speculator.scores_pairs:
             self.pairs = PairScores(target, speculator.transitions, speculator.copying)
-
-    def variants(self) -> dict[str, Attached]:
-        """Both schedules, where the choice is ours."""
-        found: dict[str, Attached] = {self.schedule: self}
-        if self.settings.schedule == "auto" and self.speculator.config.mode == "lossless":
-            found["fused"] = AttachedStreaming(self.target, self.settings, self.speculator, "fused")
-        return found
 
     def start(self, requests: Sequence[Request], budget: int) -> StreamSession:
         kind = FusedSession if self.schedule == "fused" else DeferredSession

@@ -48,7 +48,7 @@ class Calibrating:
         check_writable(output, "output_dir")
         check_writable(self.calibrations.folder, "calibration.folder")
         key = calibration_key(target, described(drafter), sampling)
-        variants = drafter.attach(target).variants()
+        variants = drafter.variants(drafter.attach(target))
         ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
         found = calibrate(target, variants, ids, sampling, limits, self.budgets, self.repeats)
         result = calibration_result(found)

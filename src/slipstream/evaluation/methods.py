@@ -192,7 +192,8 @@ def calibrated_decoder(
     found = calibrations.load(calibration_key(target, described(drafter), sampling))
     if found.plain:
         return found, undrafted(target, attached, sampling, limits)
-    return found, Engine(target, attached.variants()[found.way], sampling, limits, found.budget)
+    chosen = drafter.variants(attached)[found.way]
+    return found, Engine(target, chosen, sampling, limits, found.budget)
 
 
 class Sprinter(Method):

@@ -50,10 +50,11 @@ def read_on(
 
 
 class CachedModel:
-    """`model` reading the texts of a batch, each at its own length."""
+    """`model` reading `count` texts, each at its own length, of up to `longest` tokens; at most
+    `ahead` tokens of one are read at a time while others may be longer."""
 
-    def __init__(self, model: Target, capacity: int, count: int):
-        self.model, self.cache = model, model.new_cache(capacity, count)
+    def __init__(self, model: Target, longest: int, count: int, ahead: int = 0):
+        self.model, self.cache = model, model.new_cache(longest + ahead, count)
 
     def keep(self, texts: list[int]) -> None:
         """Only these texts go on (ascending)."""

@@ -113,7 +113,7 @@ class Target:
 
     def run_layers(self, layers: range, rows: Rows, cache: StepCache | None) -> Rows:
         """Run a span of the target's own layers; replaces `rows.hidden`."""
-        return self.run_modules(self.family.layers[layers.start : layers.stop], rows, cache)
+        return self.run_modules(list(self.family.layers)[layers.start : layers.stop], rows, cache)
 
     def run_modules(
         self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache | None
