@@ -7,6 +7,7 @@ import sys
 import pytest
 from tests.commands import ROOT, config_of, refused
 from tests.data.test_rendering import TEMPLATE
+from tests.exhaustive import sparing
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
 from slipstream import app
@@ -30,7 +31,12 @@ STABLE_KEYS = {
     "seconds_overhead",
 }  # fmt: skip
 
-DRAFTERS = sorted(path.stem for path in (ROOT / "conf" / "drafter").glob("*.yaml"))
+TRAINED = ("medusa",)  # no heads are shipped: see tests/training/test_every_drafting_kind.py
+DRAFTERS = [
+    (path.stem,)
+    for path in sorted((ROOT / "conf" / "drafter").glob("*.yaml"))
+    if path.stem not in TRAINED
+]
 
 
 def train(output, *overrides):
@@ -89,7 +95,7 @@ def test_fine_tuning_writes_an_adapter_that_infer_opens(tmp_path):
     assert {record.method for record in records} == {"plain"}
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize(("batch_size",), sparing([(1,), (4,)], lambda size: size == 4))
 def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path, batch_size):
     records: list[Record] = app.infer(
         config_of(
@@ -106,7 +112,9 @@ def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path, batch_s
     assert taus["plain"] == 1.0 and taus["streaming_fused"] > 1.5
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    ("name",), sparing(DRAFTERS, lambda name: name in ("streaming", "draft_model", "unispec"))
+)
 def test_every_drafter_of_the_configs_gives_the_output_of_plain_decoding(tmp_path, name):
     divergences = app.infer(
         config_of(
@@ -133,7 +141,9 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(("batch_size", "differ"), [(1, 0), (2, 2)])
+@pytest.mark.parametrize(
+    ("batch_size", "differ"), sparing([(1, 0), (2, 2)], lambda size, differ: differ)
+)
 def test_verify_answers_in_batches_and_ends_with_1_where_something_differs(
     tmp_path, batch_size, differ
 ):
@@ -269,6 +279,7 @@ def test_fused_and_deferred_draft_the_same_trees():
     assert sum(each.tau for each in numbers) / len(numbers) > 1.5
 
 
+@pytest.mark.exhaustive
 def test_the_same_training_command_gives_the_same_speculator(trained, tmp_path):
     again = train(tmp_path, FEW)
     assert (again / "model.safetensors").read_bytes() == (
@@ -276,6 +287,7 @@ def test_the_same_training_command_gives_the_same_speculator(trained, tmp_path):
     ).read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     """Going on from a checkpoint in the middle of an epoch gives bit for bit the same weights."""
     common = [
@@ -294,6 +306,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     ).read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_sprinter_is_compared_with_exact_ways_in_one_command(tmp_path):
     rows = app.infer(
         config_of("infer", "experiment=sprinter_small", "num_prompts=4", f"output_dir={tmp_path}")

@@ -25,6 +25,7 @@ SIZE = 6
 PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
 NUM_RUNS = 500
 RAREST = 8.0
+pytestmark = pytest.mark.exhaustive  # by enumeration in test_sampling_table.py
 
 
 @pytest.fixture(scope="module")

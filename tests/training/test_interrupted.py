@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 from tests.commands import ROOT, config_of
+from tests.exhaustive import sparing
 from tests.training.worlds import STREAMS, make_world, overrides_of, train, weights
 
 from slipstream import app
@@ -87,7 +88,7 @@ def resume(output) -> str:
     return f"resume={output}/checkpoints/interrupted.ckpt"
 
 
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize(("share",), sparing(zip([0.3, 0.5, 0.7, 0.9]), lambda share: share == 0.5))
 def test_ctrl_c_in_a_batch_loses_nothing(run, tmp_path, share):
     """Twice in the same run, and each time it goes on where it stopped."""
 
@@ -111,7 +112,7 @@ def streaming(world, tmp_path_factory):
     return Run("streaming", world, tmp_path_factory.mktemp("streaming"))
 
 
-@pytest.mark.parametrize("share", [0, 0.5, 0.51, 1])
+@pytest.mark.parametrize(("share",), sparing(zip([0, 0.5, 0.51, 1]), lambda share: share in (0, 1)))
 @pytest.mark.parametrize("name, code", [("SIGTERM", 143), ("SIGINT", 130)])
 def test_a_signal_waits_for_the_end_of_the_batch(streaming, tmp_path, capsys, name, code, share):
     """Also in the first and the last batch of an epoch, and in the last of the run."""
