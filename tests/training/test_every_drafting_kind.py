@@ -97,20 +97,6 @@ class BigramSession(Session):
         worth = torch.ones(len(roots), 2, device=roots.device)
         return Trees(torch.stack([roots, child], 1), parents, worth, 1)
 """
-DECODED = """
-import json, sys
-from slipstream.core.sampling import Sampling
-from slipstream.decoding.answer import Limits
-from slipstream.decoding.engine import Engine
-from slipstream.decoding.plain import PlainDecoder
-from slipstream.targets.loading import load_target
-from bigram import Bigram
-target = load_target(sys.argv[1], device="cpu", packed=False)
-engine = Engine(target, Bigram(sys.argv[2]), Sampling(), Limits(24), 4)
-plain = PlainDecoder(target, Sampling(), Limits(24))
-prompt = [5, 6, 7, 8, 9]
-print(json.dumps([engine.generate(prompt).ids, plain.generate(prompt).ids]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +162,8 @@ def test_kinds_are_found_by_name():
 
 
 def test_a_kind_of_another_package(world, tmp_path):
-    """One file and one YAML outside the project, found through its entry point."""
+    """A speculator and its drafter in one file outside the project, found through its entry point,
+    and a YAML each."""
     package = tmp_path / "site"
     entries = package / "bigram-1.0.dist-info"
     entries.mkdir(parents=True)
@@ -185,10 +172,12 @@ def test_a_kind_of_another_package(world, tmp_path):
     (entries / "entry_points.txt").write_text(
         "[slipstream.speculators]\nbigram = bigram:BigramSpeculator\n"
     )
-    (package / "speculator").mkdir()
-    (package / "speculator" / "bigram.yaml").write_text(
-        "_target_: bigram.BigramConfig\nspread: 0.2\n"
-    )
+    for group, content in (
+        ("speculator", "_target_: bigram.BigramConfig\nspread: 0.2\n"),
+        ("drafter", "_target_: bigram.Bigram\nspeculator: ${speculator_path}\n"),
+    ):
+        (package / group).mkdir()
+        (package / group / "bigram.yaml").write_text(content)
     paths = [str(package), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
@@ -206,7 +195,15 @@ def test_a_kind_of_another_package(world, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     assert config["kind"] == "bigram" and config["arguments"] == {"spread": 0.2}
     assert "validation tau" in (folder / "README.md").read_text()
-    answers = json.loads(run("-c", DECODED, str(world / "target"), str(folder)))
-    assert answers[0] == answers[1]
+    compared = run(
+        str(ROOT / "infer.py"), search, "drafter=bigram", f"speculator_path={folder}",
+        f"target.name={world}/target", f"data.path={world}/rows/train.jsonl",
+        "num_prompts=3", "repeats=1", "limits.max_new_tokens=12",
+        f"output_dir={tmp_path}/compared",
+    )  # fmt: skip
+    records = json.loads((tmp_path / "compared" / "results.json").read_text())["results"]
+    drafted = [record for record in records if record["method"] == "drafter"]
+    assert drafted and all(each["identical"] == each["num_prompts"] for each in drafted), compared
+    assert {each["drafter"] for each in drafted} == {"Bigram"}
     target = load_target(str(world / "target"), device="cpu", packed=False)
     assert "'bigram'" in refused(lambda: load_speculator(folder, target))
