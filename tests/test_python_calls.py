@@ -1,5 +1,6 @@
 """The Python calls: `slipstream.generate`, and transformers' `generate(custom_generate=...)`."""
 
+import inspect
 from pathlib import Path
 from queue import Empty
 
@@ -22,6 +23,7 @@ from slipstream.speculators.checkpoint import save_speculator
 from slipstream.targets.loading import fingerprint, load_target, target_of
 
 PROMPT = "name[The Punter], eatType[pub], food[Italian], priceRange[cheap], area[riverside]"
+CALLS = slipstream.generate, slipstream.custom_generate
 OTHER = "name[The Mill], eatType[coffee shop], food[English]"
 
 
@@ -265,3 +267,11 @@ def test_budget_auto_is_what_the_command_calibrated(small, tmp_path, monkeypatch
     assert call().ids == call().ids == expected
     several = slipstream.generate([PROMPT, PROMPT], small, budget="auto")
     assert [each.ids for each in several] == [expected] * 2
+
+
+def test_python_calls_draft_as_infer_does_by_default():
+    command = config_of("infer")
+    calls = [inspect.signature(call).parameters for call in CALLS]
+    assert {call["budget"].default for call in calls} == {command.budget}
+    assert calls[0]["max_new_tokens"].default == command.limits.max_new_tokens
+    assert calls[0]["temperature"].default == command.sampling.temperature

@@ -37,7 +37,7 @@ def custom_generate(
     input_ids: torch.Tensor,
     generation_config=None,
     drafter: Drafter | None = None,
-    budget: int = 10,
+    budget: int = 12,
     seed: int | None = None,
     logits_processor: Sequence = (),
     stopping_criteria: Sequence = (),

@@ -42,7 +42,7 @@ def generate(
     top_p: float | None = None,
     stop: str | Sequence[str] = (),
     seed: int = 0,
-    budget: int | str = 10,
+    budget: int | str = 12,
     on_text: Callable[[str], None] | None = None,
 ) -> Generation | list[Generation]:
     """Answer a prompt, or several together; the output is the target's own, only faster.

@@ -7,6 +7,7 @@ prompts run together: one forward decides all first tokens.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -199,4 +200,5 @@ def _of_prompts(
         tokens,
         batch.room - 1,
         max(request.room for request in batch.requests) - 1,
+        partial(batch.clock.share, "prefill"),
     )
