@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUNS := runs/demo
 
-.PHONY: install test test-all demo gpu-test clean
+.PHONY: install test test-all exhaustive demo gpu-test clean
 
 install: .venv/installed
 
@@ -23,8 +23,10 @@ test: install
 		-m "not exhaustive and not gpu"
 
 # The full products as well: every family with every option, every study, every command of the docs.
-test-all: install
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not gpu"
+test-all: test exhaustive
+
+exhaustive: install
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "exhaustive and not gpu"
 
 # Train a speculator for the shipped target on answers of its own, then compare all ways to decode.
 demo: install

@@ -175,7 +175,7 @@ def test_a_second_call_finds_what_the_first_one_made(tmp_path):
         first, second = (ours(target.model, ids, drafter, **GREEDY).tolist() for _ in range(2))
         assert first == second
     attached = store.attached(target_of(target.model))
-    assert attached.stores == [attached.kept] and attached.kept.known
+    assert [each.store for each in attached.states] == [attached.kept] and attached.kept.known
 
 
 def test_a_model_that_was_cast_between_two_calls_is_another_target(tmp_path):

@@ -201,8 +201,8 @@ class HostSession(Session):
     states: of each request what the drafter keeps.
     """
 
-    def __init__(self, target: Target, requests: Sequence[Request], states: list):
-        self.target, self.requests, self.states = target, list(requests), states
+    def __init__(self, attached: "AttachedHost", requests: Sequence[Request], states: list):
+        self.attached, self.requests, self.states = attached, list(requests), states
 
     def draft(self, verified: Verified, budget: int) -> Trees:
         verified.host()
@@ -211,7 +211,7 @@ class HostSession(Session):
             self.drafted(request, state, budget)
             for request, state in zip(self.requests, self.states, strict=True)
         ]
-        return Trees.of(drafts, self.target.device)
+        return Trees.of(drafts, self.attached.target.device)
 
     def learn(self, verified: Verified) -> None:
         """Take up what was verified, before the next drafts."""
@@ -227,3 +227,21 @@ class HostSession(Session):
     def join(self, other: "HostSession") -> None:
         self.requests += other.requests
         self.states += other.states
+
+
+class AttachedHost(Attached):
+    """A drafter with `HostSession`s. session: their class; states: of the last one."""
+
+    session: type[HostSession]
+
+    def __init__(self, target: Target, settings: Drafter):
+        super().__init__(target)
+        self.settings, self.states = settings, []
+
+    def start(self, requests: Sequence[Request], budget: int) -> HostSession:
+        self.states = [self.state(request, budget) for request in requests]
+        return self.session(self, requests, list(self.states))
+
+    @abstractmethod
+    def state(self, request: Request, budget: int) -> object:
+        """What the session keeps of a new request."""

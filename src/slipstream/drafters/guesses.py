@@ -12,7 +12,7 @@ from typing import Protocol
 from slipstream.core.drafts import Draft, PathTree
 from slipstream.core.errors import InputError
 from slipstream.core.transfer import on_device
-from slipstream.drafters.base import Attached, Drafter, HostSession, Request, Verified
+from slipstream.drafters.base import AttachedHost, Drafter, HostSession, Request, Verified
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.suffixes import Retrieval
 from slipstream.targets.target import Target
@@ -148,41 +148,10 @@ class Guessing(Drafter):
         return AttachedGuessing(target, self)
 
 
-class AttachedGuessing(Attached):
-    mergeable = False
-
-    def __init__(self, target: Target, settings: Guessing):
-        super().__init__(target)
-        self.settings, self.keeps = settings, settings.keep
-        self.retrieved = settings.retrieval and settings.retrieval.attach(target)
-        self.kept: Stored | None = None
-        self.states: list[Branches] = []
-
-    def start(self, requests: Sequence[Request], budget: int) -> "GuessingSession":
-        self.states = [self._branches(request, budget) for request in requests]
-        session = GuessingSession(self.target, requests, list(self.states))
-        session.attached = self
-        return session
-
-    def _branches(self, request: Request, budget: int) -> Branches:
-        settings, stored = self.settings, self.settings.stored()
-        if self.keeps:
-            stored = self.kept = self.kept or stored
-        count = num_branches(settings.count, settings.ngram, budget)
-        return settings.branches(list(request.tokens), count, stored)
-
-    def memory(self) -> int:
-        own = bytes_of(part for each in self.states for part in each.stored.parts)
-        return own + (0 if self.retrieved is None else self.retrieved.nbytes)
-
-    def forget(self) -> None:
-        self.kept = None
-
-
 class GuessingSession(HostSession):
     """Guesses and lookahead branches in one tree, of which nodes keep their numbers."""
 
-    attached: AttachedGuessing
+    attached: "AttachedGuessing"
 
     def ask(self, verified: Verified) -> None:
         """(B, branches, ranks) what the target says after each branch, the likeliest first."""
@@ -216,3 +185,27 @@ class GuessingSession(HostSession):
         paths.budget = budget
         state.ends = [paths.add(path) for path in ahead]
         return paths.draft()
+
+
+class AttachedGuessing(AttachedHost):
+    mergeable, session = False, GuessingSession
+
+    def __init__(self, target: Target, settings: Guessing):
+        super().__init__(target, settings)
+        self.keeps = settings.keep
+        self.retrieved = settings.retrieval and settings.retrieval.attach(target)
+        self.kept: Stored | None = None
+
+    def state(self, request: Request, budget: int) -> Branches:
+        settings, stored = self.settings, self.settings.stored()
+        if self.keeps:
+            stored = self.kept = self.kept or stored
+        count = num_branches(settings.count, settings.ngram, budget)
+        return settings.branches(list(request.tokens), count, stored)
+
+    def memory(self) -> int:
+        own = bytes_of(part for each in self.states for part in each.stored.parts)
+        return own + (0 if self.retrieved is None else self.retrieved.nbytes)
+
+    def forget(self) -> None:
+        self.kept = None

@@ -5,14 +5,13 @@ Ou et al. 2024, "Lossless Acceleration of Large Language Model via Adaptive N-gr
 Decoding".
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
 from slipstream.core.drafts import Draft
 from slipstream.core.errors import InputError
-from slipstream.drafters.base import Attached, Drafter, HostSession, Request, Verified
+from slipstream.drafters.base import AttachedHost, Drafter, HostSession, Request, Verified
 from slipstream.drafters.draft_length import DraftLength, Length, check_length
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
@@ -54,30 +53,8 @@ class Lookup:
     drafted: list[int]
 
 
-class AttachedLookup(Attached):
-    def __init__(self, target: Target, settings: PromptLookup):
-        super().__init__(target)
-        self.settings, self.states = settings, []
-        self.length = settings.length.attach()
-
-    def start(self, requests: Sequence[Request], budget: int) -> "LookupSession":
-        settings = self.settings
-        self.states = [
-            Lookup(settings.index(settings.max_ngram), self.length.start(), []) for _ in requests
-        ]
-        session = LookupSession(self.target, requests, list(self.states))
-        session.settings = settings
-        return session
-
-    def memory(self) -> int:
-        return bytes_of(state.index.store for state in self.states)
-
-    def forget(self) -> None:
-        self.length.forget()
-
-
 class LookupSession(HostSession):
-    settings: PromptLookup
+    attached: "AttachedLookup"
 
     def learn(self, verified: Verified) -> None:
         for state, decided in zip(self.states, verified.host(), strict=True):
@@ -89,14 +66,31 @@ class LookupSession(HostSession):
                 state.length.observe(len(drafted), agreed)
 
     def drafted(self, request: Request, state: Lookup, budget: int) -> Draft:
-        most = min(self.settings.num_tokens, budget - 1, request.room - 1)
+        most = min(self.attached.settings.num_tokens, budget - 1, request.room - 1)
         state.length.begin()
         most = max(0, min(most, state.length.limit()))
         state.index.extend(request.tokens)
         drafted, sure = state.index.continuation(request.tokens, most)
-        if self.settings.length.looks_at != "nothing":
+        if self.attached.settings.length.looks_at != "nothing":
             stops = (place for place, each in enumerate(sure) if state.length.stops(each))
             last = next(stops, len(drafted))
             drafted, sure = drafted[: last + 1], sure[: last + 1]
         state.drafted = drafted
         return Draft.chain([request.tokens[-1], *drafted], list(accumulate([1.0, *sure], mul)))
+
+
+class AttachedLookup(AttachedHost):
+    session = LookupSession
+
+    def __init__(self, target: Target, settings: PromptLookup):
+        super().__init__(target, settings)
+        self.length = settings.length.attach()
+
+    def state(self, request: Request, budget: int) -> Lookup:
+        return Lookup(self.settings.index(self.settings.max_ngram), self.length.start(), [])
+
+    def memory(self) -> int:
+        return bytes_of(state.index.store for state in self.states)
+
+    def forget(self) -> None:
+        self.length.forget()

@@ -3,10 +3,8 @@
 Source: He et al. 2024, "REST: Retrieval-Based Speculative Decoding".
 """
 
-from collections.abc import Sequence
-
 from slipstream.core.drafts import Draft, PathTree
-from slipstream.drafters.base import Attached, Drafter, HostSession, Request
+from slipstream.drafters.base import AttachedHost, Drafter, HostSession, Request
 from slipstream.drafters.suffixes import Retrieval, Retrieved
 from slipstream.targets.target import Target
 
@@ -18,19 +16,7 @@ class Rest(Drafter):
         self.retrieval = retrieval
 
     def attach(self, target: Target) -> "AttachedRest":
-        return AttachedRest(target, self.retrieval.attach(target))
-
-
-class AttachedRest(Attached):
-    def __init__(self, target: Target, retrieved: Retrieved):
-        super().__init__(target)
-        self.retrieved = retrieved
-
-    def start(self, requests: Sequence[Request], budget: int) -> "RestSession":
-        return RestSession(self.target, requests, [self.retrieved for _ in requests])
-
-    def memory(self) -> int:
-        return self.retrieved.nbytes
+        return AttachedRest(target, self)
 
 
 class RestSession(HostSession):
@@ -47,3 +33,17 @@ class RestSession(HostSession):
             shares[path] = share
             paths.add(path, [shares[path[:end]] for end in range(1, len(path) + 1)])
         return paths.draft()
+
+
+class AttachedRest(AttachedHost):
+    session = RestSession
+
+    def __init__(self, target: Target, settings: Rest):
+        super().__init__(target, settings)
+        self.retrieved = settings.retrieval.attach(target)
+
+    def state(self, request: Request, budget: int) -> Retrieved:
+        return self.retrieved
+
+    def memory(self) -> int:
+        return self.retrieved.nbytes

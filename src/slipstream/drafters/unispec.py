@@ -6,14 +6,12 @@ Sources: UNISPEC, Algorithm 1; Luo et al. 2024, "Turning Trash into Treasure: Ac
 of Large Language Models with Token Recycling".
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from slipstream.core.drafts import Draft, grow_by_confidence
 from slipstream.core.errors import InputError
 from slipstream.core.transfer import on_device
-from slipstream.drafters.base import Attached, Drafter, HostSession, Request, Verified
+from slipstream.drafters.base import AttachedHost, Drafter, HostSession, Request, Verified
 from slipstream.drafters.successors import Successions, Successors
 from slipstream.targets.target import Target
 
@@ -72,38 +70,10 @@ class UniSpec(Drafter):
         return tokens, [self.trust * own + (1 - self.trust) * rank for own, rank in pairs]
 
 
-class AttachedUniSpec(Attached):
-    def __init__(self, target: Target, settings: UniSpec):
-        super().__init__(target)
-        self.settings, self.keeps = settings, settings.keep
-        self.kept: Successors | None = None
-        self.stores: list[Successors] = []
-
-    def start(self, requests: Sequence[Request], budget: int) -> "UniSpecSession":
-        """A store for each request; kept, all share one."""
-        self.stores = [self._store() for _ in requests]
-        session = UniSpecSession(self.target, requests, [_Known(each) for each in self.stores])
-        session.settings = self.settings
-        return session
-
-    def _store(self) -> Successors:
-        vocabulary = self.target.vocab_size
-        store = self.kept or Successors(vocabulary, min(self.settings.top_k, vocabulary))
-        if self.keeps:
-            self.kept = store
-        return store
-
-    def memory(self) -> int:
-        return sum({id(store): store.nbytes for store in self.stores}.values())
-
-    def forget(self) -> None:
-        self.kept = None
-
-
 class UniSpecSession(HostSession):
     """Each request has a store, and what the target said in the place of its last token."""
 
-    settings: UniSpec
+    attached: "AttachedUniSpec"
 
     def ask(self, verified: Verified) -> None:
         """The nodes' tokens, (B, N), their likeliest successors and the probabilities of these,
@@ -112,13 +82,13 @@ class UniSpecSession(HostSession):
         trees, each, last = verified.trees, verified.each, verified.last
         if verified.prompt:
             order = torch.arange(trees.width, device=last.device) - trees.width + 1
-            order = order + last[:, None] if self.settings.prompt else last[:, None]
+            order = order + last[:, None] if self.attached.settings.prompt else last[:, None]
             counts = (last + 1).clamp(max=order.shape[1])
             order = order.clamp(min=0)
             hidden = verified.rows.hidden[each[:, None], order]
             # In parts, because a row of logits is long.
             parts = hidden.split(max(1, ROWS // len(hidden)), dim=1)
-            best = [self._likeliest(self.target.logits(part)) for part in parts]
+            best = [self._likeliest(self.attached.target.logits(part)) for part in parts]
             tokens, probabilities = (torch.cat(found, 1) for found in zip(*best, strict=True))
         else:
             nodes = torch.arange(trees.width, device=last.device)
@@ -138,7 +108,7 @@ class UniSpecSession(HostSession):
         temperatures = [request.sampling.temperature or 1.0 for request in self.requests]
         if set(temperatures) != {1.0}:
             logits = logits.float() / on_device(temperatures, logits.device)[:, None, None]
-        best = logits.float().softmax(-1).topk(min(self.settings.top_k, logits.shape[-1]))
+        best = logits.float().softmax(-1).topk(min(self.attached.settings.top_k, logits.shape[-1]))
         return best.indices, best.values
 
     def learn(self, verified: Verified) -> None:
@@ -149,7 +119,7 @@ class UniSpecSession(HostSession):
             known.instead = tokens[-1].tolist(), probabilities[-1].tolist()
 
     def drafted(self, request: Request, state: "_Known", budget: int) -> Draft:
-        settings = self.settings
+        settings = self.attached.settings
 
         def children(token: int, depth: int) -> Successions:
             stored = settings.scored(state.store.of(token))
@@ -160,6 +130,30 @@ class UniSpecSession(HostSession):
         depth = max(0, min(settings.max_depth, request.room - 1))
         root = request.tokens[-1]
         return grow_by_confidence(root, children, budget, depth, settings.threshold, settings.top_k)
+
+
+class AttachedUniSpec(AttachedHost):
+    """Each request has a store; kept, all share one."""
+
+    session = UniSpecSession
+
+    def __init__(self, target: Target, settings: UniSpec):
+        super().__init__(target, settings)
+        self.keeps = settings.keep
+        self.kept: Successors | None = None
+
+    def state(self, request: Request, budget: int) -> "_Known":
+        vocabulary = self.target.vocab_size
+        store = self.kept or Successors(vocabulary, min(self.settings.top_k, vocabulary))
+        if self.keeps:
+            self.kept = store
+        return _Known(store)
+
+    def memory(self) -> int:
+        return sum({id(each.store): each.store.nbytes for each in self.states}.values())
+
+    def forget(self) -> None:
+        self.kept = None
 
 
 class _Known:
