@@ -12,7 +12,7 @@ import torch
 from slipstream.decoding.answer import Generation
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.targets.reading import read_on
-from slipstream.targets.target import Target
+from studies import Target
 from studies.sprinter_theory import Rates, mean_run_length, total_variation
 
 

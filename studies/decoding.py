@@ -11,8 +11,7 @@ from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Attached
 from slipstream.evaluation.comparison import Record, Run, compare, overall
 from slipstream.evaluation.methods import Method
-from slipstream.evaluation.prompts import Prompt
-from slipstream.targets.target import Target
+from studies import Prompt, Target
 
 GREEDY, LIMITS = Sampling(), Limits(96)
 # Columns of tables, and the fields of a comparison's records that they show.

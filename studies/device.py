@@ -16,15 +16,13 @@ from slipstream.decoding.answer import Limits
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.comparison import compare, overall
 from slipstream.evaluation.methods import Method, Plain, Speculative
-from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.row_cost import row_costs
-from slipstream.results.record import Plot, Result
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.targets import attention
 from slipstream.targets.compiled import CompiledLayers, compile_like
 from slipstream.targets.loading import DTYPES
-from slipstream.targets.target import Target
+from studies import Plot, Prompt, Result, Target
 from studies.enlargement import LargeShape, enlarged_speculator, enlarged_target
 from studies.training_costs import segments as training_steps
 

@@ -12,9 +12,8 @@ import torch
 
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation
-from slipstream.evaluation.prompts import Prompt
 from slipstream.targets.reading import read_on
-from slipstream.targets.target import Target
+from studies import Prompt, Target
 
 
 class Judge(Protocol):

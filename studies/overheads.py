@@ -13,14 +13,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig, PretrainedConfig
 
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
 from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.lora import LoraSettings
 from slipstream.targets.rows import Rows
-from slipstream.targets.target import Target
+from studies import Plot, Prompt, Result, Target
 
 
 def llama(

@@ -18,11 +18,9 @@ from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.rendering import render_sample
 from slipstream.decoding.answer import Limits
 from slipstream.evaluation.metrics import rouge, sql_exact_match
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
 from slipstream.speculators.labels import NO_LABEL, future_tokens
 from slipstream.targets.lora import LoraSettings, merge, with_lora
-from slipstream.targets.target import Target
+from studies import Plot, Prompt, Result, Target
 
 
 def peeking(

@@ -8,23 +8,18 @@ from itertools import chain, islice, repeat
 import torch
 import torch.nn.functional as F
 from rich.progress import track
-from torch import nn
 
-from slipstream.core.cache import TrainingCache
 from slipstream.core.errors import InputError
-from slipstream.core.masks import causal_mask
 from slipstream.core.sampling import Sampling
 from slipstream.data.batches import TokenBatches
 from slipstream.data.rendering import Sample, render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.targets.rows import HiddenTap
-from slipstream.targets.target import Target
+from slipstream.targets.rows import Rows
+from studies import Plot, Prompt, Result, Target
 
 MEDUSA = "Medusa heads"
 
@@ -97,6 +92,32 @@ def trained_heads(
     return heads.requires_grad_(False)
 
 
+class _Tap:
+    """A visitor that keeps all rows before a layer."""
+
+    def __init__(self, layer: int):
+        self.layer = layer
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        self.hidden = rows.hidden
+        yield rows
+
+
+class _Adding:
+    """A visitor that adds the streams of the main rows at `positions`."""
+
+    def __init__(self, target: Target, speculator: StreamingSpeculator, positions: torch.Tensor):
+        self.layer, self.target = speculator.first_layer, target
+        self.speculator, self.positions = speculator, positions
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        rows = self.speculator.add_streams(rows, self.positions[None])
+        with self.speculator.acting_on(self.target, rows):
+            yield rows
+
+
 def states(
     target: Target, speculator: StreamingSpeculator, ids: list[int], positions: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -104,34 +125,14 @@ def states(
 
     The streams are not told the root, as Medusa heads are not.
     """
-    layers = target.family.layers[speculator.first_layer :]
-    cache, early = TrainingCache(target.num_layers), HiddenTap(speculator.first_layer)
     tokens = torch.tensor([ids], device=target.device)
     everywhere = torch.arange(len(ids), device=target.device)[None]
-    with _recorded(layers) as main:
-        target.forward(tokens, everywhere, None, cache, [early])
-    cache.keep = 0
-    sees = causal_mask(len(ids), target.device)[positions][None, None]
-    roots = torch.full((1, len(positions)), -1, device=target.device)
-    with _recorded(layers) as streams:
-        own = early.hidden[:, positions]
-        speculator.run_streams(target, own, roots, positions[None], sees, cache)
-    gamma = speculator.num_streams
-    drafted = [each[0, -len(positions) * gamma :].unflatten(0, (-1, gamma)) for each in streams]
-    return [hidden[0] for hidden in main], drafted
-
-
-@contextmanager
-def _recorded(layers: list[nn.Module]) -> Iterator[list[torch.Tensor]]:
-    """Within, what each of `layers` puts out is appended to the list."""
-    found: list[torch.Tensor] = []
-
-    def keep(_, __, output) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
-
-    handles = [layer.register_forward_hook(keep) for layer in layers]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+    taps = [_Tap(layer) for layer in range(speculator.first_layer + 1, target.num_layers)]
+    adding = _Adding(target, speculator, positions)
+    rows = target.forward(tokens, everywhere, None, None, [adding, *taps])
+    after = [*(tap.hidden[0] for tap in taps), rows.hidden[0]]
+    shape = -1, speculator.num_streams
+    return (
+        [hidden[: len(ids)] for hidden in after],
+        [hidden[len(ids) :].unflatten(0, shape) for hidden in after],
+    )

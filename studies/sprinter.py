@@ -23,9 +23,7 @@ from slipstream.evaluation.comparison import ALL_SETS, compare, total_of
 from slipstream.evaluation.exactness import PlainReference
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
 from slipstream.evaluation.metrics import paired_bootstrap, rouge
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
-from slipstream.targets.target import Target
+from studies import Plot, Prompt, Result, Target
 from studies.approximation import Approximation, approximation
 from studies.decoding import token_ids
 from studies.judging import Judge, fastchat_files, win_rate

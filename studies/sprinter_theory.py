@@ -16,9 +16,7 @@ from itertools import product
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
-from slipstream.targets.target import Target
+from studies import Plot, Prompt, Result, Target
 
 TRUE_POSITIVES = [*(tenths / 10 for tenths in range(10)), 0.95, 0.99]
 LENGTH, TIME, SIMULATED = "E[N]", "E[T_stop], s", ", simulated"

@@ -14,13 +14,11 @@ from slipstream.data.batches import Batch, collate
 from slipstream.data.rendering import Sample, render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.targets.target import Target
+from studies import Plot, Prompt, Result, Target
 
 
 def segments(

@@ -11,11 +11,9 @@ from slipstream.core.errors import InputError
 from slipstream.data.labelled_drafts import labelled_drafts
 from slipstream.data.rendering import render_sample
 from slipstream.evaluation.comparison import ALL_SETS
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
 from slipstream.speculators.checkpoint import load_speculator
-from slipstream.targets.target import Target
 from slipstream.training.verifier_curves import roc
+from studies import Plot, Prompt, Result, Target
 
 
 @torch.inference_mode()
