@@ -71,7 +71,8 @@ def draft_size(
         )
         around += [
             {"drafter": name, "nodes": g, "minus g*": g - own, "tau": points[g].tau,
-             "ms/step": 1000 * points[g].seconds, "tokens/s": points[g].rate, "vs g*": against[g][0]}
+             "ms/step": 1000 * points[g].seconds, "tokens/s": points[g].rate, 
+             "vs g*": against[g][0]}
             for g in near
         ]  # fmt: skip
         measures = [

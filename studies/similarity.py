@@ -10,16 +10,14 @@ import torch.nn.functional as F
 from rich.progress import track
 
 from slipstream.core.errors import InputError
-from slipstream.core.sampling import Sampling
 from slipstream.data.batches import TokenBatches
-from slipstream.data.rendering import Sample, render_prompt
-from slipstream.decoding.answer import Limits
-from slipstream.decoding.plain import PlainDecoder
+from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.rows import Rows
 from studies import Plot, Prompt, Result, Target
+from studies.decoding import answered
 
 MEDUSA = "Medusa heads"
 
@@ -44,20 +42,14 @@ def similarity(
         raise InputError("study.speculator: the study looks at streams of the lossless mode")
     gamma, first_layer = drafting.num_streams, drafting.first_layer
     names = [f"streams after layer {n}" for n in range(first_layer, target.num_layers)]
-    decoder = PlainDecoder(target, Sampling(), Limits(96))
-    seen: list[Sample] = []
-    sums, heads, count = Counter(), None, 0
-    for number, prompt in enumerate(track(prompts, description="prompts")):
-        ids = render_prompt(target.tokenizer, prompt.text)
-        first = len(ids) - 1
-        ids = ids + decoder.generate(ids).ids
+    sums, count = Counter(), 0
+    samples = answered(target, prompts)
+    seen = [s for s in samples[:training_prompts] if len(s.ids) - s.prompt_length > gamma]
+    heads = trained_heads(target, gamma, seen, medusa_steps)
+    for sample in track(samples[training_prompts:], description="prompts"):
+        ids, first = sample.ids, sample.prompt_length - 1
         if len(ids) - first <= gamma + 1:
             continue
-        if number < training_prompts:
-            seen.append(Sample(ids, first + 1))
-            continue
-        if heads is None:
-            heads = trained_heads(target, gamma, seen, medusa_steps)
         positions = torch.arange(first, len(ids) - gamma - 1, device=target.device)
         main, streams = states(target, drafting, ids, positions)
         futures = positions[:, None] + torch.arange(1, gamma + 1, device=target.device)
