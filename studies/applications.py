@@ -36,10 +36,8 @@ def applications(
     folder: str,
     overrides: list[str],
 ) -> Result:
-    """tasks: by data group, the `path` of its folder (None for the hub), most `rows` that are
-    learned from, `steps` of each training, `num_prompts` test rows that are answered; budget,
-    top_k: trees of the shared mode, whose pruning is calibrated on validation prompts; folder:
-    where models and answers are kept; overrides: of every train.py."""
+    """The settings of `tasks` are explained in conf/study/applications.yaml; budget, top_k: trees
+    of the shared mode; overrides: of every train.py."""
     rows = []
     for task, settings in track(tasks.items(), description="tasks"):
         folders = [Path(folder) / task / str(seed) for seed in seeds]
@@ -142,10 +140,10 @@ def _measured(metric: str, method: str, seeds: list[dict[str, list[dict]]]) -> d
     # of each test row the mean over the seeds
     rows = [list(map(fmean, zip(*scores(name), strict=True))) for name in (method, "baseline")]
     low, high = paired_bootstrap(*rows)
-    speeds = [total(lines, "tokens") / total(lines, "seconds") for lines in (ours, theirs)]
+    speed, usual = (total(lines, "tokens") / total(lines, "seconds") for lines in (ours, theirs))
     forwards = sum((line["tokens"] - 1) / line["tau"] for line in ours if line["tau"])
     return {
-        "speedup": speeds[0] / speeds[1],
+        "speedup": speed / usual,
         "tau": (total(ours, "tokens") - len(ours)) / forwards,
         "identical": total(ours, "identical") / len(ours),
         **{name: fmean(line[name] for line in ours) for name in QUALITY},

@@ -9,7 +9,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Attached
-from slipstream.evaluation.comparison import Record, Run, compare, overall
+from slipstream.evaluation.comparison import ALL_SETS, Record, Run, compare, overall
 from slipstream.evaluation.methods import Method
 from studies import Prompt, Target
 
@@ -32,6 +32,15 @@ def columns(record: dict, *names: str) -> dict[str, object]:
     """The columns `names` of a record, then how many answers are plain decoding's."""
     found = {name: record[COLUMNS[name]] for name in names}
     return found | {"identical": f"{record['identical']}/{record['num_prompts']}"}
+
+
+def task_sets(prompts: list[Prompt]) -> dict[str, list[int]]:
+    """Indices of each set's prompts, and of all, where there are several sets."""
+    sets = {
+        name: [index for index, prompt in enumerate(prompts) if prompt.source == name]
+        for name in dict.fromkeys(prompt.source for prompt in prompts)
+    }
+    return sets | ({ALL_SETS: [*range(len(prompts))]} if len(sets) > 1 else {})
 
 
 def token_ids(target: Target, prompts: list[Prompt]) -> list[list[int]]:

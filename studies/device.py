@@ -1,7 +1,6 @@
 """What a device makes of a large target (decoding, rows, memory bandwidth, training), and what a
 decoding step costs after ever more committed tokens (appendix O)."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
@@ -23,7 +22,7 @@ from studies import Plot, Prompt, Result, Target
 from studies.decoding import columns, compared
 from studies.enlargement import LargeShape, enlarged_speculator, enlarged_target
 from studies.training_costs import segments as training_steps
-from studies.training_costs import wait
+from studies.training_costs import timed
 
 # All lengths are timed so often in turn, so that a change of the machine's load meets all.
 ROUNDS = 5
@@ -83,14 +82,9 @@ def device(
 def measured_bandwidth(device: torch.device, size: int = 2**28, repeats: int = 10) -> float:
     """Bytes per second of a copy of `size` bytes, read and written, the best of some."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
-    copy, best = torch.empty_like(source), float("inf")
-    for _ in range(repeats):
-        wait(device)
-        started = time.perf_counter()
-        copy.copy_(source)
-        wait(device)
-        best = min(best, time.perf_counter() - started)
-    return 2 * size / best
+    copy = torch.empty_like(source)
+    (times,) = timed({"copy": lambda: copy.copy_(source)}, repeats, device).values()
+    return 2 * size / min(times)
 
 
 def context(

@@ -24,11 +24,7 @@ MEDUSA = "Medusa heads"
 
 @torch.no_grad()
 def similarity(
-    target: Target,
-    prompts: list[Prompt],
-    speculator: str,
-    training_prompts: int,
-    medusa_steps: int,
+    target: Target, prompts: list[Prompt], speculator: str, training_prompts: int, medusa_steps: int
 ) -> Result:
     """Cosine of stream (t, j) with the main row of position t + j, after each MSA layer.
 

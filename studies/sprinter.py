@@ -8,6 +8,7 @@ measured and as its theorems predict it.
 """
 
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 from transformers.pytorch_utils import Conv1D
@@ -19,13 +20,13 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.draft_length import DraftLength
 from slipstream.drafters.draft_model import DraftModel
-from slipstream.evaluation.comparison import ALL_SETS, compare, total_of
+from slipstream.evaluation.comparison import compare, total_of
 from slipstream.evaluation.exactness import PlainReference
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
 from slipstream.evaluation.metrics import paired_bootstrap, rouge
 from studies import Plot, Prompt, Result, Target
 from studies.approximation import Approximation, approximation
-from studies.decoding import token_ids
+from studies.decoding import task_sets, token_ids
 from studies.judging import Judge, fastchat_files, win_rate
 
 PREDICTED = "SPRINTER: measured and predicted"
@@ -85,15 +86,12 @@ def sprinter(
         for name, run in runs.items()
     }
     found = {
-        name: list(map(lambda *pair: approximation(method.decoder, *pair), ids, answers))
+        name: list(map(partial(approximation, method.decoder), ids, runs[name].generations))
         for name, method in sprinters.items()
-        for answers in [runs[name].generations]
     }
     flops = 2 * multiplied_weights(target)
-    sets = list(dict.fromkeys(prompt.source for prompt in prompts))
     rows, predictions = [], []
-    for task in [*sets, ALL_SETS] if len(sets) > 1 else sets:
-        chosen = [n for n, prompt in enumerate(prompts) if task in (prompt.source, ALL_SETS)]
+    for task, chosen in task_sets(prompts).items():
         totals = {name: total_of(run, chosen) for name, run in runs.items()}
         own = {
             name: {what: [each[n] for n in chosen] for what, each in known.items()}
@@ -181,8 +179,7 @@ def _predictions(found: Approximation, total: Statistics, exact: Statistics) -> 
     exact: of speculative decoding in the same run, whose times of a drafted token and of a call
     the prediction of the time takes.
     """
-    columns = found.columns()
-    drafted = exact.target_rows - exact.target_forwards
+    columns, drafted = found.columns(), exact.target_rows - exact.target_forwards
     draft_seconds = exact.shares.get("draft", 0.0) / max(1, drafted)
     call_seconds = exact.shares.get("verify", 0.0) / max(1, exact.target_forwards)
     seconds = total.shares.get("draft", 0.0) + total.shares.get("verify", 0.0)

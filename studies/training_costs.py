@@ -3,6 +3,8 @@ streams' losses pull: gradient norms of the MLPs by layer (Figure 6)."""
 
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -41,18 +43,13 @@ def segments(
         generator, peaks = torch.Generator().manual_seed(0), {}
         ids = torch.randint(target.vocab_size, (length,), generator=generator).tolist()
         batch = collate([Sample(ids, length // 4)]).to(target.device)
-        for name, count in kinds.items():
+        step = partial(_step, target, streams, batch)
+        steps = {name: partial(step, count) for name, count in kinds.items()}
+        for name, step in steps.items():
             with PeakMemory() as memory:
-                _step(target, streams, batch, count)
+                step()
             peaks[name] = memory.peak
-        times: dict[str, list[float]] = {name: [] for name in kinds}
-        for _ in range(repeats):
-            for name, count in kinds.items():
-                started = time.perf_counter()
-                _step(target, streams, batch, count)
-                wait(target.device)
-                times[name].append(time.perf_counter() - started)
-        seconds = {name: median(own) for name, own in times.items()}
+        seconds = {name: median(own) for name, own in timed(steps, repeats, target.device).items()}
         rows += [
             {"tokens": length, "segments": name, "peak MB": peaks[name] / 1e6,
              "of dense": peaks[name] / peaks["dense"], "tokens/s": length / seconds[name],
@@ -63,10 +60,20 @@ def segments(
     return Result(title, rows, (Plot("tokens", ("peak MB", "tokens/s"), "segments", log="xy"),))
 
 
-def wait(device: torch.device) -> None:
-    """Until an accelerator has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def timed(
+    calls: dict[str, Callable[[], object]], repeats: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Seconds of each call, all in turn, `repeats` times; an accelerator is waited for."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            wait()
+            started = time.perf_counter()
+            call()
+            wait()
+            times[name].append(time.perf_counter() - started)
+    return times
 
 
 def _step(

@@ -7,10 +7,10 @@ accelerator the wait for a forward may fall outside of its share.
 from slipstream.core.errors import InputError
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.comparison import ALL_SETS, Record, summarise, total_of
+from slipstream.evaluation.comparison import Record, summarise, total_of
 from slipstream.evaluation.methods import Method, Plain, Speculative
 from studies import Plot, Prompt, Result, Target
-from studies.decoding import compared
+from studies.decoding import compared, task_sets
 
 # zeta / beta of Figure 20: tokens per target call with the draft model, and with streams.
 TOKEN_RATIOS = (1.0, 1.2, 1.4, 1.6)
@@ -42,14 +42,10 @@ def two_models(
         "streams": Speculative(streaming, budget),
     }
     runs, _ = compared(target, methods, prompts, repeats)
-    sets: dict[str, dict[str, Record]] = {}
-    for record in summarise(runs, prompts, str(target.dtype)):
-        sets.setdefault(record.prompt_set, {})[record.method] = record
-    rows = []
-    for name, own in sets.items():
-        total = total_of(
-            runs[1], [n for n, p in enumerate(prompts) if name in (p.source, ALL_SETS)]
-        )
+    records, rows = summarise(runs, prompts, str(target.dtype)), []
+    for name, chosen in task_sets(prompts).items():
+        own = {record.method: record for record in records if record.prompt_set == name}
+        total = total_of(runs[1], chosen)
         # the draft model runs once for each token that it drafts
         calls = total.target_rows - total.target_forwards
         rows += [_row(record, own["two models"], calls, gamma) for record in own.values()]
