@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
-from studies.overheads import LLAMA_68M, OPT_125M, PAIRS, draft_model, meta_target, overheads
+from omegaconf import OmegaConf
+from studies.overheads import draft_model, meta_target, overheads
 from studies.two_models import speed_over_two_models, two_models
+from tests.commands import config_of
 from tests.tiny import tiny_target
 
 from slipstream.core.errors import InputError
@@ -14,7 +16,11 @@ from slipstream.drafters.streaming import Streaming
 from slipstream.results.record import environment
 from slipstream.results.writer import write
 
+SETTINGS = OmegaConf.to_container(config_of("infer", "study=overheads").study)
+SETTINGS.pop("_target_")
 GAMMA, ATTENDED, NODES, DRAFTED = 4, 64, 32, 121
+TARGETS = {each["name"]: each for each in SETTINGS["targets"]}
+DRAFTS = {each["name"]: each for each in SETTINGS["drafts"]}
 LLAMA_7B = "Llama-2-7B, Vicuna-7B"
 PARAMETERS, FLOPS, PRUNING = (
     "extra parameters", "GFLOPs per draft", "GFLOPs of the pruning head",
@@ -23,7 +29,7 @@ PARAMETERS, FLOPS, PRUNING = (
 
 @pytest.fixture(scope="module")
 def result():
-    return overheads(None, [], GAMMA, 4, ATTENDED, NODES, DRAFTED)
+    return overheads(None, [], **SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +38,15 @@ def found(result) -> dict[tuple[str, str], dict]:
 
 
 def test_every_method_on_every_target_but_pairs_that_the_paper_does_not_name(found):
-    assert {name for name, _ in found} == set(PAIRS) and len(found) == 6 * len(PAIRS)
+    assert {name for name, _ in found} == set(TARGETS) and len(found) == 6 * len(TARGETS)
     for (name, method), row in found.items():
         known = method != "two models" or name not in ("Phi-3-mini", "Mistral-7B")
         assert (row[PARAMETERS] is not None) == (row[FLOPS] is not None) == known
         assert (row[PRUNING] is not None) == method.startswith("streaming")
-    for target, draft in PAIRS.values():
-        assert draft is None or draft.vocab_size == target.vocab_size
+    for target in TARGETS.values():
+        if target["draft"] is not None:
+            pair = meta_target(target), meta_target(DRAFTS[target["draft"]])
+            assert pair[0].vocab_size == pair[1].vocab_size
 
 
 def test_streams_of_llama_by_hand(found):
@@ -84,22 +92,21 @@ def test_medusa_and_eagle_by_hand(found):
 
 
 @pytest.mark.parametrize(
-    ("config", "parameters", "tables"),
-    [(LLAMA_68M, 68_030_208, 32000 * 768), (OPT_125M, 125_239_296, 2050 * 768)],
-    ids=["llama-68m", "opt-125m"],
+    ("name", "parameters", "tables"),
+    [("llama-68m", 68_030_208, 32000 * 768), ("opt-125m", 125_239_296, 2050 * 768)],
 )
-def test_draft_models(found, config, parameters, tables):
+def test_draft_models(found, name, parameters, tables):
     """The published models' numbers of parameters; biases and norms are under 0.1 %. Tables are
     looked up and never multiplied: Llama's embeddings, OPT's positions."""
-    model = meta_target(config)
+    model = meta_target(DRAFTS[name])
     assert sum(parameter.numel() for parameter in model.model.parameters()) == parameters
     weights, flops = draft_model(model, GAMMA, ATTENDED)
     assert weights == pytest.approx(parameters, rel=1e-3)
-    attention = config.num_hidden_layers * 2 * ATTENDED * 768
+    attention = model.num_layers * 2 * ATTENDED * 768
     assert flops == 2 * GAMMA * (weights - tables + attention)
-    for name, (_, draft) in PAIRS.items():
-        if draft is config:
-            row = found[name, "two models"]
+    for target in TARGETS.values():
+        if target["draft"] == name:
+            row = found[target["name"], "two models"]
             assert (row[PARAMETERS], row[FLOPS]) == (weights, flops / 1e9)
 
 
@@ -129,7 +136,7 @@ def test_eq_10_on_the_papers_example():
 
 
 def test_a_budget_below_the_draft_models_chain_is_refused():
-    draft = DraftModel(meta_target(LLAMA_68M), 4)
+    draft = DraftModel(meta_target(DRAFTS["llama-68m"]), 4)
     streaming = Streaming("anywhere", "deferred", top_k=2)
     with pytest.raises(InputError, match=r"study\.budget: 4 nodes.* give at least 5"):
         two_models(tiny_target(), [], draft, streaming, budget=4, repeats=1)
