@@ -1,1 +1,8 @@
-"""What the papers' tables and figures ask: one function each, rows out. Not installed."""
+"""Studies of the papers' tables and figures: each is a function of a target, prompts and settings
+that returns a result."""
+
+from slipstream.evaluation.prompts import Prompt
+from slipstream.results.record import Plot, Result, Rows
+from slipstream.targets.target import Target
+
+__all__ = ["Plot", "Prompt", "Result", "Rows", "Target"]

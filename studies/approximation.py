@@ -12,7 +12,7 @@ import torch
 from slipstream.decoding.answer import Generation
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.targets.reading import read_on
-from slipstream.targets.target import Target
+from studies import Target
 from studies.sprinter_theory import Rates, mean_run_length, total_variation
 
 
@@ -51,12 +51,10 @@ class Approximation:
     def columns(self) -> dict[str, float | None]:
         """What was measured over drafted positions, for lambda = 1, beside the theorems.
 
-        'eta_FP by prefix': Theorem 1 at each position with its own eta_FP, without the assumption
-        that the verifier's errors do not depend on the prefix. 'kept a doubt': tokens kept for each
-        that was doubted, None where none was; runs that the cap or the end of an answer cut off
-        count with what they kept. Theorem 2: its mean over r, where each of the first r tokens was
-        acceptable with the same probability; 'memoryless': a token after an unacceptable one may be
-        acceptable again. Rates are just below 1 where they are 1.
+        'eta_FP by prefix': Theorem 1 at each position with its own eta_FP. 'kept a doubt': tokens
+        kept for each that was doubted, None where none was. Theorem 2: its mean over r, where each
+        of the first r tokens was acceptable with the same probability; 'memoryless': a token after
+        an unacceptable one may be acceptable again. Rates are just below 1 where they are 1.
         """
         most, places = 1 - 1e-9, max(1, self.positions)
         true = min(most, self.kept_acceptable / max(self.acceptable, 1e-9))
@@ -117,13 +115,18 @@ def approximation(decoder: SprinterDecoder, prompt: list[int], answer: Generatio
     places = drafted_positions(answer)
     if not places:
         return Approximation(len(answer.ids))
+    draft, target, verifier = decoder.draft, decoder.target, decoder.verifier
     text, before = prompt + answer.ids[:-1], [len(prompt) + place - 1 for place in places]
-    normed = decoder.draft.norm(_states(decoder.draft, text)[before])
-    logits = decoder.draft.logits_of_normed(normed)
+    normed = draft.norm(_states(draft, text)[before])
+    logits = draft.logits_of_normed(normed)
     q = decoder.sampling.probabilities(logits).double()
-    judging = decoder.target.logits(_states(decoder.target, text)[before])
+    judging = target.logits(_states(target, text)[before])
     p = decoder.sampling.probabilities(judging).double().to(q.device)
-    verdicts = torch.stack([_verdicts(decoder, *each) for each in zip(normed, logits, strict=True)])
+    scores = [
+        verifier(verifier.features.of_all(*each))[:, decoder.output]
+        for each in zip(normed, logits, strict=True)
+    ]
+    verdicts = torch.stack(scores).sigmoid() >= decoder.threshold  # (P, V)
     good, emitted, apart = q <= p, emitted_distribution(p, q, verdicts), total_variation(p, q)
     kept_others = (q * (verdicts & ~good)).sum(-1)
     false_positive = kept_others / (q * ~good).sum(-1).clamp(min=1e-12)
@@ -135,13 +138,6 @@ def approximation(decoder: SprinterDecoder, prompt: list[int], answer: Generatio
     doubts = sum(run.ended == "doubt" for run in answer.runs)
     counts = len(answer.ids), len(places), kept, doubts
     return Approximation(*counts, *(each.sum().item() for each in sums))
-
-
-def _verdicts(decoder: SprinterDecoder, normed: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """(V,) whether the verifier would keep each token, drawn from (V,) logits at a (D,) state."""
-    features = decoder.verifier.features.of_all(normed, logits)
-    scores = decoder.verifier(features)[:, decoder.output]
-    return scores.sigmoid() >= decoder.threshold
 
 
 def _states(model: Target, text: list[int]) -> torch.Tensor:

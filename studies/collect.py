@@ -13,22 +13,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import OmegaConf
 
 from slipstream.core.errors import InputError
-from slipstream.results.record import Plot, Result, Rows
 from slipstream.results.writer import show, write
-
-NUMBERS = {
-    "tokens/s": "tokens_per_second",
-    "vs plain": "speedup_vs_plain",
-    "tau": "tau",
-    "prefill, s": "seconds_prefill",
-    "draft, s": "seconds_draft",
-    "verify, s": "seconds_verify",
-    "other, s": "seconds_overhead",
-    "ROUGE-Lsum": "rouge_lsum",
-    "exact match": "exact_match",
-}
-"""Columns, and fields of a comparison's records."""
-LINE = "line"
+from studies import Plot, Result, Rows
+from studies.decoding import COLUMNS, columns
 
 
 class Collect(Callback):
@@ -55,40 +42,32 @@ def collect(folder: Path, title: str = "Runs", against: str | None = None) -> Re
     given = {path.parent.name: _overrides(path.parent) for path in paths}
     known = dict.fromkeys(name for own in given.values() for name in own)
     names = [name for name in known if len({own.get(name) for own in given.values()}) > 1]
-    rows: Rows = [
-        {name: _number(given[number].get(name)) for name in names}
-        | {"prompts": record["prompt_set"], "method": record["method"]}
-        | {column: record[field] for column, field in NUMBERS.items()}
-        | {
-            "weights, MiB": run["environment"]["weight_bytes"] / 2**20,
-            "identical": f"{record['identical']}/{record['num_prompts']}",
-            # plain decoding is what speeds are relative to
-            LINE: None if record["method"] == "plain" else _line(record, given[number], names[1:]),
-        }
-        for number, run in runs.items()
-        for record in run["results"]
-    ]
+    rows, lines = [], []
+    for number, run in runs.items():
+        settings = {name: _value(given[number].get(name)) for name in names}
+        others = [f"{name} {given[number].get(name)}" for name in names[1:]]
+        weights = {"weights, MiB": run["environment"]["weight_bytes"] / 2**20}
+        for record in run["results"]:
+            of = {"prompts": record["prompt_set"], "method": record["method"]}
+            rows.append(settings | of | columns(record, *COLUMNS) | weights)
+            # plain decoding is what speeds are relative to, and has no line
+            plain = record["method"] == "plain"
+            lines.append({"line": None if plain else ", ".join([record["method"], *others])})
     told = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    shown = {title: [{name: row[name] for name in told if name != LINE} for row in rows]}
+    shown = {title: [{name: row[name] for name in told} for row in rows]}
     if against is not None:
         last = rows[-1]["prompts"]  # the record of all sets
         spread = _spread([row for row in rows if row["prompts"] == last], against)
         shown[f"{title}: over all settings"] = spread
     across = names[0] if names else "method"
     kind = "line" if all(isinstance(row[across], int | float) for row in rows) else "bar"
-    plot = Plot(across, ("vs plain", "tokens/s", "tau"), LINE, "prompts", kind, reference=1.0)
+    plot = Plot(across, ("vs plain", "tokens/s", "tau"), "line", "prompts", kind, reference=1.0)
+    rows = [row | line for row, line in zip(rows, lines, strict=True)]
     result = Result(title, rows, (plot,), shown=shown)
     show(result)
-    configs, environments = (
-        {number: run[part] for number, run in runs.items()} for part in ("config", "environment")
-    )
-    write(folder, result, configs, environments)
+    parts = "config", "environment"
+    write(folder, result, *({name: run[part] for name, run in runs.items()} for part in parts))
     return result
-
-
-def _line(record: dict, given: dict[str, str], names: list[str]) -> str:
-    """What a line of the picture is called."""
-    return ", ".join([record["method"], *(f"{name} {given.get(name)}" for name in names)])
 
 
 def _overrides(folder: Path) -> dict[str, str]:
@@ -97,7 +76,7 @@ def _overrides(folder: Path) -> dict[str, str]:
     return dict(each.lstrip("+~").split("=", 1) for each in given if "=" in each)
 
 
-def _number(text: str | None) -> object:
+def _value(text: str | None) -> object:
     try:
         return json.loads(text)
     except (ValueError, TypeError):

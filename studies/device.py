@@ -1,7 +1,6 @@
 """What a device makes of a large target (decoding, rows, memory bandwidth, training), and what a
 decoding step costs after ever more committed tokens (appendix O)."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
@@ -11,25 +10,22 @@ import torch
 from rich.progress import track
 
 from slipstream.core.masks import tree_mask
-from slipstream.core.sampling import Sampling
-from slipstream.decoding.answer import Limits
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.comparison import compare, overall
 from slipstream.evaluation.methods import Method, Plain, Speculative
-from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.row_cost import row_costs
-from slipstream.results.record import Plot, Result
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.targets import attention
 from slipstream.targets.compiled import CompiledLayers, compile_like
 from slipstream.targets.loading import DTYPES
-from slipstream.targets.target import Target
+from studies import Plot, Prompt, Result, Target
+from studies.decoding import columns, compared
 from studies.enlargement import LargeShape, enlarged_speculator, enlarged_target
 from studies.training_costs import segments as training_steps
+from studies.training_costs import timed
 
+# All lengths are timed so often in turn, so that a change of the machine's load meets all.
 ROUNDS = 5
-"""All lengths are timed so often in turn, so that a change of the machine's load meets all."""
 
 
 def device(
@@ -61,22 +57,13 @@ def device(
         for schedule in ("fused", "deferred")
         for nodes in budgets
     }
-    runs = compare(methods, prompts, large, Sampling(), Limits(96), repeats, seed=0)
+    _, records = compared(large, methods, prompts, repeats)
     read = sum(p.nbytes for p in large.family.layers.parameters()) + large.head.weight.nbytes
     bandwidth, rows = measured_bandwidth(large.device), []
-    for name, record in overall(runs, prompts, str(large.dtype)).items():
+    for name, record in records.items():
         seconds = (record.seconds - record.seconds_prefill) / record.target_forwards
-        rows.append(
-            {
-                "method": name,
-                "tokens/s": record.tokens_per_second,
-                "vs plain": record.speedup_vs_plain,
-                "tau": record.tau,
-                "of bandwidth": read / seconds / bandwidth,
-                "ms/step": 1000 * seconds,
-                "identical": f"{record.identical}/{record.num_prompts}",
-            }
-        )
+        step = {"of bandwidth": read / seconds / bandwidth, "ms/step": 1000 * seconds}
+        rows.append({"method": name} | columns(vars(record), "tokens/s", "vs plain", "tau") | step)
     costs = row_costs(large, counts=tuple(row_counts))
     steps = [
         {"rows": count, "ms": 1000 * each, "vs one row": each / costs[row_counts[0]]}
@@ -95,15 +82,9 @@ def device(
 def measured_bandwidth(device: torch.device, size: int = 2**28, repeats: int = 10) -> float:
     """Bytes per second of a copy of `size` bytes, read and written, the best of some."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
-    copy, best = torch.empty_like(source), float("inf")
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    for _ in range(repeats):
-        wait()
-        started = time.perf_counter()
-        copy.copy_(source)
-        wait()
-        best = min(best, time.perf_counter() - started)
-    return 2 * size / best
+    copy = torch.empty_like(source)
+    (times,) = timed({"copy": lambda: copy.copy_(source)}, repeats, device).values()
+    return 2 * size / min(times)
 
 
 def context(
@@ -127,16 +108,11 @@ def context(
         step, other = (1000 * median(each) for each in zip(*found, strict=True))
         cache = target.new_cache(length + count)
         mask = tree_mask(torch.ones(1, count, count, dtype=torch.bool), length, None)
+        slot = cache.nbytes / cache.capacity
         rows.append(
-            {
-                "committed": length,
-                "rows": count,
-                "step, ms": step,
-                "beyond attention, ms": other,
-                "mask, KiB": mask.nbytes / 1024,
-                "cache, MiB": cache.nbytes * (length + count) / cache.capacity / 2**20,
-            }
-        )
+            {"committed": length, "rows": count, "step, ms": step, "beyond attention, ms": other,
+             "mask, KiB": mask.nbytes / 1024, "cache, MiB": slot * (length + count) / 2**20}
+        )  # fmt: skip
     plot = Plot("committed", (("step, ms", "beyond attention, ms"),), hue="rows", log="x")
     return Result("Context (appendix O)", rows, (plot,))
 
@@ -149,10 +125,6 @@ def without_attention(target: Target) -> Iterator[None]:
     def skip(module, query, *_, **__) -> tuple[torch.Tensor, None]:
         return query.transpose(1, 2).contiguous(), None
 
-    usual = target.compiled
-    with patch.object(attention, "attend", skip):
-        target.compiled = None if usual is None else CompiledLayers(target)
-        try:
-            yield
-        finally:
-            target.compiled = usual
+    compiled = target.compiled and CompiledLayers(target)
+    with patch.object(attention, "attend", skip), patch.object(target, "compiled", compiled):
+        yield

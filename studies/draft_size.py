@@ -1,17 +1,13 @@
 """Calibrated draft sizes against a search of sizes (UNISPEC, Figure 5, Tables 13 and 15 to 17)."""
 
 from slipstream.core.errors import InputError
-from slipstream.core.sampling import Sampling
-from slipstream.data.rendering import render_prompt
-from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibration import Curve, calibrate, fastest, measured, point_of
-from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Drafter
 from slipstream.evaluation.metrics import ratio_interval
-from slipstream.evaluation.prompts import Prompt, divided
-from slipstream.results.record import Plot, Result
-from slipstream.targets.target import Target
+from slipstream.evaluation.prompts import divided
+from studies import Plot, Prompt, Result, Target
+from studies.decoding import GREEDY, LIMITS, engine, token_ids
 
 AROUND, SIZES = "Sizes around g* (Table 13)", "Tokens a second by size"
 
@@ -36,22 +32,18 @@ def draft_size(
             f"study.usual: there is no drafter {', '.join(sorted(unknown))}; name some of "
             + ", ".join(drafters)
         )
-    parts = divided(prompts, calibration_prompts)
-    warm_up, others = (
-        [render_prompt(target.tokenizer, prompt.text) for prompt in part] for part in parts
-    )
+    warm_up, others = (token_ids(target, part) for part in divided(prompts, calibration_prompts))
     searched = sorted({*range(budgets[0], budgets[-1], step), budgets[-1]})
-    greedy, limits = Sampling(), Limits(96)
     rows, around, sizes = [], [], []
     for name, drafter in drafters.items():
         ways = drafter.variants(drafter.attach(target))
-        found = calibrate(target, ways, warm_up, greedy, limits, budgets, repeats)
+        found = calibrate(target, ways, warm_up, GREEDY, LIMITS, budgets, repeats)
         way, own = fastest(found.points)
-        near = [own + sign * each for each in [0, *deviations] for sign in (-1, 1)]
-        near = sorted({size for size in near if size >= 2})
+        near = {own} | {own + sign * each for each in deviations for sign in (-1, 1)}
+        near = sorted(size for size in near if size >= 2)
         tried = sorted({*searched, *near, usual.get(name, own)})
-        decoders = {("", g): Engine(target, ways[way], greedy, limits, g) for g in tried}
-        grid = {g: each for (_, g), each in measured(decoders, others, repeats).items()}
+        engines = {("", g): engine(target, ways[way], g) for g in tried}
+        grid = {g: each for (_, g), each in measured(engines, others, repeats).items()}
         points = {g: point_of(g, each) for g, each in grid.items()}
         against = {g: _ratio(each, grid[own]) for g, each in grid.items()}
         best = max({*searched, own}, key=lambda g: points[g].rate)
@@ -78,44 +70,38 @@ def draft_size(
             }
         )
         around += [
-            {
-                "drafter": name,
-                "nodes": g,
-                "minus g*": g - own,
-                "tau": points[g].tau,
-                "ms/step": 1000 * points[g].seconds,
-                "tokens/s": points[g].rate,
-                "vs g*": against[g][0],
-            }
+            {"drafter": name, "nodes": g, "minus g*": g - own, "tau": points[g].tau,
+             "ms/step": 1000 * points[g].seconds, "tokens/s": points[g].rate, 
+             "vs g*": against[g][0]}
             for g in near
-        ]
+        ]  # fmt: skip
         measures = [
             ("search", points[g], [b * points[own].rate for b in against[g][1:]]) for g in tried
         ]
         measures += [
             (f"calibration, {each}", point, [point.rate] * 2)
-            for each, own_points in found.points.items()
-            for point in own_points
+            for each, calibrating in found.points.items()
+            for point in calibrating
         ]
         sizes += [
             {"drafter": name, "measured in": what, "nodes": point.budget, "tokens/s": point.rate,
              "low": bounds[0], "high": bounds[1]}
             for what, point, bounds in measures
         ]  # fmt: skip
-    plot = Plot(
-        "nodes", ("tokens/s",), "measured in", "drafter", "line", ("low", "high"), table=SIZES
-    )
+    lines = "measured in", "drafter", "line", ("low", "high")
+    plot = Plot("nodes", ("tokens/s",), *lines, table=SIZES)
     more = ({AROUND: around} if deviations else {}) | {SIZES: sizes}
     return Result("Calibrated draft sizes against a search", rows, (plot,), more)
 
 
-def _ratio(one: list[Statistics], other: list[Statistics]) -> tuple[float, float, float]:
+def _ratio(*sides: list[Statistics]) -> tuple[float, float, float]:
     """Of two rates after the prefill, with 95 % bounds, prompts resampled in pairs."""
-    sides = [
-        (
-            [each.tokens - each.answers for each in side],
-            [each.seconds - each.shares.get("prefill", 0.0) for each in side],
+    return ratio_interval(
+        *(
+            (
+                [each.tokens - each.answers for each in side],
+                [each.seconds - each.shares.get("prefill", 0.0) for each in side],
+            )
+            for side in sides
         )
-        for side in (one, other)
-    ]
-    return ratio_interval(*sides)
+    )

@@ -4,21 +4,16 @@ import time
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
-from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.engine import Engine
-from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.base import Attached, Drafter
+from slipstream.drafters.base import Drafter
 from slipstream.drafters.suffixes import SuffixStore
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
-from slipstream.targets.target import Target
+from studies import Plot, Prompt, Result, Target
+from studies.decoding import decode, engine
 
-PROMPT_TOKENS, ANSWERS = 64, 6
-TEXT = 512
-ENDING = 8
-"""Tokens of the text that are looked up in a corpus."""
+PROMPT_TOKENS, ANSWERS, TEXT = 64, 6, 512
+ENDING = 8  # tokens of the text that are looked up in a corpus
 
 
 def drafting_costs(
@@ -41,7 +36,11 @@ def drafting_costs(
         row: dict[str, object] = {"drafter": name}
         for vocabulary, verifying in targets.items():
             attached = drafter.attach(verifying)
-            total = _decoded(attached, budget)
+            decoder = engine(verifying, attached, budget, Limits(64))
+            texts = zipf_texts((1 + ANSWERS) * TEXT, verifying.vocab_size, seed=1)
+            ids = [text[:PROMPT_TOKENS] for text in texts]
+            decode(decoder, ids[:1])  # warms up
+            total = decode(decoder, ids[1:])
             drafting = total.shares.get("draft", 0.0)
             row[f"ms a step, {vocabulary}"] = 1000 * drafting / total.target_forwards
             row[f"store MB, {vocabulary}"] = attached.memory() / 1e6
@@ -55,20 +54,10 @@ def drafting_costs(
     return Result("What drafting costs", rows, (plot,), {"Sorted corpora": sorting})
 
 
-def _decoded(drafter: Attached, budget: int) -> Statistics:
-    """The sum over some answers to random prompts."""
-    engine = Engine(drafter.target, drafter, Sampling(), Limits(64), budget)
-    texts = zipf_texts((1 + ANSWERS) * TEXT, drafter.target.vocab_size, seed=1)
-    found = [engine.generate(text[:PROMPT_TOKENS]).statistics for text in texts]
-    return sum(found[1:], Statistics())  # the first warms up
-
-
 def _random_target(vocabulary: int, device: torch.device) -> Target:
     """A Llama of one layer and width 64 with random weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(
-        "llama", vocab_size=vocabulary, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=1024,
         bos_token_id=None, eos_token_id=None, pad_token_id=None, tie_word_embeddings=True,
     )  # fmt: skip

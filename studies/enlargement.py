@@ -4,17 +4,19 @@ New dimensions of the hidden state are always zero, new heads and new units of a
 and new layers, below the old ones, add nothing. All of them are computed all the same.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
-from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from slipstream.core.errors import InputError
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.targets.target import Target
+from studies import Target
 
-UNREAD = 0.02
-"""Size of the random weights whose results nothing reads."""
+# Size of the random weights whose results nothing reads, and the matrices that are zero instead.
+UNREAD, READ = 0.02, ("embed_tokens", "lm_head", "o_proj", "down_proj")
+# Weights of speculators that read token embeddings at unit size, which have more dimensions now.
+SCALED = "root.down", "copying.parent", "copying.child"
 
 
 @dataclass(frozen=True)
@@ -32,18 +34,11 @@ def enlarged_target(target: Target, shape: LargeShape, dtype: torch.dtype) -> Ta
 
     Raises `InputError` for a target that is no Llama, or larger than `shape`.
     """
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
     old = target.model.config
     if old.model_type != "llama":
         raise InputError("target: only a Llama can be enlarged; take slipstream/small-target")
     sizes = old.hidden_size, old.intermediate_size, target.num_layers, old.num_attention_heads
-    if any(
-        a > b
-        for a, b in zip(
-            sizes, (shape.hidden, shape.intermediate, shape.layers, shape.heads), strict=True
-        )
-    ):
+    if any(small > large for small, large in zip(sizes, asdict(shape).values(), strict=True)):
         raise InputError(f"study.shape: must not be smaller than the target, which has {sizes}")
     content = old.to_dict() | {
         "hidden_size": shape.hidden,
@@ -55,27 +50,17 @@ def enlarged_target(target: Target, shape: LargeShape, dtype: torch.dtype) -> Ta
     }
     with torch.device(target.device):
         model = AutoModelForCausalLM.from_config(LlamaConfig(**content), dtype=dtype)
+    model.generation_config = target.model.generation_config
     large = Target(model.eval().requires_grad_(False), target.tokenizer, target.name)
-    scale = _norm_scale(target, large)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=UNREAD)
-        model.generation_config = target.model.generation_config
-        _place(large.family.decoder.embed_tokens, target.family.decoder.embed_tokens)
-        _place(large.head, target.head)
-        _place_norm(large.family.decoder.norm, target.family.decoder.norm, scale)
-        for layer in large.family.layers:
-            for name in ("self_attn.o_proj", "mlp.down_proj"):
-                layer.get_submodule(name).weight.zero_()
-        groups = old.num_attention_heads // target.family.cache_shape[0]
-        for ours, theirs in zip(_same_layers(target, large), target.family.layers, strict=True):
-            for name in target.family.attention_linears + target.family.mlp_linears:
-                weight = theirs.get_submodule(name).weight
-                if name in ("self_attn.k_proj", "self_attn.v_proj"):
-                    weight = _own_heads(weight, groups, target.family.cache_shape[1])
-                _fill(ours.get_submodule(name).weight, weight)
-            for name in ("input_layernorm", "post_attention_layernorm"):
-                _place_norm(ours.get_submodule(name), theirs.get_submodule(name), scale)
+    places = model.state_dict()
+    for name, place in places.items():
+        place.normal_(std=UNREAD)
+        if any(matrix in name for matrix in READ):
+            place.zero_()
+    for name, tensor in target.model.state_dict().items():
+        if "norm" in name:
+            tensor = tensor * _norm_scale(target, large)
+        _fill(places[_moved(name, target, large)], _own_heads(name, tensor, target))
     return large
 
 
@@ -89,24 +74,19 @@ def enlarged_speculator(
     config = speculator.config
     if config.mode == "shared":
         raise InputError("study.speculator: only lossless streams can be enlarged; take such ones")
-    offset = large.num_layers - target.num_layers
     if config.pruning_layer is not None:
-        config = replace(config, pruning_layer=config.pruning_layer + offset)
+        layer = config.pruning_layer + large.num_layers - target.num_layers
+        config = replace(config, pruning_layer=layer)
     found = StreamingSpeculator(large, config)
-    scale, size = _norm_scale(target, large), target.family.cache_shape[1]
-    groups = target.model.config.num_attention_heads // target.family.cache_shape[0]
     state = found.state_dict()
     for name, tensor in speculator.state_dict().items():
-        parts = name.split(".")
-        if parts[0] == "adapters":
-            parts[2] = str(int(parts[2]) + offset)
-            if parts[3] in ("self_attn/k_proj", "self_attn/v_proj") and parts[4] == "up":
-                tensor = _own_heads(tensor, groups, size)
-        elif parts[0] in ("transitions", "copying") or name == "root.down":
-            # they read token embeddings at unit size, which have more dimensions now
-            tensor = tensor * scale if name != "copying.stream" else tensor
-        place = state[".".join(parts)].zero_()
-        place[tuple(slice(length) for length in tensor.shape)] = tensor
+        part = name.split(".")[0]
+        if part == "adapters":
+            name = _moved(name, target, large)
+            tensor = _own_heads(name, tensor, target) if ".up" in name else tensor
+        elif part == "transitions" or name in SCALED:
+            tensor = tensor * _norm_scale(target, large)
+        _fill(state[name].zero_(), tensor)
     found.load_state_dict(state)
     return found.to(large.device, large.dtype).eval()
 
@@ -116,23 +96,22 @@ def _norm_scale(target: Target, large: Target) -> float:
     return (target.hidden_size / large.hidden_size) ** 0.5
 
 
-def _same_layers(target: Target, large: Target) -> nn.ModuleList:
-    return large.family.layers[large.num_layers - target.num_layers :]
+def _moved(name: str, target: Target, large: Target) -> str:
+    """A tensor's name in `large`, where the old layers come last."""
+    parts = name.split(".")
+    if len(parts) > 2 and parts[2].isdigit():
+        parts[2] = str(int(parts[2]) + large.num_layers - target.num_layers)
+    return ".".join(parts)
 
 
-def _own_heads(weight: torch.Tensor, groups: int, size: int) -> torch.Tensor:
-    """(H_kv * size, ...) -> (H * size, ...): each query head its own copy."""
-    return weight.unflatten(0, (-1, size)).repeat_interleave(groups, 0).flatten(0, 1)
+def _own_heads(name: str, tensor: torch.Tensor, target: Target) -> torch.Tensor:
+    """Of keys and values (H_kv * size, ...) -> (H * size, ...): each query head its own copy."""
+    if "k_proj" not in name and "v_proj" not in name:
+        return tensor
+    heads, size = target.family.cache_shape
+    groups = target.model.config.num_attention_heads // heads
+    return tensor.unflatten(0, (-1, size)).repeat_interleave(groups, 0).flatten(0, 1)
 
 
 def _fill(large: torch.Tensor, small: torch.Tensor) -> None:
     large[tuple(slice(length) for length in small.shape)] = small.to(large)
-
-
-def _place(large: nn.Module, small: nn.Module) -> None:
-    large.weight.zero_()
-    _fill(large.weight, small.weight)
-
-
-def _place_norm(large: nn.Module, small: nn.Module, scale: float) -> None:
-    _fill(large.weight, small.weight * scale)

@@ -26,16 +26,10 @@ def stubbed_target(vocabulary: int = 256, hidden: int = 64) -> Target:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
-        "llama",
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=hidden,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-    )
-    config.bos_token_id = config.eos_token_id = None
+        "llama", vocab_size=vocabulary, hidden_size=hidden, intermediate_size=hidden,
+        num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=4096, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
     target = Target(AutoModelForCausalLM.from_config(config).eval().requires_grad_(False))
     target.model.generation_config.eos_token_id = None
     logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(0))

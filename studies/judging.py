@@ -1,7 +1,8 @@
 """Which of two answers is better: judges, and FastChat's files for one that is not at hand.
 
 SPRINTER's authors asked GPT-4 (section 4). By default the target itself is asked, by the mean
-log-probability that it gives to the tokens of an answer. Any object with `scores` is a judge.
+log-probability that it gives to the tokens of an answer. A judge is any object with `scores`: of
+two answers to the same prompt the one with the larger score wins.
 """
 
 import json
@@ -11,14 +12,11 @@ import torch
 
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation
-from slipstream.evaluation.prompts import Prompt
 from slipstream.targets.reading import read_on
-from slipstream.targets.target import Target
+from studies import Prompt, Target
 
 
 class Judge(Protocol):
-    """Scores answers; of two to the same prompt the larger score wins."""
-
     def scores(
         self, target: Target, prompts: list[Prompt], answers: list[Generation]
     ) -> list[float]:
@@ -37,10 +35,8 @@ class TargetLikelihood:
             ids = render_prompt(target.tokenizer, prompt.text)
             text = ids + answer.ids[:-1]
             hidden = read_on(target, [text], target.new_cache(len(text))).hidden
-            states = hidden[0, len(ids) - 1 :]
-            logs = target.logits(states).float().log_softmax(-1)
-            tokens = torch.tensor(answer.ids, device=logs.device)
-            found.append(logs.gather(1, tokens[:, None]).mean().item())
+            logs = target.logits(hidden[0, len(ids) - 1 :]).float().log_softmax(-1)
+            found.append(logs[range(len(answer.ids)), answer.ids].mean().item())
         return found
 
 

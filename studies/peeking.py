@@ -5,7 +5,7 @@ The rows that see the future are apart from the context, as streams are: a row o
 had peeked would tell later rows the very token that they are to predict.
 """
 
-from collections.abc import Iterator
+from itertools import chain, repeat
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +18,9 @@ from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.rendering import render_sample
 from slipstream.decoding.answer import Limits
 from slipstream.evaluation.metrics import rouge, sql_exact_match
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
 from slipstream.speculators.labels import NO_LABEL, future_tokens
 from slipstream.targets.lora import LoraSettings, merge, with_lora
-from slipstream.targets.target import Target
+from studies import Plot, Prompt, Result, Target
 
 
 def peeking(
@@ -46,7 +44,9 @@ def peeking(
         adapted, trained = with_lora(target, lora)
         optimizer = torch.optim.AdamW(trained.values(), lr=learning_rate)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
-        batches = _batches(data)
+        loader = data.train_dataloader()
+        loader.load_state_dict({"epoch": 0, "position": 0})  # from the first batch on
+        batches = chain.from_iterable(repeat(loader))
         for _ in track(range(steps), description=f"training, {gamma} future tokens"):
             logits, tokens = _predictions(adapted, next(batches).to(target.device), gamma)
             optimizer.zero_grad()
@@ -58,14 +58,6 @@ def peeking(
         rows.append({"future tokens": gamma} | found)
     title = "The next token with the true future in view (Eq. 7, Figure 4)"
     return Result(title, rows, (Plot("future tokens", ("accuracy", "loss", "ROUGE-L")),))
-
-
-def _batches(data: PromptCompletionData) -> Iterator[Batch]:
-    """Training batches without end, from the first one on."""
-    loader = data.train_dataloader()
-    loader.load_state_dict({"epoch": 0, "position": 0})
-    while True:
-        yield from loader
 
 
 def _predictions(target: Target, batch: Batch, gamma: int) -> tuple[torch.Tensor, torch.Tensor]:

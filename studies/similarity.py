@@ -8,34 +8,23 @@ from itertools import chain, islice, repeat
 import torch
 import torch.nn.functional as F
 from rich.progress import track
-from torch import nn
 
-from slipstream.core.cache import TrainingCache
 from slipstream.core.errors import InputError
-from slipstream.core.masks import causal_mask
-from slipstream.core.sampling import Sampling
 from slipstream.data.batches import TokenBatches
-from slipstream.data.rendering import Sample, render_prompt
-from slipstream.decoding.answer import Limits
-from slipstream.decoding.plain import PlainDecoder
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
+from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.targets.rows import HiddenTap
-from slipstream.targets.target import Target
+from slipstream.targets.rows import Rows
+from studies import Plot, Prompt, Result, Target
+from studies.decoding import answered
 
 MEDUSA = "Medusa heads"
 
 
 @torch.no_grad()
 def similarity(
-    target: Target,
-    prompts: list[Prompt],
-    speculator: str,
-    training_prompts: int,
-    medusa_steps: int,
+    target: Target, prompts: list[Prompt], speculator: str, training_prompts: int, medusa_steps: int
 ) -> Result:
     """Cosine of stream (t, j) with the main row of position t + j, after each MSA layer.
 
@@ -49,20 +38,14 @@ def similarity(
         raise InputError("study.speculator: the study looks at streams of the lossless mode")
     gamma, first_layer = drafting.num_streams, drafting.first_layer
     names = [f"streams after layer {n}" for n in range(first_layer, target.num_layers)]
-    decoder = PlainDecoder(target, Sampling(), Limits(96))
-    seen: list[Sample] = []
-    sums, heads, count = Counter(), None, 0
-    for number, prompt in enumerate(track(prompts, description="prompts")):
-        ids = render_prompt(target.tokenizer, prompt.text)
-        first = len(ids) - 1
-        ids = ids + decoder.generate(ids).ids
+    sums, count = Counter(), 0
+    samples = answered(target, prompts)
+    seen = [s for s in samples[:training_prompts] if len(s.ids) - s.prompt_length > gamma]
+    heads = trained_heads(target, gamma, seen, medusa_steps)
+    for sample in track(samples[training_prompts:], description="prompts"):
+        ids, first = sample.ids, sample.prompt_length - 1
         if len(ids) - first <= gamma + 1:
             continue
-        if number < training_prompts:
-            seen.append(Sample(ids, first + 1))
-            continue
-        if heads is None:
-            heads = trained_heads(target, gamma, seen, medusa_steps)
         positions = torch.arange(first, len(ids) - gamma - 1, device=target.device)
         main, streams = states(target, drafting, ids, positions)
         futures = positions[:, None] + torch.arange(1, gamma + 1, device=target.device)
@@ -97,6 +80,32 @@ def trained_heads(
     return heads.requires_grad_(False)
 
 
+class _Tap:
+    """A visitor that keeps all rows before a layer."""
+
+    def __init__(self, layer: int):
+        self.layer = layer
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        self.hidden = rows.hidden
+        yield rows
+
+
+class _Adding:
+    """A visitor that adds the streams of the main rows at `positions`."""
+
+    def __init__(self, target: Target, speculator: StreamingSpeculator, positions: torch.Tensor):
+        self.layer, self.target = speculator.first_layer, target
+        self.speculator, self.positions = speculator, positions
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        rows = self.speculator.add_streams(rows, self.positions[None])
+        with self.speculator.acting_on(self.target, rows):
+            yield rows
+
+
 def states(
     target: Target, speculator: StreamingSpeculator, ids: list[int], positions: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -104,34 +113,14 @@ def states(
 
     The streams are not told the root, as Medusa heads are not.
     """
-    layers = target.family.layers[speculator.first_layer :]
-    cache, early = TrainingCache(target.num_layers), HiddenTap(speculator.first_layer)
     tokens = torch.tensor([ids], device=target.device)
     everywhere = torch.arange(len(ids), device=target.device)[None]
-    with _recorded(layers) as main:
-        target.forward(tokens, everywhere, None, cache, [early])
-    cache.keep = 0
-    sees = causal_mask(len(ids), target.device)[positions][None, None]
-    roots = torch.full((1, len(positions)), -1, device=target.device)
-    with _recorded(layers) as streams:
-        own = early.hidden[:, positions]
-        speculator.run_streams(target, own, roots, positions[None], sees, cache)
-    gamma = speculator.num_streams
-    drafted = [each[0, -len(positions) * gamma :].unflatten(0, (-1, gamma)) for each in streams]
-    return [hidden[0] for hidden in main], drafted
-
-
-@contextmanager
-def _recorded(layers: list[nn.Module]) -> Iterator[list[torch.Tensor]]:
-    """Within, what each of `layers` puts out is appended to the list."""
-    found: list[torch.Tensor] = []
-
-    def keep(_, __, output) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
-
-    handles = [layer.register_forward_hook(keep) for layer in layers]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+    taps = [_Tap(layer) for layer in range(speculator.first_layer + 1, target.num_layers)]
+    adding = _Adding(target, speculator, positions)
+    rows = target.forward(tokens, everywhere, None, None, [adding, *taps])
+    after = [*(tap.hidden[0] for tap in taps), rows.hidden[0]]
+    shape = -1, speculator.num_streams
+    return (
+        [hidden[: len(ids)] for hidden in after],
+        [hidden[len(ids) :].unflatten(0, shape) for hidden in after],
+    )

@@ -7,8 +7,11 @@ references and against speculative decoding's answers, and SPRINTER's distance t
 measured and as its theorems predict it.
 """
 
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from statistics import fmean
+
+from transformers.pytorch_utils import Conv1D
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
@@ -17,16 +20,14 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.draft_length import DraftLength
 from slipstream.drafters.draft_model import DraftModel
-from slipstream.evaluation.comparison import ALL_SETS, Run, compare, total_of
+from slipstream.evaluation.comparison import compare, total_of
 from slipstream.evaluation.exactness import PlainReference
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
 from slipstream.evaluation.metrics import paired_bootstrap, rouge
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result, Rows
-from slipstream.targets.target import Target
+from studies import Plot, Prompt, Result, Target
 from studies.approximation import Approximation, approximation
+from studies.decoding import task_sets, token_ids
 from studies.judging import Judge, fastchat_files, win_rate
-from studies.sprinter_theory import flops_per_row
 
 PREDICTED = "SPRINTER: measured and predicted"
 
@@ -65,39 +66,59 @@ def sprinter(
     # What does not fit ends here, not after half an hour.
     for method in (*exact.values(), *sprinters.values()):
         method.ready(target, sampling, limits)
-    rules: dict[str, Callable[[], Method]] = {
+    rules = {
         name: lambda rule=rule: Speculative(DraftModel(draft, longest, rule), 1 + longest)
         for name, rule in lengths.items()
         if rule is not None
     }
     methods = exact | prepared("study.lengths", rules, target, sampling, limits, True) | sprinters
     prompts = _with_references(target, prompts, limits)
-    runs = compare(methods, prompts, target, sampling, limits, repeats, seed)
-    judged = {run.method: judge.scores(target, prompts, run.generations) for run in runs}
-    ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
-    found = {
-        run.method: [
-            approximation(methods[run.method].decoder, *pair)
-            for pair in zip(ids, run.generations, strict=True)
-        ]
-        for run in runs
-        if not run.exact
-    }
-    flops = flops_per_row(multiplied_weights(target))
-    sets = list(dict.fromkeys(prompt.source for prompt in prompts))
-    rows, predictions = [], []
-    for task in [*sets, ALL_SETS] if len(sets) > 1 else sets:
-        chosen = [n for n, prompt in enumerate(prompts) if task in (prompt.source, ALL_SETS)]
-        own = {
-            name: sum((each[place] for place in chosen), Approximation())
-            for name, each in found.items()
+    runs = {r.method: r for r in compare(methods, prompts, target, sampling, limits, repeats, seed)}
+    ids, references = token_ids(target, prompts), [list(prompt.references) for prompt in prompts]
+    texts = {name: [answer.text for answer in run.generations] for name, run in runs.items()}
+    others = [[text] for text in texts["speculative"]]
+    scores = {  # of every answer
+        name: {
+            "ROUGE-L": rouge("rougeL", texts[name], references),
+            "with SD's": rouge("rougeL", texts[name], others),
+            "judged": judge.scores(target, prompts, run.generations),
         }
-        totals = {run.method: total_of(run, chosen) for run in runs}
-        rows += _rows(task, chosen, prompts, runs, totals, judged, own, flops)
+        for name, run in runs.items()
+    }
+    found = {
+        name: list(map(partial(approximation, method.decoder), ids, runs[name].generations))
+        for name, method in sprinters.items()
+    }
+    flops = 2 * multiplied_weights(target)
+    rows, predictions = [], []
+    for task, chosen in task_sets(prompts).items():
+        totals = {name: total_of(run, chosen) for name, run in runs.items()}
+        own = {
+            name: {what: [each[n] for n in chosen] for what, each in known.items()}
+            for name, known in scores.items()
+        }
+        sums = {
+            name: sum((each[n] for n in chosen), Approximation()) for name, each in found.items()
+        }
+        for name, total in totals.items():
+            low, high = paired_bootstrap(own[name]["ROUGE-L"], own["speculative"]["ROUGE-L"])
+            rows.append(
+                {
+                    "task": task,
+                    "method": name,
+                    "exact": "yes" if runs[name].exact else "no",
+                    **_costs(total, totals, flops),
+                    "ROUGE-L": fmean(own[name]["ROUGE-L"]),
+                    "minus SD's, 95 %": f"{low:+.1f}..{high:+.1f}",
+                    "with SD's": fmean(own[name]["with SD's"]),
+                    "wins vs SD, %": win_rate(own[name]["judged"], own["speculative"]["judged"]),
+                    "distance": sums[name].distance_of_answers if name in sums else 0.0,
+                }
+            )
         predictions += [
             {"task": task, "method": name, "threshold": float(name.rpartition("_")[2])}
             | _predictions(each, totals[name], totals["speculative"])
-            for name, each in own.items()
+            for name, each in sums.items()
         ]
     panels = (
         ("distance", "Theorem 1", "eta_FP by prefix"),
@@ -107,15 +128,13 @@ def sprinter(
         Plot("ms/token", ("ROUGE-L",), hue="method", panel="task", kind="point"),
         Plot("threshold", panels, panel="task", table=PREDICTED),
     )
-    files = fastchat_files(prompts, {run.method: run.generations for run in runs})
+    files = fastchat_files(prompts, {name: run.generations for name, run in runs.items()})
     more = {PREDICTED: predictions}
     return Result("SPRINTER: quality and latency", rows, plots, more, files=files)
 
 
 def multiplied_weights(target: Target) -> int:
     """Weights of the target that a row is multiplied by: all matrices of its layers and LM head."""
-    from transformers.pytorch_utils import Conv1D
-
     modules = list(target.model.modules())
     return sum(m.weight.numel() for m in modules if isinstance(m, Conv1D)) + sum(
         m.in_features * m.out_features for m in modules if hasattr(m, "in_features")
@@ -129,56 +148,29 @@ def _with_references(target: Target, prompts: list[Prompt], limits: Limits) -> l
             f"note: {missing} of {len(prompts)} prompts have no reference; ROUGE-L is against "
             "the target's own greedy answer there"
         )
-    reference, known = PlainReference(target, limits), []
-    for prompt in prompts:
-        references = prompt.references
-        if not references:
-            answer = reference.generate(render_prompt(target.tokenizer, prompt.text))
-            references = (target.tokenizer.decode(answer, skip_special_tokens=True),)
-        known.append(Prompt(prompt.text, prompt.source, references))
-    return known
+    reference = PlainReference(target, limits)
+
+    def known(prompt: Prompt) -> Prompt:
+        if prompt.references:
+            return prompt
+        answer = reference.generate(render_prompt(target.tokenizer, prompt.text))
+        text = target.tokenizer.decode(answer, skip_special_tokens=True)
+        return replace(prompt, references=(text,))
+
+    return list(map(known, prompts))
 
 
-def _rows(
-    task: str,
-    chosen: list[int],
-    prompts: list[Prompt],
-    runs: list[Run],
-    totals: dict[str, Statistics],
-    judged: dict[str, list[float]],
-    found: dict[str, Approximation],
-    flops: int,
-) -> Rows:
-    """A row for each method, over the prompts `chosen`."""
-    texts = {run.method: [run.generations[place].text for place in chosen] for run in runs}
-    references = [list(prompts[place].references) for place in chosen]
-    quality = {name: rouge("rougeL", own, references) for name, own in texts.items()}
-    others = [[text] for text in texts["speculative"]]
-    scores = {name: [own[place] for place in chosen] for name, own in judged.items()}
+def _costs(total: Statistics, totals: dict[str, Statistics], flops: int) -> dict[str, float]:
+    """Of a method; flops: of one row of the target."""
     plain, exact = (totals[name].tokens_per_second for name in ("plain", "speculative"))
-    rows = []
-    for run in runs:
-        name, total = run.method, totals[run.method]
-        low, high = paired_bootstrap(quality[name], quality["speculative"])
-        rows.append(
-            {
-                "task": task,
-                "method": name,
-                "exact": "yes" if run.exact else "no",
-                "ms/token": 1000 / total.tokens_per_second,
-                "vs plain": total.tokens_per_second / plain,
-                "vs SD": total.tokens_per_second / exact,
-                "tokens/call": total.tau,
-                "target MFLOPs/token": flops * total.target_rows / total.tokens / 1e6,
-                "one row a call": flops * total.target_forwards / total.tokens / 1e6,
-                "ROUGE-L": fmean(quality[name]),
-                "minus SD's, 95 %": f"{low:+.1f}..{high:+.1f}",
-                "with SD's": fmean(rouge("rougeL", texts[name], others)),
-                "wins vs SD, %": win_rate(scores[name], scores["speculative"]),
-                "distance": found[name].distance_of_answers if name in found else 0.0,
-            }
-        )
-    return rows
+    return {
+        "ms/token": 1000 / total.tokens_per_second,
+        "vs plain": total.tokens_per_second / plain,
+        "vs SD": total.tokens_per_second / exact,
+        "tokens/call": total.tau,
+        "target MFLOPs/token": flops * total.target_rows / total.tokens / 1e6,
+        "one row a call": flops * total.target_forwards / total.tokens / 1e6,
+    }
 
 
 def _predictions(found: Approximation, total: Statistics, exact: Statistics) -> dict:
@@ -187,8 +179,7 @@ def _predictions(found: Approximation, total: Statistics, exact: Statistics) -> 
     exact: of speculative decoding in the same run, whose times of a drafted token and of a call
     the prediction of the time takes.
     """
-    columns = found.columns()
-    drafted = exact.target_rows - exact.target_forwards
+    columns, drafted = found.columns(), exact.target_rows - exact.target_forwards
     draft_seconds = exact.shares.get("draft", 0.0) / max(1, drafted)
     call_seconds = exact.shares.get("verify", 0.0) / max(1, exact.target_forwards)
     seconds = total.shares.get("draft", 0.0) + total.shares.get("verify", 0.0)

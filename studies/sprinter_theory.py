@@ -5,20 +5,18 @@ A drafted token is acceptable when `q(x) <= p(x)` (lambda = 1). The verifier say
 acceptable token with the true-positive rate, to any other with the false-positive rate; its first
 no ends the run. The simulation runs these steps and shares no formula with the theorems.
 
-It does not know of prefixes: the verifier's errors depend on nothing but acceptability, and the
-first `acceptable` tokens of a run are acceptable, the later ones are not. The verifier's own time
-and a cap on runs are left out. Rates outside [0, 1) (at 1 a run might never end) and negative
-numbers of acceptable tokens raise `InputError`. The other theorems: `tests/studies/theorems.py`.
+It does not know of prefixes: the first `acceptable` tokens of a run are acceptable, the later ones
+are not. The verifier's own time and a cap on runs are left out. Rates outside [0, 1) (at 1 a run
+might never end) and negative numbers of acceptable tokens raise `InputError`.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
-from slipstream.targets.target import Target
+from studies import Plot, Prompt, Result, Target
 
 TRUE_POSITIVES = [*(tenths / 10 for tenths in range(10)), 0.95, 0.99]
 LENGTH, TIME, SIMULATED = "E[N]", "E[T_stop], s", ", simulated"
@@ -39,12 +37,13 @@ def sprinter_theory(
         if value <= 0:
             raise InputError(f"study.{name}: must be more than nothing; give a larger number")
     generator, rows = torch.Generator().manual_seed(0), []
-    for rates in [Rates(true, false) for false in false_positives for true in TRUE_POSITIVES]:
+    for false, true in product(false_positives, TRUE_POSITIVES):
+        rates = Rates(true, false)
         kept, drafted = simulate_run_lengths(rates, acceptable, samples, generator)
         rows.append(
             {
-                "eta_TP": rates.true_positive,
-                "eta_FP": rates.false_positive,
+                "eta_TP": true,
+                "eta_FP": false,
                 LENGTH: expected_run_length(rates, acceptable),
                 LENGTH + SIMULATED: kept.double().mean().item(),
                 TIME: expected_stop_time(rates, acceptable, draft_seconds),
@@ -64,8 +63,8 @@ class Rates:
     false_positive: float
 
     def __post_init__(self) -> None:
-        check_rate("true_positive", self.true_positive)
-        check_rate("false_positive", self.false_positive)
+        for name, rate in vars(self).items():
+            check_rate(name, rate)
 
 
 def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -84,9 +83,7 @@ def expected_run_length(rates: Rates, acceptable: int) -> float:
     4.27608
     """
     check_acceptable(acceptable)
-    all_acceptable = rates.true_positive**acceptable
-    early = (rates.true_positive - all_acceptable) / (1 - rates.true_positive)
-    return early + all_acceptable / (1 - rates.false_positive)
+    return _run_length(rates, rates.true_positive**acceptable)
 
 
 def mean_run_length(rates: Rates, share: float) -> float:
@@ -98,7 +95,11 @@ def mean_run_length(rates: Rates, share: float) -> float:
     >>> round(mean_run_length(Rates(0.5, 0.0), 0.5), 5)  # (0.5 - 2/3) / 0.5 + 2/3
     0.33333
     """
-    power = (1 - share) / (1 - share * rates.true_positive)
+    return _run_length(rates, (1 - share) / (1 - share * rates.true_positive))
+
+
+def _run_length(rates: Rates, power: float) -> float:
+    """Equation 3, with `power` for eta_TP^r."""
     early = (rates.true_positive - power) / (1 - rates.true_positive)
     return early + power / (1 - rates.false_positive)
 
@@ -106,23 +107,10 @@ def mean_run_length(rates: Rates, share: float) -> float:
 def expected_stop_time(rates: Rates, acceptable: int, draft_seconds: float) -> float:
     """Mean seconds until the verifier's first no (equation 4); the refused token was drafted too.
 
-    draft_seconds: for one token.
-
     >>> round(expected_stop_time(Rates(0.9, 0.5), 5, 0.1), 6)
     0.527608
     """
     return draft_seconds * (expected_run_length(rates, acceptable) + 1)
-
-
-def flops_per_row(num_parameters: int) -> int:
-    """FLOPs of one row through `num_parameters` weights that multiply it; attention left out.
-
-    Embedding tables are looked up and do not count, the LM head does.
-
-    >>> flops_per_row(1000)
-    2000
-    """
-    return 2 * num_parameters
 
 
 def simulate_run_lengths(
@@ -137,8 +125,7 @@ def simulate_run_lengths(
     ([0, 0, 0], [1, 1, 1])
     """
     check_acceptable(acceptable)
-    kept = torch.zeros(num, dtype=torch.long)
-    drafted = torch.zeros(num, dtype=torch.long)
+    kept, drafted = torch.zeros(2, num, dtype=torch.long)
     running, position = torch.arange(num), 0
     while len(running):
         drafted[running] += 1

@@ -3,24 +3,23 @@ streams' losses pull: gradient norms of the MLPs by layer (Figure 6)."""
 
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
+from statistics import median
 
 import torch
 from rich.progress import track
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slipstream.core.sampling import Sampling
 from slipstream.data.batches import Batch, collate
-from slipstream.data.rendering import Sample, render_prompt
-from slipstream.decoding.answer import Limits
-from slipstream.decoding.plain import PlainDecoder
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
+from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.targets.target import Target
+from studies import Plot, Prompt, Result, Target
+from studies.decoding import answered
 
 
 def segments(
@@ -41,37 +40,40 @@ def segments(
     kinds: dict[str, int | None] = {"dense": None} | {str(count): count for count in segments}
     rows = []
     for length in track(lengths, description="lengths"):
-        ids = torch.randint(
-            target.vocab_size, (length,), generator=torch.Generator().manual_seed(0)
-        )
-        batch = collate([Sample(ids.tolist(), length // 4)]).to(target.device)
-        peaks: dict[str, int] = {}
-        for name, count in kinds.items():
+        generator, peaks = torch.Generator().manual_seed(0), {}
+        ids = torch.randint(target.vocab_size, (length,), generator=generator).tolist()
+        batch = collate([Sample(ids, length // 4)]).to(target.device)
+        step = partial(_step, target, streams, batch)
+        steps = {name: partial(step, count) for name, count in kinds.items()}
+        for name, step in steps.items():
             with PeakMemory() as memory:
-                _step(target, streams, batch, count)
+                step()
             peaks[name] = memory.peak
-        times: dict[str, list[float]] = {name: [] for name in kinds}
-        for _ in range(repeats):
-            for name, count in kinds.items():
-                started = time.perf_counter()
-                _step(target, streams, batch, count)
-                if target.device.type == "cuda":
-                    torch.cuda.synchronize()
-                times[name].append(time.perf_counter() - started)
-        seconds = {name: sorted(own)[len(own) // 2] for name, own in times.items()}
+        seconds = {name: median(own) for name, own in timed(steps, repeats, target.device).items()}
         rows += [
-            {
-                "tokens": length,
-                "segments": name,
-                "peak MB": peaks[name] / 1e6,
-                "of dense": peaks[name] / peaks["dense"],
-                "tokens/s": length / seconds[name],
-                "speed vs dense": seconds["dense"] / seconds[name],
-            }
+            {"tokens": length, "segments": name, "peak MB": peaks[name] / 1e6,
+             "of dense": peaks[name] / peaks["dense"], "tokens/s": length / seconds[name],
+             "speed vs dense": seconds["dense"] / seconds[name]}
             for name in kinds
-        ]
+        ]  # fmt: skip
     title = f"Segment attention, {speculator.mode} mode, {speculator.num_streams} streams"
     return Result(title, rows, (Plot("tokens", ("peak MB", "tokens/s"), "segments", log="xy"),))
+
+
+def timed(
+    calls: dict[str, Callable[[], object]], repeats: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Seconds of each call, all in turn, `repeats` times; an accelerator is waited for."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            wait()
+            started = time.perf_counter()
+            call()
+            wait()
+            times[name].append(time.perf_counter() - started)
+    return times
 
 
 def _step(
@@ -130,10 +132,7 @@ def gradients(
 ) -> Result:
     """Shared mode: norms over the prompts' answers, for untrained streams (`speculator` is their
     config) and for `trained` ones: names and folders of speculators of the same kind."""
-    decoder, samples = PlainDecoder(target, Sampling(), Limits(96)), []
-    for prompt in track(prompts, description="answers"):
-        ids = render_prompt(target.tokenizer, prompt.text)
-        samples.append(Sample(ids + decoder.generate(ids).ids, len(ids)))
+    samples = answered(target, prompts)
     speculators = {"at the start": StreamingSpeculator(target, speculator).to(target.device)}
     speculators |= {name: load_speculator(folder, target) for name, folder in trained.items()}
     rows = []
@@ -154,18 +153,15 @@ def _norms(
     adapted, linears = speculator.adapted(target), target.family.mlp_linears
     modules = [layer.get_submodule(name) for layer in adapted.family.layers for name in linears]
     weights = [getattr(module, "base_layer", module).weight for module in modules]
-    sums = [torch.zeros_like(weight) for weight in weights]
     alphas = torch.full((speculator.num_streams,), float(of_streams), device=target.device)
     for weight in weights:
         weight.requires_grad_(True)
+        weight.grad = torch.zeros_like(weight)
     for sample in samples:
         batch = collate([sample]).to(target.device)
         loss = shared_losses(adapted, speculator, batch, float(not of_streams), alphas, None)
-        found = torch.autograd.grad(loss.total, weights, allow_unused=True)
-        for total, gradient in zip(sums, found, strict=True):
-            if gradient is not None:
-                total += gradient / len(samples)
+        (loss.total / len(samples)).backward(inputs=weights)
+    squares = torch.stack([weight.grad.square().sum() for weight in weights])
     for weight in weights:
-        weight.requires_grad_(False)
-    squares = torch.stack([total.square().sum() for total in sums])
+        weight.requires_grad_(False).grad = None
     return squares.unflatten(0, (-1, len(linears))).sum(1).sqrt().tolist()

@@ -4,17 +4,13 @@ and 13)."""
 from itertools import product
 
 from slipstream.core.errors import InputError
-from slipstream.core.sampling import Sampling
-from slipstream.data.rendering import render_prompt
-from slipstream.decoding.answer import Limits
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.comparison import compare, overall
 from slipstream.evaluation.methods import Method, Plain, Speculative
-from slipstream.evaluation.prompts import Prompt, divided
-from slipstream.results.record import Plot, Result
+from slipstream.evaluation.prompts import divided
 from slipstream.speculators.checkpoint import load_speculator
-from slipstream.targets.target import Target
-from studies.pruning_calibration import calibrate, record_trees
+from studies import Plot, Prompt, Result, Target
+from studies.decoding import columns, compared, token_ids
+from studies.pruning import calibrate, record_trees
 
 
 def trees(
@@ -37,30 +33,23 @@ def trees(
     if streams.config.mode == "shared":
         raise InputError("study.speculator: in shared mode no stream can be left out")
     first, rest = divided(prompts, calibration_prompts)
-    chosen = [render_prompt(target.tokenizer, prompt.text) for prompt in first]
     methods: dict[str, Method] = {"plain": Plain()}
     points: dict[str, dict[str, object]] = {}
     for gamma, top_k in product(gammas, top_ks):
         part = streams.first_streams(target, gamma)
         nodes = min(largest, sum(top_k**level for level in range(gamma + 1)))
         drafter = Streaming(part, schedule, top_k)
-        found = calibrate(record_trees(target, drafter, chosen, nodes), keep)
+        found = calibrate(record_trees(target, drafter, token_ids(target, first), nodes), keep)
         pruning = Streaming(part, schedule, top_k, found.threshold, found.cap)
         for pruned, own in (("", drafter), (", pruned", pruning)):
             name = f"gamma {gamma}, k {top_k}{pruned}"
             points[name] = {"trees": f"gamma {gamma}{pruned}", "k": top_k, "nodes": nodes}
             methods[name] = Speculative(own, nodes)
-    runs = compare(methods, rest, target, Sampling(), Limits(96), repeats, seed=0)
-    records = overall(runs, rest, str(target.dtype))
+    _, records = compared(target, methods, rest, repeats)
     rows = [
         point
-        | {
-            "tau": records[name].tau,
-            "speed vs plain": records[name].speedup_vs_plain,
-            "verify, s": records[name].seconds_verify,
-            "draft, s": records[name].seconds_draft,
-            "identical": f"{records[name].identical}/{len(rest)}",
-        }
+        | {"speed vs plain": records[name].speedup_vs_plain}
+        | columns(vars(records[name]), "tau", "verify, s", "draft, s")
         for name, point in points.items()
     ]
     title = f"Chains, trees and pruned trees, {schedule} (Figures 10 and 13)"

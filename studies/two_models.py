@@ -5,18 +5,15 @@ accelerator the wait for a forward may fall outside of its share.
 """
 
 from slipstream.core.errors import InputError
-from slipstream.core.sampling import Sampling
-from slipstream.decoding.answer import Limits
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.comparison import ALL_SETS, Record, compare, summarise, total_of
+from slipstream.evaluation.comparison import Record, summarise, total_of
 from slipstream.evaluation.methods import Method, Plain, Speculative
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
-from slipstream.targets.target import Target
+from studies import Plot, Prompt, Result, Target
+from studies.decoding import compared, task_sets
 
+# zeta / beta of Figure 20: tokens per target call with the draft model, and with streams.
 TOKEN_RATIOS = (1.0, 1.2, 1.4, 1.6)
-"""zeta / beta of Figure 20: tokens per target call with the draft model, and with streams."""
 
 
 def two_models(
@@ -44,26 +41,25 @@ def two_models(
         "two models": Speculative(draft_model, budget),
         "streams": Speculative(streaming, budget),
     }
-    runs = compare(methods, prompts, target, Sampling(), Limits(96), repeats, seed=0)
+    runs, _ = compared(target, methods, prompts, repeats)
     records, rows = summarise(runs, prompts, str(target.dtype)), []
-    for name in dict.fromkeys(record.prompt_set for record in records):
+    for name, chosen in task_sets(prompts).items():
         own = {record.method: record for record in records if record.prompt_set == name}
-        chosen = [n for n, each in enumerate(prompts) if name in (each.source, ALL_SETS)]
         total = total_of(runs[1], chosen)
         # the draft model runs once for each token that it drafts
         calls = total.target_rows - total.target_forwards
-        rows += [_row(record, calls, own, gamma) for record in own.values()]
+        rows += [_row(record, own["two models"], calls, gamma) for record in own.values()]
     title = "Eq. 10 with C_ss = C_target (Figure 20)"
+    across, up = "target / draft model", "streams / two models"
     curves = [
-        {"target / draft model": ratio, "zeta / beta": tokens, "streams / two models": speed}
+        {across: ratio, "zeta / beta": tokens}
+        | {up: speed_over_two_models(gamma, 1, ratio, ratio, tokens, 1)}
         for tokens in TOKEN_RATIOS
         for ratio in range(2, 31, 2)
-        for speed in [speed_over_two_models(gamma, 1, ratio, ratio, tokens, 1)]
     ]
-    across, up = "target / draft model", ("streams / two models",)
     plots = (
         Plot("prompts", ("ms per answer",), hue="method", kind="bar", label="tau"),
-        Plot(across, up, hue="zeta / beta", reference=1.0, table=title),
+        Plot(across, (up,), hue="zeta / beta", reference=1.0, table=title),
     )
     return Result("Two models and streams (Table 5)", rows, plots, {title: curves})
 
@@ -75,8 +71,8 @@ def speed_over_two_models(
 
     gamma: forwards of the draft model per target call; draft, target: cost of one forward of the
     draft model and of the target when it verifies (C_draft, C_target); streams: of the target with
-    streams, their drafting included (C_ss); zeta, beta: tokens per target call of two models and of
-    streams. Costs are in one unit, whichever it is.
+    streams, their drafting included (C_ss), all in one unit; zeta, beta: tokens per target call of
+    two models and of streams.
 
     >>> round(speed_over_two_models(4, draft=1, target=10, streams=10, zeta=1.4, beta=1), 3)
     1.0
@@ -84,27 +80,22 @@ def speed_over_two_models(
     return (gamma * draft + target) / zeta / (streams / beta)
 
 
-def _row(
-    record: Record, draft_calls: int, chosen: dict[str, Record], gamma: int
-) -> dict[str, object]:
-    """A method on a prompt set, and beside streams how much faster than two models they are: by
-    Eq. 10, and as measured, in tokens per second with everything included.
+def _row(record: Record, other: Record, calls: int, gamma: int) -> dict[str, object]:
+    """A method on a prompt set, and of streams how much faster they are than the `other`, two
+    models with so many draft `calls`: by Eq. 10, and in tokens per second, everything included.
 
-    Of the costs in Eq. 10 C_draft is 'draft, ms per draft call' (the draft model's pass over the
-    prompt is one of the calls) and C_target 'verify, ms per target call' of two models; C_ss is the
-    sum of 'verify' and 'draft, ms per target call' of streams. zeta and beta are their taus.
+    C_draft is 'draft, ms per draft call' (the draft model's pass over the prompt is one of them),
+    C_target 'verify, ms per target call' of two models, C_ss the sum of 'verify' and 'draft, ms per
+    target call' of streams. zeta and beta are their taus.
     """
-    other, predicted, measured = chosen["two models"], None, None
-    drafts = draft_calls if record is other else 0
+    drafts, predicted, measured = calls if record is other else 0, None, None
+    verify, draft = (
+        seconds / record.target_forwards
+        for seconds in (record.seconds_verify, record.seconds_draft)
+    )
     if record.method == "streams":
-        predicted = speed_over_two_models(
-            gamma,
-            draft=other.seconds_draft / draft_calls,
-            target=other.seconds_verify / other.target_forwards,
-            streams=(record.seconds_verify + record.seconds_draft) / record.target_forwards,
-            zeta=other.tau,
-            beta=record.tau,
-        )
+        costs = other.seconds_draft / calls, other.seconds_verify / other.target_forwards
+        predicted = speed_over_two_models(gamma, *costs, verify + draft, other.tau, record.tau)
         measured = record.tokens_per_second / other.tokens_per_second
     return {
         "prompts": record.prompt_set,
@@ -113,8 +104,8 @@ def _row(
         "draft calls": drafts / record.num_prompts,
         "ms per answer": 1000 * record.seconds / record.num_prompts,
         "tau": record.tau,
-        "verify, ms per target call": 1000 * record.seconds_verify / record.target_forwards,
-        "draft, ms per target call": 1000 * record.seconds_draft / record.target_forwards,
+        "verify, ms per target call": 1000 * verify,
+        "draft, ms per target call": 1000 * draft,
         "draft, ms per draft call": 1000 * record.seconds_draft / drafts if drafts else None,
         "ROUGE-L": record.rouge_l,
         "exact match": record.exact_match,

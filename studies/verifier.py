@@ -11,11 +11,10 @@ from slipstream.core.errors import InputError
 from slipstream.data.labelled_drafts import labelled_drafts
 from slipstream.data.rendering import render_sample
 from slipstream.evaluation.comparison import ALL_SETS
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result
 from slipstream.speculators.checkpoint import load_speculator
-from slipstream.targets.target import Target
 from slipstream.training.verifier_curves import roc
+from studies import Plot, Prompt, Result, Target
+from studies.decoding import task_sets
 
 
 @torch.inference_mode()
@@ -37,20 +36,15 @@ def verifier(
         raise InputError(
             "data: this study reads the prompts' references; give test files with data.path="
         )
-    judge, judged, counts = load_speculator(verifier, draft), {}, {}
+    judge, judged, sets = load_speculator(verifier, draft), {}, task_sets(prompts)
+    samples = [render_sample(target.tokenizer, p.text, p.references[0]) for p in prompts]
     for task in dict.fromkeys(prompt.source for prompt in prompts):
-        samples = [
-            render_sample(target.tokenizer, prompt.text, prompt.references[0])
-            for prompt in prompts
-            if prompt.source == task
-        ]
-        drafts = labelled_drafts(draft, target, samples, max_new_tokens, cache_dir, seed)
+        own = [samples[index] for index in sets[task]]
+        drafts = labelled_drafts(draft, target, own, max_new_tokens, cache_dir, seed)
         probabilities = judge(drafts.features(judge.features)).sigmoid().cpu()
         judged[task] = probabilities, (judge.labels(drafts.log_ratios) >= 0.5).int()
-        counts[task] = len(samples)
     if len(judged) > 1:
         judged[ALL_SETS] = tuple(map(torch.cat, zip(*judged.values(), strict=True)))
-        counts[ALL_SETS] = len(prompts)
     rows, curves = [], []
     for task, (probabilities, labels) in judged.items():
         for name, *pair in zip(judge.outputs, probabilities.T, labels.T, strict=True):
@@ -58,14 +52,13 @@ def verifier(
                 {
                     "task": task,
                     "label": name,
-                    "prompts": counts[task],
+                    "prompts": len(sets[task]),
                     "drafted tokens": len(labels),
                     "acceptable, %": 100 * pair[1].float().mean().item(),
                     "AUROC": binary_auroc(*pair).item(),
                 }
             )
-        points = roc(judge.outputs, probabilities, labels)
-        curves += [{"task": task} | point for point in points]
+        curves += [{"task": task} | p for p in roc(judge.outputs, probabilities, labels)]
     shown = {"Verifier of drafts": rows}
     plot = Plot("false positive rate", ("true positive rate",), "label", "task", table="ROC")
     return Result("Verifier of drafts", rows, (plot,), {"ROC": curves}, shown)

@@ -1,7 +1,7 @@
 """Steps of studies that are commands of their own."""
 
 import pytest
-from studies.commands import run_step
+from studies.applications import run_step
 
 from slipstream.core.errors import InputError
 

@@ -1,8 +1,7 @@
 """Calibration of pruning: what a threshold and a cap would have dropped, and the study of it."""
 
 import pytest
-from studies.pruning import pruning
-from studies.pruning_calibration import SeenTree, calibrate, outcome, record_trees
+from studies.pruning import SeenTree, calibrate, outcome, pruning, record_trees
 from tests.reference import DraftTree
 from tests.tiny import tiny_speculator, tiny_target
 

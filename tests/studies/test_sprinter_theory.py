@@ -11,7 +11,6 @@ from studies.sprinter_theory import (
     Rates,
     expected_run_length,
     expected_stop_time,
-    flops_per_row,
     simulate_run_lengths,
     total_variation,
 )
@@ -167,7 +166,6 @@ def test_worked_numbers():
     assert expected_run_length(Rates(0.9, 0.5), 5) == pytest.approx(4.27608, abs=1e-9)
     assert expected_stop_time(Rates(0.9, 0.5), 5, 0.1) == pytest.approx(0.527608, abs=1e-9)
     assert run_length_probability(Rates(0.9, 0.5), 5, -1) == 0.0
-    assert flops_per_row(85_000_000) == 170_000_000
 
 
 def test_beyond_the_acceptable_tokens_a_near_perfect_verifier_keeps_at_most_one():
