@@ -40,23 +40,19 @@ STAND_INS = ("target.name=slipstream/small-target", "target.dtype=float32")
 SMALL = {
     "num_prompts": 2,
     "repeats": 1,
-    "limits.max_new_tokens": 8,
-    "calibration.budgets": [2, 4],
-    "calibration.num_prompts": 1,
-    "methods.auto.num_prompts": 2,
-    "study.limits.max_new_tokens": 8,
-    "study.samples": 2000,
-    "data.max_train_rows": 16,
-    "data.max_validation_rows": 8,
-    "data.generated_rows": 8,
-    "data.copying_rows": 8,
-    "data.batch_tokens": 1024,
-    "training.max_train_rows": 8,
-    "training.max_validation_rows": 8,
-    "training.validation_prompts": 1,
-    "trainer.max_epochs": 1,
+    "max_new_tokens": 8,
+    "budgets": [2, 4],
+    "samples": 2000,
+    "max_rows": 4,
+    "max_train_rows": 16,
+    "max_validation_rows": 8,
+    "generated_rows": 8,
+    "copying_rows": 8,
+    "batch_tokens": 1024,
+    "validation_prompts": 1,
+    "max_epochs": 1,
 }
-"""What settings may be at most."""
+"""What settings of these names, anywhere in a config, may be at most."""
 QUICK = {
     "data.keep_unfinished": True,
     "trainer.max_steps": 2,
@@ -64,6 +60,7 @@ QUICK = {
     "trainer.check_val_every_n_epoch": None,
     "trainer.limit_val_batches": 1,
     "trainer.precision": "32-true",
+    "trainer.accelerator": "cpu",
 }
 
 
@@ -223,26 +220,29 @@ def run(command: Command) -> None:
     if any(word.startswith("draft=") for word in command.overrides) and stand_ins:
         stand_ins = *stand_ins, "draft=slipstream/small-draft"
     config = composed(command, *stand_ins)
-    for key, most in SMALL.items():
-        value = OmegaConf.select(config, key)
-        if _has(config, key) and (value is None or isinstance(most, list) or value > most):
-            OmegaConf.update(config, key, most)
+    shrink(config)
     for key, value in QUICK.items():
-        if _has(config, key):
-            OmegaConf.update(config, key, value)
+        group, name = key.split(".")
+        if name in config.get(group, ()):
+            config[group][name] = value
     if command.script == "train":
         config.logger = {"csv": config.logger.csv}
-        config.trainer.accelerator = "cpu"
-    if OmegaConf.is_missing(config, "output_dir") or "now" in str(config._get_node("output_dir")):
-        config.output_dir = f"runs/{command.script}/last"
+    if not any(word.startswith("output_dir=") for word in command.overrides):
+        config.output_dir = f"runs/{command.script}"
     found = getattr(app, command.script)(config)
     assert not (config.get("verify") and found), command.text
 
 
-def _has(config: DictConfig, key: str) -> bool:
-    parent, _, name = key.rpartition(".")
-    node = OmegaConf.select(config, parent) if parent else config
-    return isinstance(node, DictConfig) and name in node
+def shrink(node: DictConfig) -> None:
+    """Make every setting that `SMALL` names small enough."""
+    for name in node:
+        if OmegaConf.is_interpolation(node, name) or OmegaConf.is_missing(node, name):
+            continue
+        value, most = node[name], SMALL.get(name)
+        if isinstance(value, DictConfig):
+            shrink(value)
+        elif most is not None and (value is None or isinstance(most, list) or value > most):
+            node[name] = most
 
 
 def steps_of_make(command: Command) -> list[Command]:
