@@ -14,6 +14,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -146,6 +147,8 @@ SECTIONS = {
     for path in [*PAGES, EVIDENCE]
     for section in sections_of(str(path.relative_to(ROOT)), TEXTS[path])
 }
+FIRST = {each.text: name for name in reversed(SECTIONS) for each in SECTIONS[name].commands}
+"""The section where a command stands first; there alone it is run, unless others build on it."""
 OF_PAGES = [name for name in SECTIONS if not name.startswith("docs/evidence/")]
 
 
@@ -199,6 +202,8 @@ def test_every_command_and_every_python_block_runs(section, monkeypatch):
     for block in section.python:
         exec(compile(block, section.name, "exec"), {"__name__": "__main__"})
     for command in section.commands:
+        if FIRST[command.text] != section.name and "output_dir=" not in command.text:
+            continue
         if command.text.startswith("make "):
             for step in steps_of_make(command):
                 run(step)
@@ -228,7 +233,7 @@ def run(command: Command) -> None:
     if command.script == "train":
         config.logger = {"csv": config.logger.csv}
     if not any(word.startswith("output_dir=") for word in command.overrides):
-        config.output_dir = f"runs/{command.script}"
+        config.output_dir = tempfile.mkdtemp(dir=".")
     found = getattr(app, command.script)(config)
     assert not (config.get("verify") and found), command.text
 
