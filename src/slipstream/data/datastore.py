@@ -12,10 +12,9 @@ import torch
 from tqdm import tqdm
 
 from slipstream.core.errors import InputError
-from slipstream.core.files import replaced_folder
+from slipstream.core.files import key_of, replaced_folder
 from slipstream.core.sampling import Sampling
 from slipstream.data.batches import collate
-from slipstream.data.kept import key_of
 from slipstream.data.regeneration import regenerate
 from slipstream.data.rendering import Sample, render_prompt, render_sample
 from slipstream.data.rows import HubSource, Row, read_rows, spread

@@ -17,9 +17,8 @@ import torch
 from tqdm import tqdm
 
 from slipstream.core.errors import InputError
-from slipstream.core.files import write_atomically
+from slipstream.core.files import key_of, write_atomically
 from slipstream.core.sampling import Sampling
-from slipstream.data.kept import key_of
 from slipstream.data.regeneration import in_bfloat16
 from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import check_writable

@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from slipstream.core.files import appended
+from slipstream.core.files import appended, key_of
 from slipstream.core.sampling import Sampling
-from slipstream.data.kept import key_of
 from slipstream.data.rendering import Sample
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
