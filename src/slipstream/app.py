@@ -20,49 +20,14 @@ from slipstream.configuration import RENAMED, build, check_keys, own_part
 from slipstream.core.errors import InputError
 
 TRAIN_KEYS = frozenset(
-    [
-        "target",
-        "draft",
-        "speculator",
-        "data",
-        "training",
-        "trainer",
-        "logger",
-        "callbacks",
-        "seed",
-        "check",
-        "resume",
-        "output_dir",
-    ]
+    "target draft speculator data training trainer logger callbacks seed check resume "
+    "output_dir".split()
 )
 INFER_KEYS = frozenset(
-    [
-        "target",
-        "draft",
-        "drafter",
-        "speculator_path",
-        "batch_size",
-        "data",
-        "methods",
-        "leave_out_unfit",
-        "study",
-        "sampling",
-        "limits",
-        "budget",
-        "engine",
-        "prompt",
-        "verify",
-        "calibrate",
-        "calibration",
-        "num_prompts",
-        "repeats",
-        "seed",
-        "threads",
-        "output_dir",
-    ]
+    "target draft drafter speculator_path batch_size data methods leave_out_unfit study sampling "
+    "limits budget engine prompt verify calibrate calibration num_prompts repeats seed threads "
+    "output_dir".split()
 )
-
-
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
 
@@ -179,7 +144,7 @@ def infer(config: DictConfig) -> list:
     import torch
 
     from slipstream.evaluation.auto import Auto
-    from slipstream.evaluation.methods import prepared
+    from slipstream.evaluation.methods import made_at, prepared
     from slipstream.evaluation.prompts import fitting
     from slipstream.evaluation.run import answer_one, compare_methods, run_study, verify_methods
     from slipstream.targets.compiled import compile_target
@@ -195,10 +160,11 @@ def infer(config: DictConfig) -> list:
     target = compile_target(build(config.target), config.engine.compile)
     sampling, limits = build(config.sampling), build(config.limits)
     if config.prompt is not None:
-        chosen = [node for node in config.methods.values() if node is not None]
+        chosen = [name for name, node in config.methods.items() if node is not None]
         if not chosen:
             raise InputError("methods: nothing to answer with; name at least one method")
-        return answer_one(target, build(chosen[-1]), sampling, limits, config.prompt, config.seed)
+        method = made_at(f"methods.{chosen[-1]}", partial(build, config.methods[chosen[-1]]))
+        return answer_one(target, method, sampling, limits, config.prompt, config.seed)
     data = build(config.data)
     cut_to = target.max_positions - limits.max_new_tokens if data.cut else None
     if config.calibrate:

@@ -13,9 +13,11 @@ class InputError(ValueError):
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Within, an `InputError` names its field after the config `path` of what was built there; ""
-    for what Python code built."""
+    """Within, an `InputError` has the config `path` of what is built there before the field it
+    names; "" for what Python code builds."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{path}: {error}" if path else str(error)) from error
+        if not path or str(error).startswith(path):
+            raise
+        raise InputError(f"{path}: {error}") from error
