@@ -15,9 +15,10 @@ from slipstream.core.errors import InputError
 from slipstream.core.files import key_of, replaced_folder
 from slipstream.core.sampling import Sampling
 from slipstream.data.batches import collate
+from slipstream.data.hub import HubSource
 from slipstream.data.regeneration import regenerate
 from slipstream.data.rendering import Sample, render_prompt, render_sample
-from slipstream.data.rows import HubSource, Row, read_rows, spread
+from slipstream.data.rows import Row, read_rows, spread
 from slipstream.data.sources import Sources
 from slipstream.drafters.suffixes import SuffixStore
 from slipstream.speculators.checkpoint import check_writable

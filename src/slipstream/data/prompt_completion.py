@@ -12,6 +12,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.batches import TokenBatches
 from slipstream.data.copying import copying_rows
+from slipstream.data.hub import HubSource
 from slipstream.data.regeneration import regenerate
 from slipstream.data.rendering import (
     Sample,
@@ -19,7 +20,7 @@ from slipstream.data.rendering import (
     render_prompt,
     render_sample,
 )
-from slipstream.data.rows import HubSource, Row, distinct, messages_of, spread
+from slipstream.data.rows import Row, distinct, messages_of, spread
 from slipstream.data.sources import Sources
 from slipstream.targets.target import Target
 

@@ -58,7 +58,7 @@ class Method:
             self._ready_for = target, sampling, limits
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
-        """Load what is needed, `decoder` where it is one of ours; `InputError` for what is unfit."""
+        """Load what is needed, `decoder` if it is one of ours; `InputError` for what is unfit."""
         raise NotImplementedError
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:

@@ -5,8 +5,9 @@ import random
 from dataclasses import dataclass, replace
 
 from slipstream.core.errors import InputError
+from slipstream.data.hub import HubSource
 from slipstream.data.rendering import render_prompt
-from slipstream.data.rows import HubSource, Messages, Row, distinct, messages_of, spread
+from slipstream.data.rows import Messages, Row, distinct, messages_of, spread
 from slipstream.data.sources import Sources
 from slipstream.targets.target import Target
 
