@@ -32,8 +32,8 @@ STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a Hydra entry point; a config that cannot be composed ends with one sentence, and so does
-    a folder that cannot be written."""
+    """Run a Hydra entry point; one sentence ends it for a config that cannot be composed, and for a
+    folder that cannot be written."""
     from hydra.errors import ConfigCompositionException, OverrideParseException
 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -149,9 +149,8 @@ def infer(config: DictConfig) -> list:
     from slipstream.evaluation.run import answer_one, compare_methods, run_study, verify_methods
     from slipstream.targets.compiled import compile_target
 
-    if config.verify and (
-        config.calibrate or config.study is not None or config.prompt is not None
-    ):
+    others = config.calibrate or config.study is not None or config.prompt is not None
+    if config.verify and others:
         raise InputError(
             "verify: compares methods on the prompts of data; leave out prompt, calibrate and study"
         )
@@ -159,6 +158,7 @@ def infer(config: DictConfig) -> list:
         torch.set_num_threads(config.threads)
     target = compile_target(build(config.target), config.engine.compile)
     sampling, limits = build(config.sampling), build(config.limits)
+    content, output = OmegaConf.to_container(config, resolve=True), Path(config.output_dir)
     if config.prompt is not None:
         chosen = [name for name, node in config.methods.items() if node is not None]
         if not chosen:
@@ -168,10 +168,9 @@ def infer(config: DictConfig) -> list:
     data = build(config.data)
     cut_to = target.max_positions - limits.max_new_tokens if data.cut else None
     if config.calibrate:
-        calibrating, output = build(config.calibration), Path(config.output_dir)
+        calibrating, drafter = build(config.calibration), build(config.drafter)
         others = build(OmegaConf.merge(config.data, {"split": "validation"}))
         prompts = fitting(others.take(calibrating.num_prompts), target, cut_to)
-        drafter, content = build(config.drafter), OmegaConf.to_container(config, resolve=True)
         return calibrating.run(target, drafter, prompts, sampling, limits, output, content)
     taken = data.take(config.num_prompts)
     prompts = fitting(taken, target, cut_to)
@@ -180,10 +179,8 @@ def infer(config: DictConfig) -> list:
             raise InputError(
                 "study: a study chooses its own sampling; leave sampling.temperature at 0"
             )
-        content = OmegaConf.to_container(config, resolve=True)
         content = {name: content[name] for name in STUDY_KEYS}
-        study = partial(build, config.study)
-        return run_study(study, target, prompts, Path(config.output_dir), content)
+        return run_study(partial(build, config.study), target, prompts, output, content)
     made = {name: partial(build, node) for name, node in config.methods.items() if node is not None}
     methods = prepared("methods", made, target, sampling, limits, config.leave_out_unfit)
     for method in methods.values():
@@ -191,19 +188,7 @@ def infer(config: DictConfig) -> list:
             # of the same split, and none of those that are measured
             tried = fitting(data.beside(taken, method.num_prompts), target, cut_to)
             method.choose(tried, target, sampling, limits, config.batch_size)
+    given, ways = (target, methods, prompts, sampling, limits), (config.seed, config.batch_size)
     if config.verify:
-        return verify_methods(
-            target, methods, prompts, sampling, limits, config.seed, config.batch_size
-        )
-    return compare_methods(
-        target,
-        methods,
-        prompts,
-        sampling,
-        limits,
-        config.repeats,
-        config.seed,
-        config.batch_size,
-        Path(config.output_dir),
-        OmegaConf.to_container(config, resolve=True),
-    )
+        return verify_methods(*given, *ways)
+    return compare_methods(*given, config.repeats, *ways, output, content)

@@ -73,24 +73,19 @@ def labelled_drafts(
     `InputError` for models of different vocabularies, where no text has a second token to draft,
     and for a folder that cannot be written."""
     check_vocabularies(target, draft, "training.draft")
-    longest = min(draft.max_positions, target.max_positions)
-    fitting = [sample for sample in samples if len(sample.ids) <= longest]
-    if len(fitting) < len(samples):
-        left_out = len(samples) - len(fitting)
-        log.warning("left out %d of %d texts of over %d tokens", left_out, len(samples), longest)
-    samples = fitting
+    longest, count = min(draft.max_positions, target.max_positions), len(samples)
+    samples = [sample for sample in samples if len(sample.ids) <= longest]
+    if len(samples) < count:
+        left_out = count - len(samples)
+        log.warning("left out %d of %d texts of over %d tokens", left_out, count, longest)
     models = [[model.fingerprint, str(model.dtype)] for model in (draft, target)]
     texts = [[sample.ids, sample.prompt_length] for sample in samples]
     folder = Path(cache_dir) / key_of(models, texts, (max_new_tokens, seed, batch_size))
     check_writable(folder, "training.cache_dir")
     parts = []
-    starts = range(0, len(samples), batch_size)
-    paths = [folder / f"part_{number:05d}.safetensors" for number in range(len(starts))]
-    known = [_opened(path) for path in paths]
-    done = all(part is not None for part in known)
-    for start, path, part in zip(
-        tqdm(starts, desc="labelling", disable=done), paths, known, strict=True
-    ):
+    for start in tqdm(range(0, len(samples), batch_size), desc="labelling"):
+        path = folder / f"part_{start // batch_size:05d}.safetensors"
+        part = _opened(path)
         if part is None:
             generator = torch.Generator().manual_seed(seed + start)
             batch = samples[start : start + batch_size]
@@ -126,13 +121,12 @@ def _labelled(
     generator: torch.Generator,
 ) -> dict[str, torch.Tensor]:
     """The tensors of `LabelledDrafts` for a few samples; first: the number of the first one."""
-    prompts = [sample.ids[: sample.prompt_length] for sample in samples]
+    prompts = [sample.prompt for sample in samples]
     texts = {
-        kind: [sample.ids for sample in samples]
-        if share is None
-        else complete(draft, target, prompts, share, max_new_tokens, generator)
+        kind: complete(draft, target, prompts, share, max_new_tokens, generator)
         for kind, share in KINDS.items()
-    }
+        if share is not None
+    } | {"text": [sample.ids for sample in samples]}
     # The first token of an answer is the target's own: drafting begins with the second. Each
     # prompt has as many positions of every kind as its shortest text of any kind.
     counts = [

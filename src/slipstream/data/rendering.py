@@ -27,6 +27,11 @@ class Sample:
     earlier: tuple[tuple[int, int], ...] = ()
 
     @property
+    def prompt(self) -> list[int]:
+        """The tokens before the last answer."""
+        return self.ids[: self.prompt_length]
+
+    @property
     def supervised(self) -> list[tuple[int, int]]:
         """(start, stop) of every span of supervised tokens, in their order."""
         return [*self.earlier, (self.prompt_length, len(self.ids))]

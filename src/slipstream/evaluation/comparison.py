@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from statistics import fmean
 
@@ -27,6 +28,13 @@ from slipstream.evaluation.prompts import Prompt
 from slipstream.targets.target import Target
 
 ALL_SETS = "all"
+PARTS = ("prefill", "draft", "verify")
+METRICS = {
+    "rouge_1": partial(rouge, "rouge1"),
+    "rouge_l": partial(rouge, "rougeL"),
+    "rouge_lsum": partial(rouge, "rougeLsum"),
+    "exact_match": sql_exact_match,
+}
 
 
 @dataclass
@@ -152,11 +160,8 @@ def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record
     sets = list(dict.fromkeys(prompt.source for prompt in prompts))
     records = []
     for name in [*sets, ALL_SETS] if len(sets) > 1 else sets:
-        chosen = [
-            place for place, prompt in enumerate(prompts) if name in (prompt.source, ALL_SETS)
-        ]
-        for run in runs:
-            records.append(_record(run, runs, name, chosen, prompts, dtype))
+        chosen = [n for n, prompt in enumerate(prompts) if name in (prompt.source, ALL_SETS)]
+        records += [_record(run, runs, name, chosen, prompts, dtype) for run in runs]
     return records
 
 
@@ -216,6 +221,7 @@ def _record(
     total, expected = total_of(run, chosen), expected_answers(run, runs)
     answers = [run.generations[place] for place in chosen]
     sets = list(dict.fromkeys(prompts[place].source for place in chosen))
+    measured = scores(answers, [prompts[place] for place in chosen])
     return Record(
         method=run.method,
         details=_together({name: run.details[name] for name in sets}),
@@ -234,14 +240,12 @@ def _record(
         mean_accepted_draft_tokens=total.mean_accepted_draft_tokens,
         target_forwards=total.target_forwards,
         seconds=total.seconds,
-        seconds_prefill=total.shares.get("prefill", 0.0),
-        seconds_draft=total.shares.get("draft", 0.0),
-        seconds_verify=total.shares.get("verify", 0.0),
+        **{f"seconds_{part}": total.shares.get(part, 0.0) for part in PARTS},
         seconds_overhead=total.overhead,
         store_bytes=max(map(run.store_bytes.__getitem__, sets)),
         accepted_lengths=dict(sorted(Counter(chain(*(a.accepted for a in answers))).items())),
         ended=sum(answer.finished == "end" for answer in answers),
-        **_quality(answers, [prompts[place] for place in chosen]),
+        **{name: own and fmean(own) for name, own in measured.items()},
     )
 
 
@@ -263,15 +267,4 @@ def scores(
     """Each metric's score of each answer, None where a prompt is without references."""
     references, texts = [list(prompt.references) for prompt in prompts], [a.text for a in answers]
     known = all(references)
-    return {
-        "rouge_1": rouge("rouge1", texts, references) if known else None,
-        "rouge_l": rouge("rougeL", texts, references) if known else None,
-        "rouge_lsum": rouge("rougeLsum", texts, references) if known else None,
-        "exact_match": sql_exact_match(texts, references) if known else None,
-    }
-
-
-def _quality(answers: list[Generation], prompts: list[Prompt]) -> dict[str, float | None]:
-    """The mean of each metric, where all prompts have references."""
-    found = scores(answers, prompts)
-    return {name: None if each is None else fmean(each) for name, each in found.items()}
+    return {name: score(texts, references) if known else None for name, score in METRICS.items()}

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 
 from slipstream.core.errors import InputError
 from slipstream.data.hub import HubSource
@@ -64,16 +65,13 @@ class PromptSets:
         if not self.sources.given:
             rows = self.sources.synthetic(count, self.split)
             return [Prompt(row.prompt, row.source) for row in rows]
-        tables, sets = self.sources.tables(self.split, completion_required=False), []
-        for number, table in enumerate(tables):
-            share = (count - number - 1) // len(tables) + 1
-            sets.append(spread(_distinct(table), share))
-        return [
-            prompts[place]
-            for place in range(max(map(len, sets)))
-            for prompts in sets
-            if place < len(prompts)
+        tables = self.sources.tables(self.split, completion_required=False)
+        sets = [
+            spread(_distinct(table), (count - number - 1) // len(tables) + 1)
+            for number, table in enumerate(tables)
         ]
+        in_turn = chain.from_iterable(zip_longest(*sets))
+        return [prompt for prompt in in_turn if prompt is not None]
 
     def beside(self, prompts: list[Prompt], count: int) -> list[Prompt]:
         """`count` prompts of each of the sets that `prompts` come from, other ones, drawn from all

@@ -79,17 +79,13 @@ def compare_methods(
     ratios = ", ".join(f"{n} rows {cost / costs[1]:.2f}x" for n, cost in costs.items() if n > 1)
     print(f"a forward of 1 row takes {1000 * costs[1]:.2f} ms; {ratios}")
     for record in records:
+        said = f"{record.method} on {record.prompt_set}"
         if record.drafter is not None and record.tau < LOW_TAU:
-            print(
-                f"warning: {record.method} on {record.prompt_set} has tau "
-                f"{record.tau:.2f}: it hardly drafts anything that is accepted"
-            )
+            print(f"warning: {said} has tau {record.tau:.2f}: hardly any draft is accepted")
         ours = isinstance(methods[record.method], Speculative | Sprinter | Auto)
         if ours and record.speedup_vs_plain is not None and record.speedup_vs_plain < 1:
-            print(
-                f"note: {record.method} on {record.prompt_set} is slower than our plain "
-                f"decoding ({record.speedup_vs_plain:.2f}x)"
-            )
+            speedup = f"{record.speedup_vs_plain:.2f}x"
+            print(f"note: {said} is slower than our plain decoding ({speedup})")
     write(output, result, config, environment(target) | {"seconds_by_rows": costs})
     return records
 
@@ -132,11 +128,11 @@ def verify_methods(
                 f"with methods.{name}=null"
             )
     ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
-    found, batches = [], batches_of(prompts, batch_size)
+    found, count = [], len(methods) * len(prompts)
     for name, method in methods.items():
         method.ready(target, sampling, limits)
         reference = method.reference or PlainReference(target, limits)
-        for batch in batches:
+        for batch in batches_of(prompts, batch_size):
             method.expect(prompts[batch[0]].source)
             answers = method.generate([ids[number] for number in batch], [seed] * len(batch))
             for number, answer in zip(batch, answers, strict=True):
@@ -144,10 +140,9 @@ def verify_methods(
                 if divergence is not None:
                     found.append(divergence)
                     print(divergence.sentence())
-    exact = len(methods) * len(prompts) - len(found)
     print(
-        f"verify: {exact} of {len(methods) * len(prompts)} answers are identical to plain "
-        f"decoding ({str(target.dtype).removeprefix('torch.')})"
+        f"verify: {count - len(found)} of {count} answers are identical to plain decoding "
+        f"({str(target.dtype).removeprefix('torch.')})"
     )
     return found
 

@@ -59,9 +59,7 @@ def write_curves(
             "calibration": calibration(predicted, own),
             "rates": [rates(predicted, own, threshold) for threshold in THRESHOLDS],
         }
-        for name, predicted, own in zip(
-            outputs, probabilities.unbind(1), labels.unbind(1), strict=True
-        )
+        for name, predicted, own in zip(outputs, probabilities.T, labels.T, strict=True)
     }
     record, picture = folder / "verifier.json", folder / "verifier.png"
     write_json(record, found)
