@@ -93,13 +93,16 @@ def labelled_drafts(
             content = safetensors.torch.save(part)
             write_atomically(path, lambda file, content=content: file.write(content))
         parts.append(part)
-    names = [field.name for field in fields(LabelledDrafts)]
     if not any(len(part["tokens"]) for part in parts):
         raise InputError(
             "data: no text has a second token that could be drafted; give longer completions, or a "
             "larger data.max_new_tokens"
         )
-    return LabelledDrafts(*(torch.cat([part[name] for part in parts]) for name in names))
+    return LabelledDrafts(**_together(parts))
+
+
+def _together(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _opened(path: Path) -> dict[str, torch.Tensor] | None:
@@ -129,23 +132,20 @@ def _labelled(
     } | {"text": [sample.ids for sample in samples]}
     # The first token of an answer is the target's own: drafting begins with the second. Each
     # prompt has as many positions of every kind as its shortest text of any kind.
-    counts = [
-        min(len(texts[kind][place]) for kind in KINDS) - len(prompt) - 1
-        for place, prompt in enumerate(prompts)
-    ]
     parts = []
     for number, kind in enumerate(KINDS):
         rows, ends = [], []
-        for place, (prompt, count) in enumerate(zip(prompts, counts, strict=True)):
-            room = len(texts[kind][place]) - len(prompt) - 1
-            chosen = torch.randperm(room, generator=generator)[: max(0, count)].sort().values
+        for place, prompt in enumerate(prompts):
+            rooms = {each: len(texts[each][place]) - len(prompt) - 1 for each in KINDS}
+            chosen = torch.randperm(rooms[kind], generator=generator)
+            chosen = chosen[: max(0, min(rooms.values()))].sort().values
             rows += [place] * len(chosen)
             ends += (chosen + len(prompt)).tolist()
         part = judged(draft, target, texts[kind], rows, ends, generator)
         part["prompts"] = torch.tensor(rows, dtype=torch.long) + first
         part["kinds"] = torch.full((len(rows),), number)
         parts.append(part)
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return _together(parts)
 
 
 def judged(
@@ -188,8 +188,8 @@ def complete(
     models = (draft, target)
     texts = [list(prompt) for prompt in prompts]
     longest = min(model.max_positions for model in models)
-    capacity = min(longest, max(map(len, prompts)) + max_new_tokens)
-    readers = [CachedModel(model, capacity, len(texts)) for model in models]
+    most = [min(longest, len(prompt) + max_new_tokens) for prompt in prompts]
+    readers = [CachedModel(model, max(most), len(texts)) for model in models]
     going = list(range(len(texts)))
     while going:
         chosen = torch.rand(len(going), generator=generator) < share
@@ -209,8 +209,7 @@ def complete(
         kept = [
             place
             for place, number in enumerate(going)
-            if texts[number][-1] not in target.end_ids
-            and len(texts[number]) < min(longest, len(prompts[number]) + max_new_tokens)
+            if texts[number][-1] not in target.end_ids and len(texts[number]) < most[number]
         ]
         if kept and len(kept) < len(going):
             for reader in readers:

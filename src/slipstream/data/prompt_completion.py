@@ -135,10 +135,8 @@ class PromptCompletionData(L.LightningDataModule):
 
     def _answered(self, rows: list[Row], target: Target | None, sampling: Sampling) -> list[Sample]:
         if target is None:
-            raise InputError(
-                "data.regenerate, data.generated_rows: need a target that answers; set them to "
-                "false and 0"
-            )
+            both = "data.regenerate, data.generated_rows"
+            raise InputError(f"{both}: need a target that answers; set them to false and 0")
         prompts = [render_prompt(self.tokenizer, row.prompt) for row in rows]
         most = self.max_length
         fitting = [prompt for prompt in prompts if len(prompt) < most]

@@ -11,11 +11,12 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import Progress
+from rich.progress import track
 from scipy.interpolate import LSQUnivariateSpline
 
 from slipstream.assets import locate
@@ -136,12 +137,12 @@ def calibrate(
     """
     if not budgets or min(budgets) < 2 or sorted(set(budgets)) != list(budgets):
         raise InputError("calibration.budgets: give sizes of at least 2, in ascending order")
-    plain = PlainDecoder(target, sampling, limits)
-    decoders: dict[tuple[str, int], Decoder] = {("plain", 1): plain} | {
+    decoders: dict[tuple[str, int], Decoder] = {
         (way, budget): Engine(target, drafter, sampling, limits, budget)
         for way, drafter in drafters.items()
         for budget in budgets
     }
+    decoders["plain", 1] = PlainDecoder(target, sampling, limits)
     found = measured(decoders, prompts, repeats)
     points = {way: [point_of(budget, found[way, budget]) for budget in budgets] for way in drafters}
     return chosen(points, point_of(1, found["plain", 1]))
@@ -160,9 +161,9 @@ def chosen(points: dict[str, list[Point]], plain: Point) -> Calibration:
     way, budget = fastest(points)
     best = Point(budget, *Curve(tuple(points[way])).at(budget))
     if best.rate <= plain.rate:
-        return Calibration("plain", 1, plain.seconds, 1.0, plain.seconds, points)
+        way, best = "plain", plain
     speedup = best.rate / plain.rate
-    return Calibration(way, budget, best.seconds, speedup, plain.seconds, points)
+    return Calibration(way, best.budget, best.seconds, speedup, plain.seconds, points)
 
 
 def fastest(points: dict[str, list[Point]]) -> tuple[str, int]:
@@ -183,15 +184,11 @@ def measured(
         # Compiled steps wait for the first rows of each shape.
         for prompt in prompts if decoder.target.compiled else prompts[:1]:
             decoder.generate(prompt)
-    with Progress() as progress:
-        task = progress.add_task("calibrating", total=repeats * len(prompts) * len(decoders))
-        for seed in range(repeats):
-            for place, prompt in enumerate(prompts):
-                for key, decoder in decoders.items():
-                    if isinstance(decoder, Engine):  # one drafter serves all budgets
-                        decoder.attached.forget()
-                    found[key][place] += decoder.generate(prompt, seed).statistics
-                    progress.advance(task)
+    turns = list(product(range(repeats), enumerate(prompts), decoders.items()))
+    for seed, (place, prompt), (key, decoder) in track(turns, "calibrating"):
+        if isinstance(decoder, Engine):  # one drafter serves all budgets
+            decoder.attached.forget()
+        found[key][place] += decoder.generate(prompt, seed).statistics
     return found
 
 

@@ -111,11 +111,17 @@ def compare(
     batches = batches_of(prompts, batch_size)
     if repeats < 1:
         raise InputError("repeats: must be at least 1")
+    if not methods:
+        raise InputError("methods: nothing to run; name at least one method")
     ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
     for method in methods.values():
         method.ready(target, sampling, limits)
     runs = {name: Run(name, method.drafter, method.exact) for name, method in methods.items()}
     names, chance = list(methods), random.Random(seed)
+
+    def took(answers: list[Generation]) -> float:
+        return sum(answer.statistics.seconds for answer in answers)
+
     with Progress() as progress:
         task = progress.add_task("decoding", total=len(ids) * len(names) * repeats)
         for method in methods.values():
@@ -123,9 +129,7 @@ def compare(
             for batch in ([0], *(batches if target.compiled else batches[:1])):
                 method.expect(prompts[batch[0]].source)
                 method.generate([ids[place] for place in batch], [seed] * len(batch))
-        tries: dict[str, list[list[list[Generation]]]] = {
-            name: [[] for _ in batches] for name in names
-        }
+        tries: dict[str, list] = {name: [[] for _ in batches] for name in names}
         for _ in range(repeats):
             for method in methods.values():
                 method.forget()  # the answers of this pass are new to it
@@ -140,7 +144,7 @@ def compare(
                     run.store_bytes[source], run.details[source] = most, method.details
                     progress.advance(task, len(batch))
         for name in names:
-            median = [sorted(own, key=_seconds)[len(own) // 2] for own in tries[name]]
+            median = [sorted(own, key=took)[len(own) // 2] for own in tries[name]]
             answers = dict(zip(chain(*batches), chain(*median), strict=True))
             runs[name].generations = [answers[place] for place in range(len(ids))]
     for name, method in methods.items():
@@ -200,14 +204,7 @@ def batches_of(prompts: list[Prompt], size: int) -> list[list[int]]:
     sets: dict[str, list[int]] = {}
     for place, prompt in enumerate(prompts):
         sets.setdefault(prompt.source, []).append(place)
-    parts = (
-        own[start : start + size] for own in sets.values() for start in range(0, len(own), size)
-    )
-    return sorted(parts)
-
-
-def _seconds(answers: list[Generation]) -> float:
-    return sum(answer.statistics.seconds for answer in answers)
+    return sorted(own[n : n + size] for own in sets.values() for n in range(0, len(own), size))
 
 
 def total_of(run: Run, chosen: Iterable[int]) -> Statistics:
@@ -261,9 +258,7 @@ def _speedup(other: str, run: Run, runs: list[Run], chosen: list[int]) -> dict[s
     return dict(zip(names, found, strict=True))
 
 
-def scores(
-    answers: list[Generation], prompts: list[Prompt]
-) -> dict[str, list[float]] | dict[str, None]:
+def scores(answers: list[Generation], prompts: list[Prompt]) -> dict[str, list[float] | None]:
     """Each metric's score of each answer, None where a prompt is without references."""
     references, texts = [list(prompt.references) for prompt in prompts], [a.text for a in answers]
     known = all(references)

@@ -85,16 +85,12 @@ class SaveWhenInterrupted(L.Callback):
 
     on_validation_batch_start = on_train_end = on_train_batch_start
 
-    def on_exception(
-        self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: L.Trainer, _, exception: BaseException) -> None:
         if trainer.global_step and not isinstance(exception, InputError):
             trainer.save_checkpoint(self.path)
             print(f"interrupted; go on with resume={self.path}")
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict
-    ) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, _, checkpoint: dict) -> None:
         go_back_to_last_step(trainer, checkpoint)
 
 
@@ -108,14 +104,10 @@ class StopWhenNotFinite(L.Callback):
     def __init__(self) -> None:
         self.loss: torch.Tensor | float = 0.0
 
-    def on_before_backward(
-        self, trainer: L.Trainer, module: L.LightningModule, loss: torch.Tensor
-    ) -> None:
+    def on_before_backward(self, trainer: L.Trainer, _, loss: torch.Tensor) -> None:
         self.loss = self.loss + loss.detach()
 
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, module: L.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: L.Trainer, _, optimizer) -> None:
         losses, self.loss = torch.as_tensor(self.loss), 0.0
         parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
         gradients = [each.grad for each in parameters if each.grad is not None]
