@@ -115,8 +115,9 @@ def train(config: DictConfig) -> Path:
     log_once()
     output = Path(config.output_dir)
     check_writable(output, "output_dir")
-    if config.get("speculator"):
-        check_replaceable(output / "model")
+    model = output / "model"
+    if config.get("speculator") or not any(model.glob("*config.json")):
+        check_replaceable(model)
     L.seed_everything(config.seed)
     with lightning_in_one_sentence(config.trainer):
         trainer = build(

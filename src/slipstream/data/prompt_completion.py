@@ -20,7 +20,7 @@ from slipstream.data.rendering import (
     render_prompt,
     render_sample,
 )
-from slipstream.data.rows import Row, distinct, messages_of, spread
+from slipstream.data.rows import Row, by_prompt, messages_of, spread
 from slipstream.data.sources import Sources
 from slipstream.targets.target import Target
 
@@ -83,7 +83,8 @@ class PromptCompletionData(L.LightningDataModule):
             rows = self.sources.synthetic(cap, split)
         else:
             tables = self.sources.tables(split, completion_required=not self.regenerate)
-            tables = map(distinct, tables) if self.regenerate else tables
+            if self.regenerate:
+                tables = [[own[-1] for own in by_prompt(table)] for table in tables]
             rows = [row for table in tables for row in spread(table, cap)]
         if split == "train":
             rows += copying_rows(rows, self.copying_rows, self.seed)

@@ -74,9 +74,12 @@ def read_rows(path: str | Path, split: str, completion_required: bool = True) ->
     return rows
 
 
-def distinct(rows: list[Row]) -> list[Row]:
-    """The rows of different prompts: of each prompt the last one, in the place of the first."""
-    return list({json.dumps(row.prompt): row for row in rows}.values())
+def by_prompt(rows: list[Row]) -> list[list[Row]]:
+    """The rows of each prompt, in the order in which prompts first come."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(json.dumps(row.prompt), []).append(row)
+    return list(found.values())
 
 
 def spread(items: list[Item], count: int | None) -> list[Item]:

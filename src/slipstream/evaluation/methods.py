@@ -211,14 +211,10 @@ class Sprinter(Method):
     exact, drafter = False, "Sprinter"
 
     def __init__(self, draft: Target, verifier: str, ratio: float, threshold: float, cap: int):
-        self.draft, self.verifier = draft, verifier
-        self.ratio, self.threshold, self.cap = ratio, threshold, cap
+        self.models, self.settings = (draft, verifier), (ratio, threshold, cap)
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
-        self.decoder = SprinterDecoder(
-            target, self.draft, self.verifier, sampling, limits, self.ratio, self.threshold,
-            self.cap,
-        )  # fmt: skip
+        self.decoder = SprinterDecoder(target, *self.models, sampling, limits, *self.settings)
         if sampling != Sampling(1.0):
             print(
                 "note: SPRINTER's verifier was trained on drafts at temperature 1 without top-k "
@@ -241,12 +237,10 @@ class Transformers(Method):
         dtype, device = str(target.dtype).removeprefix("torch."), target.device.type
         self.target = load_target(target.name, dtype, device, False, target.adapter)
         self.limits = limits
-        self.options: dict[str, object] = {"do_sample": False}
+        self.options: dict[str, object] = {"do_sample": not sampling.greedy}
         if not sampling.greedy:
-            top_k, top_p = sampling.top_k or 0, sampling.top_p or 1.0
-            self.options = dict(
-                do_sample=True, temperature=sampling.temperature, top_k=top_k, top_p=top_p
-            )
+            self.options["temperature"] = sampling.temperature
+            self.options |= {"top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0}
         if self.assistant:
             draft = load_target(self.assistant, dtype, device, packed=False)
             check_vocabularies(self.target, draft, "assistant")
@@ -260,9 +254,8 @@ class Transformers(Method):
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
         if self.drafter is not None:  # transformers drafts for one prompt at a time
-            return [
-                self._generate([ids], seed)[0] for ids, seed in zip(prompts, seeds, strict=True)
-            ]
+            pairs = zip(prompts, seeds, strict=True)
+            return [self._generate([ids], seed)[0] for ids, seed in pairs]
         return self._generate(prompts, seeds[0])
 
     def _generate(self, prompts: list[list[int]], seed: int) -> list[Generation]:
@@ -280,11 +273,9 @@ class Transformers(Method):
             pad_token_id=end,
             **self.options,
         )
+        answers = zip(output[:, longest:].tolist(), rooms, strict=True)
         seconds = (time.perf_counter() - started) / len(prompts)
-        return [
-            self._generation(answer[:room], seconds)
-            for answer, room in zip(output[:, longest:].tolist(), rooms, strict=True)
-        ]
+        return [self._generation(answer[:room], seconds) for answer, room in answers]
 
     def _generation(self, answer: list[int], seconds: float) -> Generation:
         """Of a row of the output: the answer up to its end token, and what it took."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
-from slipstream.core.files import write_text
+from slipstream.core.files import replaced_folder, write_text
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.tokenizer import train_tokenizer
@@ -117,9 +117,10 @@ class LanguageModelTraining(TrainingModule):
 
     def save(self, folder: Path, card: str) -> None:
         """Write the model in bfloat16, the tokenizer and the card to `folder`."""
-        self.model.to(torch.bfloat16).save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        write_text(folder / "README.md", card)
+        with replaced_folder(folder) as made:
+            self.model.to(torch.bfloat16).save_pretrained(made)
+            self.tokenizer.save_pretrained(made)
+            write_text(made / "README.md", card)
 
 
 class FineTuning(TrainingModule):
@@ -153,5 +154,6 @@ class FineTuning(TrainingModule):
         return head_loss(self.target.head, hidden, batch.ids[:, 1:][predicts])[0].mean()
 
     def save(self, folder: Path, card: str) -> None:
-        save_lora(folder, self.target)
-        write_text(folder / "README.md", card)
+        with replaced_folder(folder) as made:
+            save_lora(made, self.target)
+            write_text(made / "README.md", card)

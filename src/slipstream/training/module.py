@@ -98,11 +98,9 @@ class TrainingModule(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        checkpoint["state_dict"] = {
-            name: tensor
-            for name, tensor in checkpoint["state_dict"].items()
-            if self.checkpointed in name
-        }
+        state = checkpoint["state_dict"]
+        kept = {name: tensor for name, tensor in state.items() if self.checkpointed in name}
+        checkpoint["state_dict"] = kept
 
 
 def check_numbers(**numbers: float | None) -> None:

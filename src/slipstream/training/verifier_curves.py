@@ -28,11 +28,11 @@ def calibration(probabilities: torch.Tensor, labels: torch.Tensor) -> list[dict[
     bins = (probabilities * NUM_BINS).long().clamp(max=NUM_BINS - 1)
     return [
         {
-            "predicted": probabilities[bins == number].mean().item(),
-            "acceptable": labels[bins == number].mean().item(),
-            "tokens": int((bins == number).sum()),
+            "predicted": probabilities[own].mean().item(),
+            "acceptable": labels[own].mean().item(),
+            "tokens": int(own.sum()),
         }
-        for number in bins.unique().tolist()
+        for own in (bins == number for number in bins.unique())
     ]
 
 
