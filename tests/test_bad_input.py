@@ -18,6 +18,14 @@ GOOD_ROW = json.dumps({"prompt": "name[The Mill]", "completion": "The Mill is a 
 
 
 SPRINTER = ("methods=sprinter", "sampling.temperature=1")
+AUTO = (
+    "methods=drafter",
+    "+methods.mine._target_=slipstream.evaluation.auto.Auto",
+    "+methods.mine.num_prompts=2",
+    "+methods.mine.candidates.x._target_=slipstream.evaluation.methods.Speculative",
+    "+methods.mine.candidates.x.drafter=${drafter}",
+    "+methods.mine.candidates.x.budget=4",
+)
 
 
 def train(tmp_path, *overrides):
@@ -59,7 +67,21 @@ def sentence(call, tmp_path, *overrides) -> str:
         (infer, ["engine.compile=always"], "engine.compile: must be one of auto, off"),
         (infer, ["engine.compile=reduce-overhead"], "engine.compile: weights reordered for"),
         (infer, ["batch_size=0"], "batch_size: must be"),
-        (infer, ["budget=0"], "engine.budget"),
+        (infer, ["budget=0"], "methods.drafter: budget: a tree"),
+        (infer, ["methods.drafter.budget=some"], "methods.drafter: budget: give a number"),
+        (infer, ["prompt=Hi", "methods.drafter.budget=0"], "methods.drafter: budget: a tree"),
+        (infer, [*AUTO, "methods.mine.candidates=null"], "methods.mine: candidates: name"),
+        (infer, [*AUTO, "methods.mine.candidates.x.budget=0"], "methods.mine.candidates.x: budget"),
+        (
+            infer,
+            [*AUTO, "methods.mine.candidates.x.budget=some"],
+            "methods.mine.candidates.x: budget: give",
+        ),
+        (
+            infer,
+            [*AUTO, "methods.drafter=null", "drafter.schedule=some"],
+            "methods.mine.candidates.x: drafter.schedule: must",
+        ),
         (infer, ["drafter._target_=a.B"], "drafter._target_: 'a.B' cannot be imported"),
         (infer, ["drafter.schedule=later"], "drafter.schedule: must be one of"),
         (infer, ["methods=sprinter"], "sampling.temperature: SPRINTER samples"),

@@ -4,12 +4,13 @@ Hydra itself accepts `+key=1`; this file does not. It knows no component.
 """
 
 import inspect
+import re
 
 import hydra
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, naming
 
 _GPT2 = "experiment=sprinter_real target=gpt2_xl draft=openai-community/gpt2"
 _GPT_NEO = "experiment=sprinter_real target=gpt_neo_1b3 draft=EleutherAI/gpt-neo-125m"
@@ -83,7 +84,22 @@ def build(node: DictConfig | None, **objects):
         # Called here, not by Hydra, which would turn dataclasses among `objects` into configs.
         return hydra.utils.instantiate(node, _partial_=True, _convert_="all")(**objects)
     except InstantiationException as error:
-        raise error.__cause__ or error from None
+        cause, where = error.__cause__, re.search(r"full_key: (\S+)", str(error))
+        if isinstance(cause, InputError) and where is not None:
+            with naming(_path_before(where[1], str(cause))):
+                raise cause from None
+        raise cause or error from None
+
+
+def _path_before(path: str, sentence: str) -> str:
+    """The part of a config path that a sentence about what stands there leaves out.
+
+    >>> _path_before("methods.mine.drafter", "drafter.schedule: must be one of fused, deferred")
+    'methods.mine'
+    """
+    names = path.split(".")
+    first = re.split(r"[.:]", sentence, maxsplit=1)[0]
+    return ".".join(names[: names.index(first)] if first in names else names)
 
 
 def _check_node(node: object, path: str) -> None:

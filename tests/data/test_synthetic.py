@@ -4,23 +4,23 @@ import pytest
 
 from slipstream.core.errors import InputError
 from slipstream.data.rows import Row
-from slipstream.data.synthetic import KINDS, SPLITS, SyntheticPrompts
+from slipstream.data.sources import KINDS, SPLITS, synthetic_prompts
 
 BOTH = ["data_to_text", "text_to_sql"]
 
 
 def prompts(*args) -> list[str]:
-    return [row.prompt for row in SyntheticPrompts(*args).rows()]
+    return [row.prompt for row in synthetic_prompts(*args)]
 
 
 @pytest.mark.parametrize("seed", [0, 5])
 def test_rows_come_in_turn_and_are_deterministic_and_distinct(seed):
-    rows = SyntheticPrompts(BOTH, 2001, seed).rows()
-    assert rows == SyntheticPrompts(BOTH, 2001, seed).rows()
+    rows = synthetic_prompts(BOTH, 2001, seed)
+    assert rows == synthetic_prompts(BOTH, 2001, seed)
     assert [row.source for row in rows[:3]] == ["data_to_text", "text_to_sql", "data_to_text"]
     assert all(row == Row(row.prompt, "", row.source) for row in rows)
     assert len({row.prompt for row in rows}) == 2001
-    assert SyntheticPrompts(BOTH, 10, seed).rows() == rows[:10]
+    assert synthetic_prompts(BOTH, 10, seed) == rows[:10]
     assert {row.prompt for row in rows if row.source == "text_to_sql"} == set(
         prompts(["text_to_sql"], 1000, seed)
     )
@@ -58,7 +58,7 @@ def test_splits_never_share_a_prompt():
 )
 def test_bad_input_is_named(arguments, sentence):
     with pytest.raises(InputError, match=sentence):
-        SyntheticPrompts(*arguments)
+        synthetic_prompts(*arguments)
 
 
 def test_more_than_ship_are_refused_with_what_to_do():

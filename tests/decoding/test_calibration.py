@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from tests.commands import refused
 from tests.drafters import untrained
 from tests.tiny import tiny_speculator, tiny_target
@@ -28,6 +29,7 @@ from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.rest import Rest
 from slipstream.drafters.streaming import Streaming
 from slipstream.drafters.suffixes import Retrieval
+from slipstream.speculators.checkpoint import save_speculator
 
 BUDGETS = [2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64]
 
@@ -119,6 +121,20 @@ def test_keys_tell_apart_models_drafters_and_sampling():
         )
     ]
     assert len(set(keys)) == len(keys) - 1 and keys[0] == keys[-1]
+
+
+def test_keys_tell_apart_what_was_trained_into_the_same_folder(tmp_path):
+    """A speculator that is trained anew has to be calibrated anew."""
+    target, keys = tiny_target(), []
+    for number in (1.0, 2.0, 1.0):
+        speculator = tiny_speculator(target)
+        with torch.no_grad():
+            next(speculator.parameters()).fill_(number)
+        save_speculator(tmp_path / "model", speculator, target, 8, "")
+        for folder in (tmp_path / "model", str(tmp_path / "model")):
+            drafter = described(Streaming(folder, "fused", 2))
+            keys.append(calibration_key(target, drafter, Sampling()))
+    assert len(set(keys)) == 2 and keys[:2] == keys[4:]
 
 
 def test_calibrating_measures_every_size():

@@ -2,6 +2,7 @@
 and never half of it. It does not know what the files hold.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -41,6 +42,12 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, content: object) -> None:
     """Replace the file at `path` by `content` as indented JSON, with a line break at its end."""
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def key_of(*content: object) -> str:
+    """24 letters and digits, the same for the same content (anything that JSON has): the name of a
+    file that keeps what was made from it."""
+    return hashlib.sha256(json.dumps(list(content)).encode()).hexdigest()[:24]
 
 
 @contextmanager

@@ -12,15 +12,16 @@ import torch
 from tqdm import tqdm
 
 from slipstream.core.errors import InputError
-from slipstream.core.files import replaced_folder
+from slipstream.core.files import key_of, replaced_folder
 from slipstream.core.sampling import Sampling
 from slipstream.data.batches import collate
-from slipstream.data.kept import key_of
+from slipstream.data.hub import HubSource
 from slipstream.data.regeneration import regenerate
 from slipstream.data.rendering import Sample, render_prompt, render_sample
-from slipstream.data.rows import HubSource, Row, read_rows, spread
+from slipstream.data.rows import Row, read_rows, spread
 from slipstream.data.sources import Sources
 from slipstream.drafters.suffixes import SuffixStore
+from slipstream.speculators.base import causal_rows
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.targets.target import Target
 
@@ -120,8 +121,7 @@ def perplexities(samples: list[Sample], target: Target) -> list[float]:
         places, order = order[-count:], order[:-count]
         progress.update(len(places))
         batch = collate([samples[place] for place in places]).to(target.device)
-        positions = torch.arange(batch.ids.shape[1], device=target.device).expand_as(batch.ids)
-        rows = target.forward(batch.ids, positions, None, None)
+        rows = causal_rows(target, batch.ids)
         predicts = batch.supervised[:, 1:]
         logits = target.logits(rows.hidden[:, :-1][predicts]).float()
         losses = torch.nn.functional.cross_entropy(

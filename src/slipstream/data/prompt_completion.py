@@ -12,6 +12,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.batches import TokenBatches
 from slipstream.data.copying import copying_rows
+from slipstream.data.hub import HubSource
 from slipstream.data.regeneration import regenerate
 from slipstream.data.rendering import (
     Sample,
@@ -19,7 +20,7 @@ from slipstream.data.rendering import (
     render_prompt,
     render_sample,
 )
-from slipstream.data.rows import HubSource, Row, distinct, messages_of, spread
+from slipstream.data.rows import Row, by_prompt, messages_of, spread
 from slipstream.data.sources import Sources
 from slipstream.targets.target import Target
 
@@ -77,19 +78,17 @@ class PromptCompletionData(L.LightningDataModule):
 
     def rows(self, split: str) -> list[Row]:
         """The rows of `split` ('train' or 'validation'); prompts to be answered come once each."""
-        rows = self._found(split)
-        if split == "train":
-            rows = rows + copying_rows(rows, self.copying_rows, self.seed)
-        return rows
-
-    def _found(self, split: str) -> list[Row]:
         cap = self.max_rows[split]
         if not self.sources.given:
-            return self.sources.synthetic(cap, split)
-        tables = self.sources.tables(split, completion_required=not self.regenerate)
-        if self.regenerate:
-            tables = map(distinct, tables)
-        return [row for table in tables for row in spread(table, cap)]
+            rows = self.sources.synthetic(cap, split)
+        else:
+            tables = self.sources.tables(split, completion_required=not self.regenerate)
+            if self.regenerate:
+                tables = [[own[-1] for own in by_prompt(table)] for table in tables]
+            rows = [row for table in tables for row in spread(table, cap)]
+        if split == "train":
+            rows += copying_rows(rows, self.copying_rows, self.seed)
+        return rows
 
     def prepare(self, tokenizer, target: Target | None = None) -> None:
         """Render both splits; must be called before training. `target` answers, if asked to."""
@@ -114,7 +113,7 @@ class PromptCompletionData(L.LightningDataModule):
     def prompts(self, split: str, count: int) -> list[list[int]]:
         """Token ids of `count` prompts of a split, spread evenly over it."""
         samples = self.samples[split]
-        return [sample.ids[: sample.prompt_length] for sample in spread(samples, count)]
+        return [sample.prompt for sample in spread(samples, count)]
 
     @property
     def longest(self) -> int:
@@ -137,46 +136,28 @@ class PromptCompletionData(L.LightningDataModule):
 
     def _answered(self, rows: list[Row], target: Target | None, sampling: Sampling) -> list[Sample]:
         if target is None:
-            raise InputError(
-                "data.regenerate, data.generated_rows: need a target that answers; set them to "
-                "false and 0"
-            )
+            both = "data.regenerate, data.generated_rows"
+            raise InputError(f"{both}: need a target that answers; set them to false and 0")
         prompts = [render_prompt(self.tokenizer, row.prompt) for row in rows]
-        fitting = [prompt for prompt in prompts if len(prompt) < self.max_length]
-        if len(fitting) < len(prompts):
-            log.warning(
-                "dropped %d of %d prompts of data.max_length=%d tokens or more",
-                len(prompts) - len(fitting),
-                len(prompts),
-                self.max_length,
-            )
-        return regenerate(
-            target,
-            fitting,
-            self.max_new_tokens,
-            self.cache_dir,
-            sampling,
-            keep_unfinished=self.keep_unfinished,
-        )
+        most = self.max_length
+        fitting = [prompt for prompt in prompts if len(prompt) < most]
+        _tell_dropped(prompts, fitting, f"prompts of data.max_length={most} tokens or more")
+        settings = self.max_new_tokens, self.cache_dir, sampling
+        return regenerate(target, fitting, *settings, keep_unfinished=self.keep_unfinished)
 
     def _usable(self, samples: list[Sample], split: str) -> list[Sample]:
-        kept = [
-            sample
-            for sample in samples
-            if len(sample.ids) <= self.max_length and len(sample.ids) > sample.prompt_length
-        ]
-        if len(kept) < len(samples):
-            log.warning(
-                "dropped %d of %d %s samples that are longer than data.max_length=%d tokens or "
-                "have no answer",
-                len(samples) - len(kept),
-                len(samples),
-                split,
-                self.max_length,
-            )
+        most = self.max_length
+        kept = [sample for sample in samples if sample.prompt_length < len(sample.ids) <= most]
+        reason = f"that are longer than data.max_length={most} tokens or have no answer"
+        _tell_dropped(samples, kept, f"{split} samples {reason}")
         if not any(sample.ids[sample.prompt_length + 1 :] for sample in kept):
             raise InputError(
                 f"data: nothing is supervised in the {split} split ({len(samples)} samples); "
                 "check the completions, data.max_length and data.max_new_tokens"
             )
         return kept
+
+
+def _tell_dropped(given: list, kept: list, what: str) -> None:
+    if len(kept) < len(given):
+        log.warning("dropped %d of %d %s", len(given) - len(kept), len(given), what)

@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from slipstream.core.files import appended
+from slipstream.core.files import appended, key_of
 from slipstream.core.sampling import Sampling
-from slipstream.data.kept import key_of
 from slipstream.data.rendering import Sample
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
@@ -52,34 +51,19 @@ def regenerate(
     if missing:
         check_writable(path.parent, field)
         decoder = PlainDecoder(target, sampling, Limits(max_new_tokens))
-        _answer(decoder, prompts, missing, path, answers)
+        with appended(path) as add, uncompiled(target), in_bfloat16(target):
+            for batch in tqdm(missing, desc="regenerating"):
+                found = decoder.generate_batch([prompts[index] for index in batch], batch)
+                made = {index: answer.ids for index, answer in zip(batch, found, strict=True)}
+                answers |= made
+                add("\n".join(json.dumps(item) for item in made.items()))
     ended = [index for index in range(len(prompts)) if answers[index][-1] in target.end_ids]
     if len(ended) < len(prompts):
-        log.warning(
-            "%s %d of %d regenerated answers that did not end within %d tokens",
-            "kept" if keep_unfinished else "left out",
-            len(prompts) - len(ended),
-            len(prompts),
-            max_new_tokens,
-        )
+        done, count = "kept" if keep_unfinished else "left out", len(prompts) - len(ended)
+        what = f"regenerated answers that did not end within {max_new_tokens} tokens"
+        log.warning("%s %d of %d %s", done, count, len(prompts), what)
     chosen = range(len(prompts)) if keep_unfinished else ended
     return [Sample(prompts[index] + answers[index], len(prompts[index])) for index in chosen]
-
-
-def _answer(
-    decoder: PlainDecoder,
-    prompts: list[list[int]],
-    batches: list[list[int]],
-    path: Path,
-    answers: dict[int, list[int]],
-) -> None:
-    """Answer prompts batch by batch; every batch is added to `answers`, and to the file."""
-    with appended(path) as add, uncompiled(decoder.target), in_bfloat16(decoder.target):
-        for batch in tqdm(batches, desc="regenerating"):
-            found = decoder.generate_batch([prompts[index] for index in batch], batch)
-            made = {index: answer.ids for index, answer in zip(batch, found, strict=True)}
-            answers |= made
-            add("\n".join(json.dumps(item) for item in made.items()))
 
 
 def in_bfloat16(target: Target) -> torch.autocast:

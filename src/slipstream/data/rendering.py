@@ -27,6 +27,11 @@ class Sample:
     earlier: tuple[tuple[int, int], ...] = ()
 
     @property
+    def prompt(self) -> list[int]:
+        """The tokens before the last answer."""
+        return self.ids[: self.prompt_length]
+
+    @property
     def supervised(self) -> list[tuple[int, int]]:
         """(start, stop) of every span of supervised tokens, in their order."""
         return [*self.earlier, (self.prompt_length, len(self.ids))]
@@ -123,22 +128,20 @@ def _render(tokenizer, messages: Messages, **options):
 def _check_roles(tokenizer, messages: Messages) -> None:
     """`InputError` for a role that the template renders as an answer, or not at all, as some do
     with those that they do not know."""
+
+    def text(messages: Messages) -> str | None:
+        """As the template renders it; None where it refuses to."""
+        try:
+            return tokenizer.apply_chat_template(messages, tokenize=False)
+        except TemplateError:
+            return None
+
     for role in {message["role"] for message in messages} - {"user", "assistant"}:
         others = [message for message in messages if message["role"] != role]
-        answers = [
-            message | {"role": "assistant"} if message["role"] == role else message
-            for message in messages
-        ]
-        if _text(tokenizer, messages) in (_text(tokenizer, others), _text(tokenizer, answers)):
+        named = {role: "assistant"}
+        answers = [m | {"role": named.get(m["role"], m["role"])} for m in messages]
+        if text(messages) in (text(others), text(answers)):
             raise InputError(
                 f"messages: the target's chat template knows no {role} role; leave such messages "
                 "out, or set target.chat_template"
             )
-
-
-def _text(tokenizer, messages: Messages) -> str | None:
-    """A conversation as the template renders it; None where it refuses to."""
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False)
-    except TemplateError:
-        return None

@@ -25,9 +25,8 @@ class Limits:
         if self.max_new_tokens < 1:
             raise InputError("max_new_tokens: must be at least 1")
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
-        if not isinstance(stop, list | tuple) or not all(
-            isinstance(each, str) and each for each in stop
-        ):
+        several = isinstance(stop, list | tuple)
+        if not several or not all(isinstance(each, str) and each for each in stop):
             raise InputError("stop: give a text of at least one character, or a list of such texts")
         object.__setattr__(self, "stop", tuple(stop))
 
@@ -42,8 +41,7 @@ class Limits:
             if room < 1:
                 raise InputError(
                     f"{name}: {len(ids)} tokens do not fit the target's context of "
-                    f"{target.max_positions}; shorten the prompt or choose a target with a longer "
-                    "one"
+                    f"{target.max_positions}; shorten it, or choose a target with a longer one"
                 )
             rooms.append(min(self.max_new_tokens, room))
         return rooms

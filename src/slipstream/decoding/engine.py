@@ -34,7 +34,7 @@ class Engine(Decoder):
         budget: int,
     ):
         if budget < 1:
-            raise InputError("engine.budget: a tree needs at least 1 node")
+            raise InputError("budget: a tree needs at least 1 node")
         self.attached = drafter.attach(target) if isinstance(drafter, Drafter) else drafter
         super().__init__(self.attached.target, sampling, limits)
         compile_like(self.target, target)

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
@@ -11,13 +9,14 @@ from slipstream.decoding.calibration import (
     Calibration,
     Calibrations,
     Curve,
+    Point,
     calibrate,
     calibration_key,
     described,
 )
 from slipstream.drafters.base import Drafter
 from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result, Rows, environment
+from slipstream.results.record import Plot, Result, environment
 from slipstream.results.writer import show, write
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.targets.target import Target
@@ -53,13 +52,10 @@ class Calibrating:
         found = calibrate(target, variants, ids, sampling, limits, self.budgets, self.repeats)
         result = calibration_result(found)
         show(result)
-        if found.plain:
-            print("no size beats plain decoding: budget=auto decodes plainly")
-        else:
-            print(
-                f"best: {found.way} with {found.budget} nodes, {found.speedup:.2f}x plain decoding "
-                "as fitted"
-            )
+        speedup = f"{found.speedup:.2f}x plain decoding as fitted"
+        best = f"best: {found.way} with {found.budget} nodes, {speedup}"
+        none = "no size beats plain decoding: budget=auto decodes plainly"
+        print(none if found.plain else best)
         print(f"kept in {self.calibrations.save(key, found)}, for budget=auto")
         write(output, result, config, environment(target))
         return result.rows
@@ -67,26 +63,23 @@ class Calibrating:
 
 def calibration_result(found: Calibration) -> Result:
     """A row for plain decoding, and one for each way and size, with the fitted curves."""
-    plain = 1 / found.plain_seconds
-    rows: Rows = [_row("plain", 1, found.plain_seconds, 1.0, plain)]
+    plain = Point(1, found.plain_seconds, 1.0)
+    rows = [_row("plain", plain, plain) | {name + FITTED: None for name in MEASURES}]
     for way, points in found.points.items():
-        curve, sizes = Curve(tuple(points)), np.array([point.budget for point in points])
-        fitted = 1000 * curve.seconds(sizes), curve.tau(sizes), curve.rate(sizes)
-        for point, *values in zip(points, *fitted, strict=True):
-            row = _row(way, point.budget, point.seconds, point.tau, plain)
-            row |= {name + FITTED: float(v) for name, v in zip(MEASURES, values, strict=True)}
-            rows.append(row)
+        curve = Curve(tuple(points))
+        for point in points:
+            fitted = _row(way, Point(point.budget, *curve.at(point.budget)), plain)
+            rows.append(_row(way, point, plain) | {n + FITTED: fitted[n] for n in MEASURES})
     panels = tuple((name, name + FITTED) for name in MEASURES)
     return Result("Sizes of drafts", rows, (Plot("nodes", panels, hue="way"),))
 
 
-def _row(way: str, budget: int, seconds: float, tau: float, plain: float) -> dict[str, object]:
-    rate = tau / seconds
+def _row(way: str, point: Point, plain: Point) -> dict[str, object]:
     return {
         "way": way,
-        "nodes": budget,
-        "ms/step": 1000 * seconds,
-        "tau": tau,
-        "tokens/s": rate,
-        "vs plain": rate / plain,
-    } | {name + FITTED: None for name in MEASURES}
+        "nodes": point.budget,
+        "ms/step": 1000 * point.seconds,
+        "tau": point.tau,
+        "tokens/s": point.rate,
+        "vs plain": point.rate / plain.rate,
+    }

@@ -11,6 +11,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.request import Batch
 from slipstream.drafters.base import Attached, Drafter, Verified
+from slipstream.speculators.base import causal_rows
 from slipstream.targets.target import Target
 
 ROUNDING_STEPS = 64
@@ -62,9 +63,7 @@ class PlainReference:
     @torch.inference_mode()
     def logits(self, position: int) -> torch.Tensor:
         prefix = torch.tensor([self.prompt_ids + self.answer[:position]], device=self.target.device)
-        positions = torch.arange(prefix.shape[1], device=self.target.device)[None]
-        rows = self.target.forward(prefix, positions, None, None)
-        return self.target.logits(rows.hidden[0, -1])
+        return self.target.logits(causal_rows(self.target, prefix).hidden[0, -1])
 
 
 class DraftlessReference(Engine):
@@ -82,10 +81,9 @@ class DraftlessReference(Engine):
         return self.seen[position]
 
     def _decided(self, batch: Batch, verified: Verified) -> None:
-        rows = verified.rows
         logits = verified.logits
         if logits is None:
-            logits = self.target.logits(rows.hidden[:, verified.last])
+            logits = self.target.logits(verified.rows.hidden[:, verified.last])
         self.seen.append(logits[0, -1])
         super()._decided(batch, verified)
 
@@ -103,12 +101,5 @@ def first_divergence(
     best = logits.float().topk(2).values.tolist()
     gap = best[0] - best[1]
     precision = torch.finfo(logits.dtype).eps * max(1.0, abs(best[0])) * ROUNDING_STEPS
-    return Divergence(
-        method,
-        prompt,
-        position,
-        expected[position] if position < len(expected) else -1,
-        ids[position] if position < len(ids) else -1,
-        gap,
-        gap <= precision,
-    )
+    wanted, found = ((*own, -1)[position] for own in (expected, ids))
+    return Divergence(method, prompt, position, wanted, found, gap, gap <= precision)

@@ -25,12 +25,8 @@ def comparison_result(records: list[Record], runs: list[Run], prompts: list[Prom
         reference=1.0 if base else None,
         order=True,
     )
-    answers = (
-        json.dumps(line) + "\n"
-        for run in runs
-        for line in _answer_lines(run, expected_answers(run, runs), prompts)
-    )
-    files = {"answers.jsonl": "".join(answers)}
+    lines = [line for run in runs for line in _answer_lines(run, runs, prompts)]
+    files = {"answers.jsonl": "".join(json.dumps(line) + "\n" for line in lines)}
     return Result("Comparison", rows, (plot,), shown=tables_of(records), files=files)
 
 
@@ -69,11 +65,9 @@ def columns(record: Record) -> dict[str, object]:
     }
 
 
-def _answer_lines(
-    run: Run, expected: list[list[int]], prompts: list[Prompt]
-) -> Iterator[dict[str, object]]:
+def _answer_lines(run: Run, runs: list[Run], prompts: list[Prompt]) -> Iterator[dict[str, object]]:
     """One record per prompt: the answer, its scores and what it took."""
-    measured = scores(run.generations, prompts)
+    measured, expected = scores(run.generations, prompts), expected_answers(run, runs)
     for place, (prompt, answer) in enumerate(zip(prompts, run.generations, strict=True)):
         yield {
             "method": run.method,

@@ -5,7 +5,6 @@ import time
 
 import torch
 
-from slipstream.core.cache import StepCache
 from slipstream.core.masks import causal_mask, tree_mask
 from slipstream.targets.target import Target
 
@@ -28,18 +27,15 @@ def row_costs(
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     for repeat in range(-2, repeats):
         for count in counts:
+            ids = torch.zeros(1, count, dtype=torch.long, device=target.device)
+            positions = committed + torch.arange(count, device=target.device)[None]
             started = time.perf_counter()
-            _forward(target, count, cache)
+            causal = causal_mask(count, target.device)[None]
+            mask = tree_mask(causal, cache.slots, cache.sees())
+            target.logits(target.forward(ids, positions, mask, cache, repeats=True).hidden[0])
+            cache.forget_staged()
             if target.device.type == "cuda":
                 torch.cuda.synchronize()
             if repeat >= 0:
                 seconds[count].append(time.perf_counter() - started)
     return {count: statistics.median(times) for count, times in seconds.items()}
-
-
-def _forward(target: Target, count: int, cache: StepCache) -> None:
-    ids = torch.zeros(1, count, dtype=torch.long, device=target.device)
-    positions = cache.length + torch.arange(count, device=target.device)[None]
-    mask = tree_mask(causal_mask(count, target.device)[None], cache.slots, cache.sees())
-    target.logits(target.forward(ids, positions, mask, cache, repeats=True).hidden[0])
-    cache.forget_staged()

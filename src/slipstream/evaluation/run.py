@@ -11,7 +11,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.evaluation.auto import Auto
-from slipstream.evaluation.comparison import Record, batches_of, compare, summarise
+from slipstream.evaluation.comparison import Record, compare, summarise
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter
 from slipstream.evaluation.prompts import Prompt
@@ -71,7 +71,6 @@ def compare_methods(
 ) -> list[Record]:
     """Run all methods side by side, print the tables and write the record into `output`."""
     check_writable(output, "output_dir")
-    _check_methods(methods)
     runs = compare(methods, prompts, target, sampling, limits, repeats, seed, batch_size)
     records = summarise(runs, prompts, str(target.dtype).removeprefix("torch."))
     result, costs = comparison_result(records, runs, prompts), row_costs(target)
@@ -79,17 +78,13 @@ def compare_methods(
     ratios = ", ".join(f"{n} rows {cost / costs[1]:.2f}x" for n, cost in costs.items() if n > 1)
     print(f"a forward of 1 row takes {1000 * costs[1]:.2f} ms; {ratios}")
     for record in records:
+        said = f"{record.method} on {record.prompt_set}"
         if record.drafter is not None and record.tau < LOW_TAU:
-            print(
-                f"warning: {record.method} on {record.prompt_set} has tau "
-                f"{record.tau:.2f}: it hardly drafts anything that is accepted"
-            )
+            print(f"warning: {said} has tau {record.tau:.2f}: hardly any draft is accepted")
         ours = isinstance(methods[record.method], Speculative | Sprinter | Auto)
         if ours and record.speedup_vs_plain is not None and record.speedup_vs_plain < 1:
-            print(
-                f"note: {record.method} on {record.prompt_set} is slower than our plain "
-                f"decoding ({record.speedup_vs_plain:.2f}x)"
-            )
+            speedup = f"{record.speedup_vs_plain:.2f}x"
+            print(f"note: {said} is slower than our plain decoding ({speedup})")
     write(output, result, config, environment(target) | {"seconds_by_rows": costs})
     return records
 
@@ -124,34 +119,24 @@ def verify_methods(
     """
     if not sampling.greedy:
         raise InputError("verify: compares greedy outputs; set sampling.temperature=0")
-    _check_methods(methods)
     for name, method in methods.items():
         if not method.exact:
             raise InputError(
                 f"methods.{name}: it is approximate, so there is nothing to verify; leave it out "
                 f"with methods.{name}=null"
             )
-    ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
-    found, batches = [], batches_of(prompts, batch_size)
-    for name, method in methods.items():
-        method.ready(target, sampling, limits)
-        reference = method.reference or PlainReference(target, limits)
-        for batch in batches:
-            method.expect(prompts[batch[0]].source)
-            answers = method.generate([ids[number] for number in batch], [seed] * len(batch))
-            for number, answer in zip(batch, answers, strict=True):
-                divergence = first_divergence(name, number, reference, ids[number], answer.ids)
-                if divergence is not None:
-                    found.append(divergence)
-                    print(divergence.sentence())
-    exact = len(methods) * len(prompts) - len(found)
+    runs = compare(methods, prompts, target, sampling, limits, 1, seed, batch_size)
+    found, count = [], len(methods) * len(prompts)
+    for run in runs:
+        reference = methods[run.method].reference or PlainReference(target, limits)
+        for number, answer in enumerate(run.generations):
+            ids = render_prompt(target.tokenizer, prompts[number].text)
+            divergence = first_divergence(run.method, number, reference, ids, answer.ids)
+            if divergence is not None:
+                found.append(divergence)
+                print(divergence.sentence())
     print(
-        f"verify: {exact} of {len(methods) * len(prompts)} answers are identical to plain "
-        f"decoding ({str(target.dtype).removeprefix('torch.')})"
+        f"verify: {count - len(found)} of {count} answers are identical to plain decoding "
+        f"({str(target.dtype).removeprefix('torch.')})"
     )
     return found
-
-
-def _check_methods(methods: dict[str, Method]) -> None:
-    if not methods:
-        raise InputError("methods: nothing to run; name at least one method")

@@ -3,7 +3,8 @@
 Panels stand in rows of up to three; names of colours stand beside the panels, never on them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -17,6 +18,46 @@ TICKS = 8
 """Values across that are each named."""
 LINE_STYLES = ("-o", "--x", ":^", "-.s")
 GREY = dict(color="grey", linewidth=0.8, zorder=0)
+BESIDE = dict(textcoords="offset points", fontsize=7)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel of a plot: the columns that are drawn, of which rows; first: the plot's first."""
+
+    plot: Plot
+    title: str
+    columns: tuple[str, ...]
+    rows: Rows
+    first: bool
+
+    @property
+    def names(self) -> list[object]:
+        """What stands across; of bars from top to bottom."""
+        return list(dict.fromkeys(row[self.plot.x] for row in self.rows))
+
+    def series(self) -> Iterator[tuple[str, str, str, str, Rows]]:
+        """A name, a column, a colour, a style and the rows of all that is drawn."""
+        hue, columns = self.plot.hue, self.columns
+        values = [None] if hue is None else dict.fromkeys(row[hue] for row in self.rows)
+        values = [value for value in values if hue is None or value is not None]
+        for number, value in enumerate(values):
+            own = [row for row in self.rows if hue is None or row[hue] == value]
+            for place, column in enumerate(columns):
+                words = [column] if hue is None else [_named(hue, value)]
+                if hue is not None and place:
+                    # "E[N], simulated" beside "E[N]" is called "simulated"
+                    words.append(column.removeprefix(columns[0]).lstrip(", "))
+                name = ", ".join(words) if hue is not None or len(columns) > 1 else ""
+                colour = f"C{(place if hue is None else number) % 10}"
+                known = [row for row in own if row[column] is not None]
+                yield name, column, colour, LINE_STYLES[place % len(LINE_STYLES)], known
+
+    def bounds(self, column: str, rows: Rows) -> list[list[float]] | None:
+        """Ends of the intervals of the first column; None for others, or where there are none."""
+        if self.plot.interval is None or column != self.columns[0]:
+            return None
+        return [[row[each] for row in rows] for each in self.plot.interval]
 
 
 def draw(path: Path, result: Result) -> None:
@@ -30,23 +71,24 @@ def draw(path: Path, result: Result) -> None:
     wide = min(COLUMNS, len(panels))
     high = -(-len(panels) // wide)
     # bars get 0.26 inches of height each, as long as there is room
-    bars = max((_count_bars(*panel) for panel in panels), default=0)
-    height = min(HEIGHT, high * max(3.6, 1.2 + 0.26 * bars))
+    height = min(HEIGHT, high * max(3.6, 1.2 + 0.26 * max(map(_count_bars, panels))))
     width = min(WIDTH, 2.0 + (4.6 if wide > 1 else 7.0) * wide)
     figure, axes = plt.subplots(
         high, wide, figsize=(width, height), squeeze=False, layout="constrained"
     )
     handles: dict[str, object] = {}
-    for place, panel in enumerate(axes.flat):
+    for place, each in enumerate(axes.flat):
         if place >= len(panels):
-            panel.set_visible(False)
+            each.set_visible(False)
             continue
-        plot, _, _, _ = own = panels[place]
-        (_draw_bars if plot.kind == "bar" else _draw_lines)(panel, *own, handles)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.tick_params(labelsize=8)
-        if place % wide and plot.kind == "bar" and _names(own) == _names(panels[place - 1]):
-            panel.tick_params(labelleft=False)  # the same names as beside it
+        panel = panels[place]
+        bars = panel.plot.kind == "bar"
+        (_draw_bars if bars else _draw_lines)(each, panel, handles)
+        each.set_title(panel.title, fontsize=9)
+        each.spines[["top", "right"]].set_visible(False)
+        each.tick_params(labelsize=8)
+        if place % wide and bars and panel.names == panels[place - 1].names:
+            each.tick_params(labelleft=False)  # the same names as beside it
     if len(handles) > 1:
         figure.legend(
             handles.values(), handles, loc="outside right upper", fontsize=8, frameon=False
@@ -55,124 +97,74 @@ def draw(path: Path, result: Result) -> None:
     plt.close(figure)
 
 
-def _panels(plot: Plot, result: Result) -> list[tuple[Plot, str, tuple[str, ...], Rows]]:
-    """The plot, a title, the columns and the rows of each panel."""
+def _panels(plot: Plot, result: Result) -> Iterator[Panel]:
     rows = result.rows if plot.table is None else result.more[plot.table]
+    shown = [(each,) if isinstance(each, str) else tuple(each) for each in plot.y]
     if plot.order:
         # over all panels, so that panels side by side have the same names at the same places
-        column = next(iter(_flat(plot.y)))
         lengths = {row[plot.x]: [] for row in rows}
         for row in rows:
-            lengths[row[plot.x]].append(row[column])
+            lengths[row[plot.x]].append(row[shown[0][0]])
         rows = sorted(rows, key=lambda row: fmean(lengths[row[plot.x]]), reverse=True)
-    parts = {"": rows}
-    if plot.panel is not None:
-        parts = {
-            str(value): [row for row in rows if row[plot.panel] == value]
-            for value in dict.fromkeys(row[plot.panel] for row in rows)
-        }
-    found = []
-    for name, part in parts.items():
-        for each in plot.y:
-            columns = (each,) if isinstance(each, str) else tuple(each)
-            title = columns[0] if len(plot.y) > 1 or not name else ""
-            found.append((plot, ": ".join(filter(None, [name, title])), columns, part))
-    return found
+    values = [None] if plot.panel is None else dict.fromkeys(row[plot.panel] for row in rows)
+    for value in values:
+        own = [row for row in rows if plot.panel is None or row[plot.panel] == value]
+        for columns in shown:
+            title = [] if plot.panel is None else [str(value)]
+            title += [columns[0]] if len(shown) > 1 or not title else []
+            yield Panel(plot, ": ".join(title), columns, own, columns == shown[0])
 
 
-def _flat(columns: Sequence[str | tuple[str, ...]]) -> list[str]:
-    return [name for each in columns for name in ((each,) if isinstance(each, str) else each)]
-
-
-def _series(plot: Plot, columns: Sequence[str], rows: Rows) -> list[tuple[str, str, str, Rows]]:
-    """A name, the place of a colour, a style and rows for all that is drawn in a panel."""
-    hues = [None]
-    if plot.hue is not None:
-        hues = [hue for hue in dict.fromkeys(row[plot.hue] for row in rows) if hue is not None]
-    found = []
-    for number, hue in enumerate(hues):
-        own = [row for row in rows if plot.hue is None or row[plot.hue] == hue]
-        for place, column in enumerate(columns):
-            words = [] if hue is None else [_name(plot.hue, hue)]
-            # "E[N], simulated" beside "E[N]" is called "simulated"
-            own_name = column.removeprefix(columns[0]).lstrip(", ") if hue is not None else column
-            words += [own_name] if len(columns) > 1 and own_name else []
-            colour = number if plot.hue is not None else place
-            style = LINE_STYLES[place % len(LINE_STYLES)]
-            found.append((", ".join(words), column, f"C{colour % 10}", style, own))
-    return found
-
-
-def _name(column: str, value: object) -> str:
+def _named(column: str, value: object) -> str:
     return value if isinstance(value, str) else f"{column} {value}"
 
 
-def _draw_lines(axes, plot: Plot, title: str, columns, rows: Rows, handles: dict) -> None:
-    for name, column, colour, style, own in _series(plot, columns, rows):
-        known = [row for row in own if row[column] is not None]
-        across, up = [row[plot.x] for row in known], [row[column] for row in known]
+def _draw_lines(axes, panel: Panel, handles: dict) -> None:
+    plot = panel.plot
+    for name, column, colour, style, rows in panel.series():
+        across, up = [row[plot.x] for row in rows], [row[column] for row in rows]
         style = style[-1] if plot.kind == "point" else style
-        size = 3 if len(known) > 12 else 5
-        if len(known) > 60 and plot.kind == "line":
+        if len(rows) > 60 and plot.kind == "line":
             style = style[:-1]
+        size = 3 if len(rows) > 12 else 5
         (line,) = axes.plot(across, up, style, color=colour, markersize=size, label=name)
         handles.setdefault(name, line)
-        if plot.interval and column == columns[0]:
-            bounds = [[row[each] for row in known] for each in plot.interval]
+        if bounds := panel.bounds(column, rows):
             axes.vlines(across, *bounds, color=colour, linewidth=0.9, alpha=0.6)
-        if plot.label:
-            for row in known:
-                place = row[plot.x], row[column]
-                beside = dict(textcoords="offset points", fontsize=7)
-                axes.annotate(cell(row[plot.label]), place, (4, 4), **beside)
+        for row in rows if plot.label else ():
+            axes.annotate(cell(row[plot.label]), (row[plot.x], row[column]), (4, 4), **BESIDE)
     for scale, name in ((axes.set_xscale, "x"), (axes.set_yscale, "y")):
         if name in plot.log:
             scale("log")
-    places = sorted({row[plot.x] for row in rows})
-    if len(places) <= TICKS and not plot.log:
+    if len(places := sorted(panel.names)) <= TICKS and not plot.log:
         axes.set_xticks(places, [cell(place) for place in places])
-    if plot.reference is not None and columns[0] == _flat(plot.y)[0]:
+    if plot.reference is not None and panel.first:
         axes.axhline(plot.reference, **GREY)
-    axes.set_title(title, fontsize=9)
     axes.set_xlabel(plot.x, fontsize=8)
 
 
-def _names(panel) -> list[object]:
-    """What the bars of a panel are called, from top to bottom."""
-    plot, _, _, rows = panel
-    return list(dict.fromkeys(row[plot.x] for row in rows))
-
-
-def _count_bars(plot: Plot, title: str, columns, rows: Rows) -> float:
+def _count_bars(panel: Panel) -> float:
     """Bars of a panel from top to bottom, and the room between groups of them."""
-    if plot.kind != "bar":
-        return 0
-    groups = len({row[plot.x] for row in rows})
-    each = len(_series(plot, columns, rows))
+    each = len(list(panel.series()))
+    groups = len(panel.names) if panel.plot.kind == "bar" else 0
     return groups * (each if each == 1 else 0.7 * each + 0.4)
 
 
-def _draw_bars(axes, plot: Plot, title: str, columns, rows: Rows, handles: dict) -> None:
+def _draw_bars(axes, panel: Panel, handles: dict) -> None:
     """Lying bars, those of one name together."""
-    names = _names((plot, title, columns, rows))
-    series = _series(plot, columns, rows)
+    plot, names, series = panel.plot, panel.names, list(panel.series())
     height = 0.8 / len(series)
-    for number, (name, column, colour, _, own) in enumerate(series):
-        known = [row for row in own if row[column] is not None]
-        lengths = [row[column] for row in known]
-        places = [names.index(row[plot.x]) + (number + 0.5) * height - 0.4 for row in known]
+    for number, (name, column, colour, _, rows) in enumerate(series):
+        ends = lengths = [row[column] for row in rows]
+        places = [names.index(row[plot.x]) + (number + 0.5) * height - 0.4 for row in rows]
         bars = axes.barh(places, lengths, height * 0.9, color=colour, label=name)
         handles.setdefault(name, bars)
-        ends = lengths
-        if plot.interval and column == columns[0]:
-            bounds = [[row[each] for row in known] for each in plot.interval]
+        if bounds := panel.bounds(column, rows):
             axes.hlines(places, *bounds, color="black", linewidth=1)
             ends = list(map(max, lengths, bounds[1]))
-        if plot.label:
-            for end, place, row in zip(ends, places, known, strict=True):
-                text = f"{cell(row[column])}, {plot.label} {cell(row[plot.label])}"
-                beside = dict(textcoords="offset points", va="center", fontsize=7)
-                axes.annotate(text, (end, place), (4, 0), **beside)
+        for end, place, row in zip(ends, places, rows, strict=True) if plot.label else ():
+            text = f"{cell(row[column])}, {plot.label} {cell(row[plot.label])}"
+            axes.annotate(text, (end, place), (4, 0), va="center", **BESIDE)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.margins(x=0.3 if plot.label else 0.05)
@@ -180,6 +172,5 @@ def _draw_bars(axes, plot: Plot, title: str, columns, rows: Rows, handles: dict)
         axes.set_xscale("log")
     if plot.reference is not None:
         axes.axvline(plot.reference, **GREY)
-    axes.set_title(title, fontsize=9)
-    across = columns[0].replace("_", " ") + (" (line: 95 %)" if plot.interval else "")
-    axes.set_xlabel(across if len(columns) == 1 else "", fontsize=8)
+    across = panel.columns[0].replace("_", " ") + (" (line: 95 %)" if plot.interval else "")
+    axes.set_xlabel(across if len(panel.columns) == 1 else "", fontsize=8)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
+from slipstream.core.files import replaced_folder, write_text
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.tokenizer import train_tokenizer
@@ -23,28 +24,7 @@ from slipstream.targets.target import Target
 from slipstream.training.module import TrainingModule
 
 
-class NextTokenTraining(TrainingModule):
-    """What both have in common: one loss, the mean over the supervised tokens of a batch."""
-
-    def loss(self, batch: Batch) -> torch.Tensor:
-        raise NotImplementedError
-
-    def losses(
-        self, batch: Batch, step: int | None
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        loss = self.loss(batch)
-        return loss, {"loss": loss}
-
-    @property
-    def model_config(self):
-        return self.model.config
-
-    @property
-    def num_trained_layers(self) -> int:
-        return self.model.config.num_hidden_layers
-
-
-class LanguageModelTraining(NextTokenTraining):
+class LanguageModelTraining(TrainingModule):
     """Next-token training of a transformers model, from scratch or on from another.
 
     architecture: `model_type` and the keyword arguments of its transformers config.
@@ -74,16 +54,18 @@ class LanguageModelTraining(NextTokenTraining):
         self.architecture, self.vocab_size = architecture, vocab_size
         self.tokenizer_path, self.start_from = tokenizer, start_from
         self.teacher = teacher
-        self.description = (
-            "Trained by Slipstream, next-token loss on completions."
-            if teacher is None
-            else f"Trained by Slipstream to predict as {teacher.name} does (forward KL)."
-        )
-        self.model, self.tokenizer = None, None
+        if teacher is not None:
+            how = f"to predict as {teacher.name} does (forward KL)"
+            self.description = f"Trained by Slipstream {how}."
 
     def prepare(self, data: PromptCompletionData) -> None:
         """Make (or open) the model and its tokenizer, and render the data."""
-        self.model, self.tokenizer = self._new(data) if self.start_from is None else self._opened()
+        if self.start_from is None:
+            self.model, self.tokenizer = self._new(data)
+        else:
+            opened = load_target(self.start_from, packed=False)  # in float32
+            self.model, self.tokenizer = opened.model, opened.tokenizer
+            self.model.requires_grad_(True).train()
         if self.teacher is not None:
             if self.teacher.tokenizer.get_vocab() != self.tokenizer.get_vocab():
                 raise InputError(
@@ -111,11 +93,6 @@ class LanguageModelTraining(NextTokenTraining):
         )
         return AutoModelForCausalLM.from_config(config), tokenizer
 
-    def _opened(self) -> tuple:
-        """(model, tokenizer) of `start_from`, in float32."""
-        target = load_target(self.start_from, packed=False)
-        return target.model.requires_grad_(True).train(), target.tokenizer
-
     def loss(self, batch: Batch) -> torch.Tensor:
         """The cross-entropy, or the KL divergence from the teacher."""
         predicts = batch.supervised[:, 1:]
@@ -140,19 +117,19 @@ class LanguageModelTraining(NextTokenTraining):
 
     def save(self, folder: Path, card: str) -> None:
         """Write the model in bfloat16, the tokenizer and the card to `folder`."""
-        self.model.to(torch.bfloat16).save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        with replaced_folder(folder) as made:
+            self.model.to(torch.bfloat16).save_pretrained(made)
+            self.tokenizer.save_pretrained(made)
+            write_text(made / "README.md", card)
 
 
-class FineTuning(NextTokenTraining):
+class FineTuning(TrainingModule):
     """Cross-entropy of the completion tokens, LoRA layers of the target alone are trained.
 
     It writes a PEFT adapter folder, which `target.adapter=FOLDER` and PEFT itself open.
     """
 
     title = "LoRA adapter"
-    description = "Trained by Slipstream, next-token loss on completions."
     checkpointed = ".lora_"
 
     def __init__(
@@ -167,9 +144,8 @@ class FineTuning(NextTokenTraining):
         if target is None:
             raise InputError("target: a target is needed to fine-tune it")
         target.model.requires_grad_(False)
-        self.target, trained = with_lora(target, lora)
+        self.target, _ = with_lora(target, lora)
         self.model = self.target.model
-        self.trained = list(trained.values())
 
     def loss(self, batch: Batch) -> torch.Tensor:
         rows = causal_rows(self.target, batch.ids)
@@ -177,9 +153,7 @@ class FineTuning(NextTokenTraining):
         hidden = self.target.norm(rows.hidden[:, :-1][predicts])
         return head_loss(self.target.head, hidden, batch.ids[:, 1:][predicts])[0].mean()
 
-    def groups(self) -> list[dict]:
-        return [{"params": self.trained}]
-
     def save(self, folder: Path, card: str) -> None:
-        save_lora(folder, self.target)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        with replaced_folder(folder) as made:
+            save_lora(made, self.target)
+            write_text(made / "README.md", card)

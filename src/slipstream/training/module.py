@@ -23,17 +23,15 @@ class TrainingModule(L.LightningModule):
     """
 
     title: str
-    description: str
+    description = "Trained by Slipstream, next-token loss on completions."
     checkpointed = ""
     betas = (0.9, 0.999)
-    num_trained_layers: int
     rows_per_token: float = 1
 
     def __init__(self, learning_rate: float, weight_decay: float = 0.0, warmup_steps: int = 0):
         super().__init__()
-        check_numbers(
-            learning_rate=learning_rate, weight_decay=weight_decay, warmup_steps=warmup_steps
-        )
+        numbers = dict(learning_rate=learning_rate, weight_decay=weight_decay)
+        check_numbers(**numbers, warmup_steps=warmup_steps)
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.warmup_steps = warmup_steps
         self.strict_loading = not self.checkpointed
@@ -45,13 +43,26 @@ class TrainingModule(L.LightningModule):
         data.prepare(self.target.tokenizer, self.target)
         self.data = data
 
-    def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """What is minimised, and the means to log by name; step: None in validation."""
+    @property
+    def model_config(self):
+        return self.model.config
+
+    @property
+    def num_trained_layers(self) -> int:
+        return self.model_config.num_hidden_layers
+
+    def loss(self, batch) -> torch.Tensor:
+        """What is minimised, where that is all there is to log."""
         raise NotImplementedError
 
+    def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """What is minimised, and the means to log by name; step: None in validation."""
+        loss = self.loss(batch)
+        return loss, {"loss": loss}
+
     def groups(self) -> list[dict]:
-        """Parameter groups of the optimiser."""
-        raise NotImplementedError
+        """Parameter groups of the optimiser: all that is trained."""
+        return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
     def save(self, folder: Path, card: str) -> None:
         """Write the model folder."""
@@ -68,8 +79,8 @@ class TrainingModule(L.LightningModule):
     def log_means(self, stage: str, means: dict[str, torch.Tensor], batch) -> None:
         """Log them; the accuracy, or else the loss, also on the progress bar."""
         shown = "accuracy" if "accuracy" in means else "loss"
+        count = self.num_trained_tokens(batch)
         for name, mean in means.items():
-            count = self.num_trained_tokens(batch)
             self.log(f"{stage}/{name}", mean, prog_bar=name == shown, batch_size=count)
 
     def num_trained_tokens(self, batch) -> int:
@@ -83,17 +94,13 @@ class TrainingModule(L.LightningModule):
             betas=self.betas,
         )
         steps = total_steps(self.trainer, len(self.data.train_dataloader()))
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": linear_schedule(optimizer, self.warmup_steps, steps),
-        }
+        schedule = linear_schedule(optimizer, self.warmup_steps, steps)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        checkpoint["state_dict"] = {
-            name: tensor
-            for name, tensor in checkpoint["state_dict"].items()
-            if self.checkpointed in name
-        }
+        state = checkpoint["state_dict"]
+        kept = {name: tensor for name, tensor in state.items() if self.checkpointed in name}
+        checkpoint["state_dict"] = kept
 
 
 def check_numbers(**numbers: float | None) -> None:

@@ -62,21 +62,25 @@ class SpeculatorTraining(TrainingModule):
         if start_from is not None:
             start_from_speculator(self.speculator, start_from)
         self.frozen = target.model.requires_grad_(False)
-        self.model_config = self.frozen.config
         self.title = self.speculator.title
         self.description = f"Trained by Slipstream; {self.speculator.source}."
-        self.num_trained_layers = self.speculator.num_trained_layers
         self.lora_learning_rate, self.num_segments = lora_learning_rate, num_segments
         self.validation_prompts, self.validation_budget = validation_prompts, validation_budget
         self._since = time.perf_counter()
 
     @property
+    def model_config(self):
+        return self.frozen.config
+
+    @property
+    def num_trained_layers(self) -> int:
+        return self.speculator.num_trained_layers
+
+    @property
     def rows_per_token(self) -> float:
         return self.speculator.rows_per_token(self.data.supervised_share)
 
-    def losses(
-        self, batch: Batch, step: int | None
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         return self.speculator.losses(self.target, batch, step, self.num_segments)
 
     def training_step(self, batch: Batch, number: int) -> torch.Tensor:
@@ -101,13 +105,11 @@ class SpeculatorTraining(TrainingModule):
         return total
 
     def groups(self) -> list[dict]:
-        lora, own = [], []
-        for name, parameter in self.speculator.named_parameters():
-            (lora if name.startswith("lora.") else own).append(parameter)
-        return [
-            {"params": own},
-            {"params": lora, "lr": self.lora_learning_rate or self.learning_rate},
-        ]
+        named = list(self.speculator.named_parameters())
+        lora = [parameter for name, parameter in named if name.startswith("lora.")]
+        own = [parameter for name, parameter in named if not name.startswith("lora.")]
+        rate = self.lora_learning_rate or self.learning_rate
+        return [{"params": own}, {"params": lora, "lr": rate}]
 
     def save(self, folder: Path, card: str) -> None:
         save_speculator(folder, self.speculator, self.target, self.data.longest, card)

@@ -54,11 +54,9 @@ class VerifierTraining(TrainingModule):
                 "speculator: this training needs a target, and speculator=sprinter or "
                 "speculator=acceptance"
             )
-        for name, number in (
-            ("batch_size", batch_size),
-            ("max_train_rows", max_train_rows),
-            ("max_validation_rows", max_validation_rows),
-        ):
+        self.max_rows = {"train": max_train_rows, "validation": max_validation_rows}
+        counts = {f"max_{split}_rows": number for split, number in self.max_rows.items()}
+        for name, number in (counts | {"batch_size": batch_size}).items():
             if number is not None and number < 1:
                 raise InputError(f"training.{name}: must be at least 1")
         self.target, self.draft = target, draft
@@ -67,9 +65,7 @@ class VerifierTraining(TrainingModule):
             f"Trained by Slipstream; kind {self.verifier.kind}, on what {draft.name} drafts for "
             f"{target.name}."
         )
-        self.batch_size = batch_size
-        self.max_rows = {"train": max_train_rows, "validation": max_validation_rows}
-        self.cache_dir, self.seed = cache_dir, seed
+        self.batch_size, self.cache_dir, self.seed = batch_size, cache_dir, seed
         self.aurocs = torch.nn.ModuleList(BinaryAUROC() for _ in self.verifier.outputs)
 
     def prepare(self, data: PromptCompletionData) -> None:
@@ -77,40 +73,32 @@ class VerifierTraining(TrainingModule):
         data.limit_rows(self.max_rows)
         data.prepare(self.target.tokenizer, self.target)
         self.data, started = data, time.perf_counter()
-        trained_on = {tuple(s.ids[: s.prompt_length]) for s in data.samples["train"]}
+        trained_on = {tuple(sample.prompt) for sample in data.samples["train"]}
         data.samples["validation"] = [
             sample
             for sample in data.samples["validation"]
-            if tuple(sample.ids[: sample.prompt_length]) not in trained_on
+            if tuple(sample.prompt) not in trained_on
         ]
         if not data.samples["validation"]:
             raise InputError(
                 "data: every validation prompt is also trained on; give other validation rows"
             )
-        drafts = {split: self._labelled(data, split) for split in ("train", "validation")}
-        with torch.no_grad():
-            features = {
-                split: own.features(self.verifier.features).cpu() for split, own in drafts.items()
-            }
-        mean, spread = features["train"].mean(0), features["train"].std(0)
-        scale = spread.where(spread > 1e-6, 1.0)
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("scale", scale, persistent=False)
-        self.sets = {
-            split: ((features[split] - mean) / scale, self._labels(drafts[split]))
-            for split in drafts
-        }
-        data.loaders = {
-            split: RowBatches(tensors, self.batch_size, self.seed, split == "train")
-            for split, tensors in self.sets.items()
-        }
-        self._tell(drafts, time.perf_counter() - started)
-
-    def _labelled(self, data: PromptCompletionData, split: str) -> LabelledDrafts:
-        # Each split has random numbers of its own.
-        seed = 2 * self.seed + (split == "train")
-        settings = data.max_new_tokens, self.cache_dir, seed
-        return labelled_drafts(self.draft, self.target, data.samples[split], *settings)
+        self.sets: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        for split in ("train", "validation"):
+            # Each split has random numbers of its own.
+            settings = data.max_new_tokens, self.cache_dir, 2 * self.seed + (split == "train")
+            drafts = labelled_drafts(self.draft, self.target, data.samples[split], *settings)
+            with torch.no_grad():
+                features = drafts.features(self.verifier.features).cpu()
+            if split == "train":
+                spread = features.std(0)
+                self.register_buffer("mean", features.mean(0), persistent=False)
+                self.register_buffer("scale", spread.where(spread > 1e-6, 1.0), persistent=False)
+            self.sets[split] = (features - self.mean) / self.scale, self._labels(drafts)
+            data.loaders[split] = RowBatches(
+                self.sets[split], self.batch_size, self.seed, shuffle=split == "train"
+            )
+        self._tell(time.perf_counter() - started)
 
     def _labels(self, drafts: LabelledDrafts) -> torch.Tensor:
         """(n, outputs); `InputError` unless each output has both kinds of labels."""
@@ -125,22 +113,18 @@ class VerifierTraining(TrainingModule):
                 )
         return labels
 
-    def _tell(self, drafts: dict[str, LabelledDrafts], seconds: float) -> None:
+    def _tell(self, seconds: float) -> None:
         count = sum(parameter.numel() for parameter in self.verifier.parameters())
-        positive = (self.sets["train"][1] >= 0.5).float().mean(0).tolist()
-        shares = ", ".join(
-            f"{name} {100 * share:.0f} %"
-            for name, share in zip(self.verifier.outputs, positive, strict=True)
-        )
+        train, other = (self.sets[split][1] for split in ("train", "validation"))
+        positive = zip(self.verifier.outputs, (train >= 0.5).float().mean(0), strict=True)
+        shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in positive)
         print(
-            f"{self.verifier.kind}: {count:,} parameters; {len(drafts['train']):,} drafted tokens "
-            f"to train on, {len(drafts['validation']):,} of other prompts to validate on, labelled "
-            f"in {seconds:.0f} s; acceptable: {shares}"
+            f"{self.verifier.kind}: {count:,} parameters; {len(train):,} drafted tokens to train "
+            f"on, {len(other):,} of other prompts to validate on, labelled in {seconds:.0f} s; "
+            f"acceptable: {shares}"
         )
 
-    def losses(
-        self, batch: list[torch.Tensor], step: int | None
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss, scores = self.verifier.losses(*batch)
         if step is None:
             for place, auroc in enumerate(self.aurocs):

@@ -28,11 +28,11 @@ def calibration(probabilities: torch.Tensor, labels: torch.Tensor) -> list[dict[
     bins = (probabilities * NUM_BINS).long().clamp(max=NUM_BINS - 1)
     return [
         {
-            "predicted": probabilities[bins == number].mean().item(),
-            "acceptable": labels[bins == number].mean().item(),
-            "tokens": int((bins == number).sum()),
+            "predicted": probabilities[own].mean().item(),
+            "acceptable": labels[own].mean().item(),
+            "tokens": int(own.sum()),
         }
-        for number in bins.unique().tolist()
+        for own in (bins == number for number in bins.unique())
     ]
 
 
@@ -59,9 +59,7 @@ def write_curves(
             "calibration": calibration(predicted, own),
             "rates": [rates(predicted, own, threshold) for threshold in THRESHOLDS],
         }
-        for name, predicted, own in zip(
-            outputs, probabilities.unbind(1), labels.unbind(1), strict=True
-        )
+        for name, predicted, own in zip(outputs, probabilities.T, labels.T, strict=True)
     }
     record, picture = folder / "verifier.json", folder / "verifier.png"
     write_json(record, found)
