@@ -1,8 +1,8 @@
 """Medusa-1: heads that each guess one of the coming tokens from the last state of the present one.
 
 Source: Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding
-Heads", sections 2.1.1 (heads), 2.2.1 (loss, frozen target) and 2.3.3 (accuracies that choose the
-tree). Heads know neither each other's tokens nor the root.
+Heads": heads over the last hidden state, of one residual SiLU block each, and a sparse tree chosen
+by their calibrated top-k accuracies. Heads know neither each other's tokens nor the root.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,13 +12,12 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from slipstream.core.errors import InputError
 from slipstream.core.processes import mean_over_processes
 from slipstream.speculators.base import Batch, DraftingSpeculator, SpeculatorConfig, causal_rows
 from slipstream.speculators.head_loss import head_loss
-from slipstream.speculators.labels import NO_LABEL, Future, future_tokens, guess_means
+from slipstream.speculators.labels import NO_LABEL, future_tokens, guess_means
 from slipstream.targets.target import Target
 
 
@@ -94,46 +93,34 @@ class MedusaSpeculator(DraftingSpeculator):
     def losses(
         self, target: Target, batch: Batch, step: int | None = None, num_segments: int | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The cross-entropy of each head, head k weighted by decay^k."""
-        future, normed = self._read(target, batch)
-        counts = mean_over_processes((future.tokens != NO_LABEL).sum((0, 1))).clamp(min=1)
-        sums = torch.zeros(2, len(self.blocks), device=normed.device)
-        for columns in future.segments(num_segments):
-            part = target, normed[:, columns], future.tokens[:, columns]
-            if num_segments is None:
-                sums = sums + self._sums(*part)
-            else:  # its logits are computed again in the backward pass
-                sums = sums + checkpoint(self._sums, *part, use_reentrant=False)
-        losses, accuracies = sums / counts
-        weights = [self.config.decay ** (number + 1) for number in range(len(losses))]
-        means = guess_means(losses.detach(), accuracies.detach(), "head")
-        return losses @ losses.new_tensor(weights), means
+        """The cross-entropy of each head, head k weighted by decay^k.
 
-    def _read(self, target: Target, batch: Batch) -> tuple[Future, torch.Tensor]:
-        """What is to be guessed, and the states (B, P, D) that it is guessed from."""
+        Of its rows the logits alone are large, and these come in parts, whatever `num_segments` is.
+        """
+        losses, accuracies = [], []
+        for head, states, tokens in self._guesses(target, batch):
+            count = mean_over_processes(torch.tensor(len(tokens), device=tokens.device))
+            own, guesses = head_loss(head, states, tokens)
+            losses.append(own.sum() / count.clamp(min=1))
+            accuracies.append((guesses == tokens).to(own).sum() / count.clamp(min=1))
+        losses, accuracies = torch.stack(losses), torch.stack(accuracies)
+        weights = self.config.decay ** torch.arange(1, len(losses) + 1).to(losses)
+        return losses @ weights, guess_means(losses.detach(), accuracies, "head")
+
+    def _guesses(
+        self, target: Target, batch: Batch
+    ) -> Iterator[tuple[nn.Module, torch.Tensor, torch.Tensor]]:
+        """Of each head its LM head, the (M, D) states for it, and the (M,) tokens they stand for."""
         future = future_tokens(batch, len(self.blocks))
         with torch.no_grad():
             hidden = causal_rows(target, batch.ids).hidden
             index = future.positions[..., None].expand(-1, -1, hidden.shape[-1])
-            return future, target.norm(hidden.gather(1, index))
-
-    def _guesses(
-        self, target: Target, normed: torch.Tensor, tokens: torch.Tensor
-    ) -> Iterator[tuple[nn.Module, torch.Tensor, torch.Tensor]]:
-        """Of each head its LM head, the (M, D) states for it, and the (M,) tokens they stand for.
-        normed: (B, P, D); tokens: (B, P, heads)."""
+            normed = target.norm(hidden.gather(1, index))
         for number, block in enumerate(self.blocks):
-            known = tokens[..., number] != NO_LABEL
+            known = future.tokens[..., number] != NO_LABEL
             rows = normed[known]
-            yield self._head(target, number), rows + F.silu(block(rows)), tokens[known][:, number]
-
-    def _sums(self, target: Target, normed: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """(2, heads): summed losses and right first guesses."""
-        found = []
-        for head, states, labels in self._guesses(target, normed, tokens):
-            losses, guesses = head_loss(head, states, labels)
-            found.append(torch.stack([losses.sum(), (guesses == labels).to(losses).sum()]))
-        return torch.stack(found, dim=1)
+            states = rows + F.silu(block(rows))
+            yield self._head(target, number), states, future.tokens[..., number][known]
 
     @torch.no_grad()
     def calibrate(self, target: Target, batches: Iterable[Batch]) -> None:
@@ -141,12 +128,10 @@ class MedusaSpeculator(DraftingSpeculator):
         hits, drafting = torch.zeros_like(self.accuracies), self.placed(target)
         counts = hits.new_zeros(len(hits), 1)
         for batch in batches:
-            future, normed = self._read(target, batch)
-            guesses = drafting._guesses(target, normed, future.tokens)
-            for number, (head, states, labels) in enumerate(guesses):
+            for number, (head, states, tokens) in enumerate(drafting._guesses(target, batch)):
                 best = head(states).topk(self.config.num_ranks).indices
-                hits[number] += (best == labels[:, None]).sum(0)
-                counts[number] += len(labels)
+                hits[number] += (best == tokens[:, None]).sum(0)
+                counts[number] += len(tokens)
         hits, counts = mean_over_processes(hits), mean_over_processes(counts)
         self.accuracies.copy_(hits / counts.clamp(min=1))
 

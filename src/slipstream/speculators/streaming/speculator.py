@@ -13,6 +13,7 @@ from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.speculators.base import Batch
+from slipstream.speculators.labels import guess_means
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
 from slipstream.speculators.streaming.steps import StreamSteps
@@ -94,21 +95,22 @@ class StreamingSpeculator(StreamSteps):
         self, target: Target, batch: Batch, step: int | None = None, num_segments: int | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Eq. 6, with the losses of the pruning head and of the scores of pairs."""
-        config, target = self.config, self.adapted(target)
+        config, target, main, unknown = self.config, self.adapted(target), 0.0, None
         default = 0.1 if self.shared else 1.0
         weights = config.stream_weights or [default] * self.num_streams
         weights = torch.tensor(weights, device=batch.ids.device)
         if self.shared:
             main = 1.0 if config.main_weight is None else config.main_weight
             losses = shared_losses(target, self, batch, main, weights, num_segments)
-            return losses.total, losses.means(with_main=main > 0)
-        unknown = None
-        if step is not None:
-            # Not from the global generator, so that a resumed run draws the same.
-            generator = torch.Generator().manual_seed(step)
-            unknown = torch.rand(len(batch.ids), generator=generator) < config.root_dropout
-        losses = lossless_losses(target, self, batch, weights, num_segments, unknown)
-        return losses.total, losses.means(with_main=False)
+        else:
+            if step is not None:
+                # Not from the global generator, so that a resumed run draws the same.
+                generator = torch.Generator().manual_seed(step)
+                unknown = torch.rand(len(batch.ids), generator=generator) < config.root_dropout
+            losses = lossless_losses(target, self, batch, weights, num_segments, unknown)
+        means = guess_means(losses.streams, losses.accuracies, "stream")
+        means["pruning_loss"] = losses.pruning
+        return losses.total, means | ({"main_loss": losses.main} if main else {})
 
     def rows_per_token(self, supervised_share: float) -> float:
         return self.shared + self.num_streams * supervised_share
