@@ -15,7 +15,14 @@ from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.core.processes import mean_over_processes
-from slipstream.speculators.base import Batch, DraftingSpeculator, SpeculatorConfig, causal_rows
+from slipstream.speculators.base import (
+    Batch,
+    DraftingSpeculator,
+    SpeculatorConfig,
+    causal_rows,
+    one_of,
+    whole,
+)
 from slipstream.speculators.head_loss import head_loss
 from slipstream.speculators.labels import NO_LABEL, future_tokens, guess_means
 from slipstream.targets.target import Target
@@ -29,18 +36,13 @@ class MedusaConfig(SpeculatorConfig):
     each head the accuracy is measured, and no more are drafted."""
 
     kind: ClassVar[str] = "medusa"
-    num_heads: int = 4
-    own_heads: bool = True
+    num_heads: int = whole(4, least=1)
+    own_heads: bool = one_of(True, False)
     decay: float = 0.8
-    num_ranks: int = 10
+    num_ranks: int = whole(10, least=1)
 
     def __post_init__(self) -> None:
-        for field in ("num_heads", "num_ranks"):
-            value = getattr(self, field)
-            if type(value) is not int or value < 1:
-                raise InputError(f"speculator.{field}: must be a whole number of at least 1")
-        if type(self.own_heads) is not bool:
-            raise InputError("speculator.own_heads: must be true or false")
+        super().__post_init__()
         if not isinstance(self.decay, int | float) or not 0 < self.decay <= 1:
             raise InputError("speculator.decay: must be above 0 and at most 1")
 
@@ -55,7 +57,7 @@ class MedusaSpeculator(DraftingSpeculator):
 
     kind = MedusaConfig.kind
     Config = MedusaConfig
-    title = "Medusa heads"
+    title = "Medusa speculator"
     source = "Medusa-1, heads over a frozen target"
     drafter_class = "slipstream.drafters.medusa:Medusa"
 
@@ -110,7 +112,7 @@ class MedusaSpeculator(DraftingSpeculator):
     def _guesses(
         self, target: Target, batch: Batch
     ) -> Iterator[tuple[nn.Module, torch.Tensor, torch.Tensor]]:
-        """Of each head its LM head, the (M, D) states for it, and the (M,) tokens they stand for."""
+        """Of each head its LM head, (M, D) states for it, and the (M,) tokens they stand for."""
         future = future_tokens(batch, len(self.blocks))
         with torch.no_grad():
             hidden = causal_rows(target, batch.ids).hidden
