@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from slipstream.targets.packed import is_packed, pack_linears
+from slipstream.targets.packed import frozen_linear, is_packed, matrix_of, pack_linears
 from slipstream.targets.rows import Rows
 from slipstream.targets.target import Target, device_of
 
@@ -34,10 +34,6 @@ class LowRank(nn.Module):
         """(..., in) -> (..., out)."""
         return F.linear(F.linear(rows, self.down), self.up)
 
-    def as_linears(self) -> nn.Sequential:
-        """The same function as two linear layers, which can be packed."""
-        return nn.Sequential(_linear(self.down), _linear(self.up))
-
 
 class StreamAdapters(nn.Module):
     """One `LowRank` per linear of the top layers of a target (and per MLP, where MLPs are skipped).
@@ -55,7 +51,7 @@ class StreamAdapters(nn.Module):
         for index in range(self.first_layer, target.num_layers):
             layer = family.layers[index]
             adapters = {
-                name.replace(".", "/"): LowRank(*linear_shape(layer.get_submodule(name)), rank)
+                name.replace(".", "/"): LowRank(*_shape(layer.get_submodule(name)), rank)
                 for name in names
             }
             if skip_mlp:
@@ -100,7 +96,8 @@ class StreamAdapters(nn.Module):
             for key, adapter in adapters.items():
                 name = key.replace("/", ".")
                 if self.skip_mlp and name == target.family.mlp:
-                    layer.set_submodule(name, adapter.as_linears().to(target.dtype))
+                    pair = (frozen_linear(part.clone()) for part in (adapter.down, adapter.up))
+                    layer.set_submodule(name, nn.Sequential(*pair).to(target.dtype))
                 else:
                     layer.set_submodule(name, _merged(layer.get_submodule(name), adapter))
             if packed:
@@ -111,22 +108,13 @@ class StreamAdapters(nn.Module):
 
 def _merged(module: nn.Module, adapter: LowRank) -> nn.Linear:
     """One linear layer that computes `module` and `adapter` together."""
-    weight = module.weight.t() if hasattr(module, "nx") else module.weight
+    weight = matrix_of(module)
     precise = torch.promote_types(weight.dtype, torch.float32)
     merged = weight.to(precise) + adapter.up.to(precise) @ adapter.down.to(precise)
-    return _linear(merged.to(weight.dtype), module.bias)
+    return frozen_linear(merged.to(weight.dtype), module.bias)
 
 
-def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear:
-    """A linear layer with these numbers, (out, in) and (out,)."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight.detach().clone())
-    if bias is not None:
-        linear.bias = nn.Parameter(bias)
-    return linear
-
-
-def linear_shape(module: nn.Module) -> tuple[int, int]:
+def _shape(module: nn.Module) -> tuple[int, int]:
     """(in, out) of a linear layer, also of GPT-2's Conv1D."""
     if hasattr(module, "in_features"):
         return module.in_features, module.out_features
