@@ -76,15 +76,6 @@ def with_lora(target: Target, settings: LoraSettings) -> tuple[Target, dict[str,
     return _target_like(target, model), trained
 
 
-def set_dropout(target: Target, training: bool) -> None:
-    """Switch the dropout of an adapted target's LoRA layers on or off."""
-    from peft.tuners.lora import LoraLayer
-
-    for module in target.model.modules():
-        if isinstance(module, LoraLayer):
-            module.lora_dropout.train(training)
-
-
 def merge(target: Target, packed: bool) -> Target:
     """A copy of an adapted target with the adapters folded into its weights (quantised weights keep
     them beside); for decoding only.

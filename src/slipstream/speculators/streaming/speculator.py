@@ -17,7 +17,7 @@ from slipstream.speculators.labels import guess_means
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
 from slipstream.speculators.streaming.steps import StreamSteps
-from slipstream.targets.lora import set_dropout, with_lora
+from slipstream.targets.lora import with_lora
 from slipstream.targets.quantized import tensors_of
 from slipstream.targets.target import Target
 
@@ -45,6 +45,9 @@ class StreamingSpeculator(StreamSteps):
             self.lora = nn.ParameterDict(
                 {name.replace(".", "/"): tensor for name, tensor in trained.items()}
             )
+            # Theirs is switched on and off with the speculator's.
+            layers = self._adapted.model.named_modules()
+            self.dropouts = nn.ModuleList(m for name, m in layers if name.endswith("lora_dropout"))
 
     def adapted(self, target: Target) -> Target:
         """The target whose forwards the streams take part in: in shared mode, `target` with this
@@ -71,12 +74,6 @@ class StreamingSpeculator(StreamSteps):
         if placed.adapters is not None:
             placed.adapters.place(target)
         return placed
-
-    def train(self, mode: bool = True) -> "StreamingSpeculator":
-        super().train(mode)
-        if self.lora is not None:
-            set_dropout(self._adapted, mode)
-        return self
 
     def first_streams(self, target: Target, count: int) -> "StreamingSpeculator":
         """The speculator of the first `count` streams alone.
@@ -115,14 +112,8 @@ class StreamingSpeculator(StreamSteps):
     def rows_per_token(self, supervised_share: float) -> float:
         return self.shared + self.num_streams * supervised_share
 
-    def num_adapter_parameters(self) -> int:
-        """Trained parameters of the adapters, of streams or of all rows."""
-        return sum(_count(part) for part in (self.adapters, self.lora) if part is not None)
-
     def num_extra_parameters(self) -> int:
-        """Trained parameters beside the adapters (the paper's "extra parameters")."""
-        return _count(self) - self.num_adapter_parameters()
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+        """Trained parameters beside the adapters, of streams or of all rows (the paper's "extra
+        parameters")."""
+        own = self.named_parameters()
+        return sum(p.numel() for name, p in own if not name.startswith(("adapters.", "lora.")))

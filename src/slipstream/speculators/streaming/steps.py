@@ -17,10 +17,9 @@ from torch import nn
 from slipstream.core.cache import StepCache
 from slipstream.core.masks import causal_mask, own_streams, stream_mask
 from slipstream.speculators.base import DraftingSpeculator
-from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters
+from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters, rotating
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.pairs import CopyScores, Transitions, normed_embeddings
-from slipstream.speculators.streaming.rotation import rotating
 from slipstream.targets.attention import limited_attention
 from slipstream.targets.quantized import is_quantized
 from slipstream.targets.rows import Rows
