@@ -20,12 +20,12 @@ from slipstream.targets.rows import Rows
 from slipstream.targets.target import Target
 
 MODES = ("auto", "off", "reduce-overhead")
+# Slots are counted in multiples of this: a graph serves so many committed lengths.
 GRANULARITY = 256
-"""Slots are counted in multiples of this: a graph serves so many committed lengths."""
+# How many spans may be compiled: of all targets, with one row or several.
 COMPILED = 256
-"""How many spans may be compiled: of all targets, with one row or several."""
+# Caches have a multiple of so many slots, so that most prompts find one that is there.
 CAPACITY = 1024
-"""Caches have a multiple of so many slots, so that most prompts find one that is there."""
 
 
 def compile_target(target: Target, mode: str) -> Target:
@@ -71,18 +71,14 @@ def _obstacle(target: Target) -> str | None:
         return "quantised weights are not compiled; set target.quantization=null"
     if target.num_parallel > 1 or hasattr(target.model, "hf_device_map"):
         return "a target spread over devices is not compiled; load it whole"
-    if {"dynamic", "longrope"} & set(_rope_types(target.model.config)):
+    # Of all layers, or of each kind of layers.
+    rope = getattr(target.model.config, "rope_parameters", None) or {}
+    kinds = [each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)]
+    if "dynamic" in kinds or "longrope" in kinds:
         return (
             "rotary positions that depend on the length are not compiled; set engine.compile=auto"
         )
     return None
-
-
-def _rope_types(config) -> list[str]:
-    """The kinds of rotary positions of a config, which may differ between kinds of layers."""
-    settings = getattr(config, "rope_parameters", None) or {}
-    each = [settings, *(value for value in settings.values() if isinstance(value, dict))]
-    return [found["rope_type"] for found in each if "rope_type" in found]
 
 
 class CompiledLayers:
