@@ -86,11 +86,11 @@ class MedusaSpeculator(DraftingSpeculator):
     def logits(self, target: Target, normed: torch.Tensor) -> torch.Tensor:
         """(..., D) last states after the final norm -> (..., heads, V)."""
         states = self.states(normed).unbind(-2)
-        heads = [self._head(target, number)(state) for number, state in enumerate(states)]
-        return torch.stack(heads, dim=-2).to(normed.device)
+        found = [head(state) for head, state in zip(self._heads(target), states, strict=True)]
+        return torch.stack(found, dim=-2).to(normed.device)
 
-    def _head(self, target: Target, number: int) -> nn.Module:
-        return target.head if self.heads is None else self.heads[number]
+    def _heads(self, target: Target) -> Iterable[nn.Module]:
+        return [target.head] * len(self.blocks) if self.heads is None else self.heads
 
     def losses(
         self, target: Target, batch: Batch, step: int | None = None, num_segments: int | None = None
@@ -118,11 +118,11 @@ class MedusaSpeculator(DraftingSpeculator):
             hidden = causal_rows(target, batch.ids).hidden
             index = future.positions[..., None].expand(-1, -1, hidden.shape[-1])
             normed = target.norm(hidden.gather(1, index))
-        for number, block in enumerate(self.blocks):
-            known = future.tokens[..., number] != NO_LABEL
+        each = zip(self._heads(target), self.blocks, future.tokens.unbind(-1), strict=True)
+        for head, block, tokens in each:
+            known = tokens != NO_LABEL
             rows = normed[known]
-            states = rows + F.silu(block(rows))
-            yield self._head(target, number), states, future.tokens[..., number][known]
+            yield head, rows + F.silu(block(rows)), tokens[known]
 
     @torch.no_grad()
     def calibrate(self, target: Target, batches: Iterable[Batch]) -> None:
@@ -141,7 +141,7 @@ class MedusaSpeculator(DraftingSpeculator):
         return len(self.blocks) * supervised_share
 
 
-def _copied(head: nn.Module) -> nn.Linear:
+def _copied(head: nn.Module) -> nn.Module:
     """A trainable float32 copy of a target's LM head."""
     if type(head) is not nn.Linear:
         raise InputError(

@@ -99,12 +99,10 @@ def shared_losses(
     slots = [work.batch.ids[:, :0]]  # (B, R) positions of the rows kept so far, part by part
     past: list[torch.Tensor] = []  # their keys and values: 2 * L tensors a part
     done: list[StreamLosses] = []
-    if num_segments is None:
-        parts = _whole(positions, usable)
-    else:
-        segments = work.labels.segments(num_segments)
-        parts = _parts(positions, usable, segments, speculator.num_streams)
-    for rows, chosen, columns in parts:
+    segments, first = work.labels.segments(num_segments), positions[:, :1]
+    if num_segments is None:  # in one part, the prompt included
+        first = torch.zeros_like(first)
+    for rows, chosen, columns in _parts(positions, usable, segments, first, speculator.num_streams):
         run = partial(_run_part, work, rows, chosen, columns, torch.cat(slots, dim=1))
         slots.append(rows)
         result = run(*past) if num_segments is None else checkpoint(run, *past, use_reentrant=False)
@@ -119,20 +117,16 @@ _Part = tuple[torch.Tensor, torch.Tensor | None, slice | None]
 streams, -1 for none; and the columns of the labels they stand for."""
 
 
-def _whole(positions: torch.Tensor, usable: torch.Tensor) -> Iterator[_Part]:
-    """A batch in one part."""
-    last = torch.where(usable, positions, -1).amax(1, keepdim=True)
-    rows = torch.arange(int(last.max()) + 1, device=positions.device).expand(len(last), -1)
-    yield torch.where(rows <= last, rows, -1), torch.where(usable, positions, -1), slice(None)
-
-
 def _parts(
-    positions: torch.Tensor, usable: torch.Tensor, segments: list[slice], num_streams: int
+    positions: torch.Tensor,
+    usable: torch.Tensor,
+    segments: list[slice],
+    first: torch.Tensor,
+    num_streams: int,
 ) -> Iterator[_Part]:
-    """Prompt rows without streams, in parts of as many rows as a segment has with its streams;
-    then the segments, with the rows between their completions."""
-    device, first = positions.device, positions[:, :1]
-    width = segments[0].stop * (num_streams + 1)
+    """Rows before `first` (B, 1), without streams, in parts of as many rows as a segment has with
+    its streams; then the segments, with the rows between their completions."""
+    device, width = positions.device, segments[0].stop * (num_streams + 1)
     for start in range(0, int(first.max()), width):
         rows = torch.arange(start, min(start + width, int(first.max())), device=device)
         yield torch.where(rows < first, rows, -1), None, None
