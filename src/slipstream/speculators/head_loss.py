@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 # So many logits are held at a time.
-LOGITS = 2**24
+LOGITS = 2**25
 
 
 def guess_loss(
