@@ -117,7 +117,7 @@ class CompiledLayers:
         span = self._compiled if rows.acting is None else self._span
         if not self.replays:
             return span(modules, layers, *inputs)
-        shapes = tuple(None if given is None else given.shape for given in inputs)
+        shapes = tuple(given.shape for given in inputs)
         place = layers[0][0].data_ptr(), layers[0][0].shape
         key = id(modules[0]), id(modules[-1]), id(rows.acting), rows.num_nodes, shapes, place
         if key not in self._graphs:
@@ -159,7 +159,7 @@ class _Graph:
 
     def __init__(self, run: Callable[..., torch.Tensor], inputs: Sequence, kept: object):
         self._kept = kept
-        self._inputs = [None if given is None else given.clone() for given in inputs]
+        self._inputs = [given.clone() for given in inputs]
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):  # compilation, autotuning and workspaces, before capture
@@ -172,9 +172,8 @@ class _Graph:
         with torch.cuda.graph(self._graph, pool=_Graph._pool):
             self._output = run(*self._inputs)
 
-    def __call__(self, inputs: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         for own, given in zip(self._inputs, inputs, strict=True):
-            if own is not None:
-                own.copy_(given)
+            own.copy_(given)
         self._graph.replay()
         return self._output.clone()

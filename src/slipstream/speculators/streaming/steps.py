@@ -76,9 +76,9 @@ class StreamSteps(DraftingSpeculator):
 
     def positions_of(self, positions: torch.Tensor) -> torch.Tensor:
         """Rotary positions (B, P) of main rows -> (B, P * gamma) of their streams."""
-        shift = torch.zeros(self.num_streams, dtype=positions.dtype, device=positions.device)
-        if self.config.stream_positions == "shifted":
-            shift = torch.arange(1, self.num_streams + 1, device=positions.device)
+        shift = torch.arange(1, self.num_streams + 1, device=positions.device)
+        if self.config.stream_positions == "same":
+            shift = torch.zeros_like(shift)
         return (positions.unsqueeze(-1) + shift).flatten(1)
 
     def add_streams(self, rows: Rows, chosen: torch.Tensor) -> Rows:
