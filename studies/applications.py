@@ -161,5 +161,6 @@ def _extra_parameters(target: Target, folder: Path, method: str) -> int:
         adapter = str(folder / "baseline" / "model")
         target = load_target(target.name, packed=False, adapter=adapter)
     speculator = load_speculator(folder / method / "model", target)
-    own = speculator.num_adapter_parameters() if method == "lossless" else 0
-    return speculator.num_extra_parameters() + own
+    if method == "lossless":
+        return sum(parameter.numel() for parameter in speculator.parameters())
+    return speculator.num_extra_parameters()

@@ -14,7 +14,7 @@ from slipstream.drafters import base
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
-from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
+from slipstream.speculators.classifiers import SprinterConfig, SprinterVerifier
 from slipstream.targets import compiled
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import load_target

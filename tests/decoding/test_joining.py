@@ -14,7 +14,7 @@ from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
-from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
+from slipstream.speculators.classifiers import SprinterConfig, SprinterVerifier
 
 LIMITS = Limits(12)
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8)}

@@ -17,8 +17,8 @@ from slipstream.drafters.draft_length import AssistantThreshold, Drawn, EntropyB
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
-from slipstream.speculators.acceptance import AcceptanceConfig, AcceptanceHead
 from slipstream.speculators.checkpoint import save_speculator
+from slipstream.speculators.classifiers import AcceptanceConfig, AcceptanceHead
 from slipstream.targets.loading import load_target
 
 

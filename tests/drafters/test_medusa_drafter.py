@@ -14,6 +14,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.medusa import Medusa, MedusaSession
+from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.checkpoint import save_speculator
 from slipstream.speculators.medusa import MedusaSpeculator
 from slipstream.targets.loading import load_target
@@ -111,3 +112,9 @@ def test_it_opens_by_its_folder(tmp_path):
 def test_another_kind_is_refused(target):
     text = refused(lambda: Medusa(tiny_speculator(target)).attach(target))
     assert "'streaming'" in text and "speculator=medusa" in text
+
+
+def test_its_folder_is_no_streaming_speculator(target, tmp_path):
+    folder = save_speculator(tmp_path / "made", heads_of(target).float(), target, 9, "# A")
+    text = refused(lambda: Streaming(folder, "auto", 4).attach(target))
+    assert text.startswith("speculator: ") and "'medusa'" in text and "speculator=streaming" in text

@@ -8,7 +8,7 @@ import torch
 from tests.tiny import ARCHITECTURES, tiny_target
 
 from slipstream.core.masks import own_streams
-from slipstream.speculators.streaming.rotation import rotate, rotating
+from slipstream.speculators.streaming.adapters import rotate, rotating
 from slipstream.targets.attention import limit_streams
 from slipstream.targets.rows import Rows
 

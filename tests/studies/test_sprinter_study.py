@@ -17,9 +17,13 @@ from slipstream.drafters.draft_length import EntropyBound
 from slipstream.evaluation.prompts import Prompt
 from slipstream.results.record import environment
 from slipstream.results.writer import write
-from slipstream.speculators.acceptance import AcceptanceConfig, AcceptanceHead
 from slipstream.speculators.checkpoint import save_speculator
-from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
+from slipstream.speculators.classifiers import (
+    AcceptanceConfig,
+    AcceptanceHead,
+    SprinterConfig,
+    SprinterVerifier,
+)
 from slipstream.targets.packed import pack_linears
 
 PROMPTS = [

@@ -11,7 +11,7 @@ from slipstream.evaluation.prompts import Prompt
 from slipstream.results.record import Result, environment
 from slipstream.results.writer import write
 from slipstream.speculators.checkpoint import save_speculator
-from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
+from slipstream.speculators.classifiers import SprinterConfig, SprinterVerifier
 from slipstream.targets.packed import pack_linears
 
 PROMPTS = [

@@ -136,7 +136,7 @@ def test_medusa(world, tmp_path, own_heads):
     hits = tensors["accuracies"]
     assert hits.shape == (2, 10) and not hits[0].equal(hits[1]) and hits.sum(1).max() <= 1
     card = (folder / "README.md").read_text()
-    assert card.startswith("# Medusa heads") and "validation tau" in card
+    assert card.startswith("# Medusa speculator") and "validation tau" in card
     mixed = [
         f"target.name={world}/bfloat16",
         "target.dtype=bfloat16",

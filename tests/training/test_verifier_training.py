@@ -22,10 +22,9 @@ from slipstream.configuration import build, check_keys, own_part
 from slipstream.core.errors import InputError
 from slipstream.data.labelled_drafts import labelled_drafts
 from slipstream.data.prompt_completion import PromptCompletionData
-from slipstream.speculators.acceptance import AcceptanceHead
 from slipstream.speculators.base import new_speculator
 from slipstream.speculators.checkpoint import load_speculator
-from slipstream.speculators.sprinter import SprinterVerifier
+from slipstream.speculators.classifiers import AcceptanceHead, SprinterVerifier
 from slipstream.targets.loading import load_target
 from slipstream.training import run
 from slipstream.training.verifier_curves import THRESHOLDS, calibration, rates

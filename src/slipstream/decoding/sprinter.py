@@ -10,7 +10,6 @@ stays, and the target's own next token follows. What is written has not the targ
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
@@ -20,8 +19,8 @@ from slipstream.decoding.answer import Limits, Run
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering, Batch
 from slipstream.drafters.base import Verified
-from slipstream.speculators.checkpoint import load_speculator
-from slipstream.speculators.sprinter import SprinterVerifier
+from slipstream.speculators.checkpoint import opened
+from slipstream.speculators.classifiers import SprinterVerifier
 from slipstream.targets.compiled import compile_like
 from slipstream.targets.loading import check_vocabularies
 from slipstream.targets.reading import CachedModel, read_on
@@ -60,9 +59,9 @@ class SprinterDecoder(Decoder):
         if cap < 1:
             raise InputError("cap: must be at least 1")
         check_vocabularies(target, draft, "draft")
-        if isinstance(verifier, str):
-            verifier = load_speculator(verifier, draft)
-        self.verifier, self.draft = _checked(verifier, draft, target), draft
+        verifier = opened(verifier, draft, SprinterVerifier, "verifier")
+        _check_models(verifier, draft, target)
+        self.verifier, self.draft = verifier, draft
         self.output, self.threshold, self.cap = verifier.output_of(ratio), threshold, cap
         compile_like(draft, target)
 
@@ -181,13 +180,8 @@ class SprinterDecoder(Decoder):
         request.room -= 1
 
 
-def _checked(verifier: nn.Module, draft: Target, target: Target) -> SprinterVerifier:
-    """The verifier, if it is one and belongs to these models."""
-    if verifier.kind != SprinterVerifier.kind:
-        raise InputError(
-            f"verifier: a speculator of kind {verifier.kind!r} is no SPRINTER verifier; train one "
-            "with experiment=sprinter_small"
-        )
+def _check_models(verifier: SprinterVerifier, draft: Target, target: Target) -> None:
+    """`InputError` unless the verifier belongs to these models."""
     features = verifier.features
     if features.draft.hidden_size != draft.hidden_size:
         raise InputError(
@@ -199,4 +193,3 @@ def _checked(verifier: nn.Module, draft: Target, target: Target) -> SprinterVeri
         raise InputError(
             "verifier: it was trained to judge drafts for another target; train one for this one"
         )
-    return verifier

@@ -6,8 +6,8 @@ from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.drafters.draft_length import Below, DraftLength, Drawn, Length
-from slipstream.speculators.acceptance import AcceptanceHead
-from slipstream.speculators.checkpoint import load_speculator
+from slipstream.speculators.checkpoint import opened
+from slipstream.speculators.classifiers import AcceptanceHead
 from slipstream.targets.target import Target
 
 
@@ -22,13 +22,7 @@ class _Classified(DraftLength):
         self.given, self.threshold = head, threshold
 
     def attach(self, model: Target | None = None) -> DraftLength:
-        head = load_speculator(self.given, model) if isinstance(self.given, str) else self.given
-        kind = getattr(head, "kind", type(head).__name__)
-        if kind != AcceptanceHead.kind:
-            raise InputError(
-                f"length.head: a speculator of kind {kind!r} is no acceptance head; train one with "
-                "experiment=acceptance_small"
-            )
+        head = opened(self.given, model, AcceptanceHead, "length.head")
         if head.features.draft is not model:
             raise InputError(
                 "length.head: it was made for another draft model; open it for this one, by its "

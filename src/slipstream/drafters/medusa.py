@@ -1,8 +1,8 @@
 """Medusa-1 as a drafter: heads guess the coming tokens from the last accepted node's state.
 
-The tree is the paper's (Cai et al. 2024, section 2.3.3): of all paths of guesses the most accurate
-ones, by the product of the accuracies that the heads' ranks had on validation prompts. It depends
-on the text in its tokens alone. All stays on the device.
+The tree is the paper's (Cai et al. 2024): of all paths of guesses the most accurate ones, by the
+product of the accuracies that the heads' ranks had on validation prompts. It depends on the text in
+its tokens alone. All stays on the device.
 """
 
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ from slipstream.core.errors import InputError
 from slipstream.drafters.base import Attached, Drafter, Request
 from slipstream.drafters.draft_length import DraftLength, check_length
 from slipstream.drafters.stream_sessions import DeferredSession, FusedSession, StreamSession
-from slipstream.speculators.checkpoint import load_speculator
+from slipstream.speculators.checkpoint import opened
 from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.lora import merge
@@ -68,9 +68,7 @@ class Streaming(Drafter):
                 "drafter: streams need whole layers; use target.device_map in place of "
                 "target.tensor_parallel, or drafter=draft_model or drafter=prompt_lookup"
             )
-        speculator = self.speculator
-        if not isinstance(speculator, StreamingSpeculator):
-            speculator = load_speculator(speculator, target)
+        speculator = opened(self.speculator, target, StreamingSpeculator)
         speculator = speculator.placed(target).eval()
         if speculator.config.mode == "lossless":
             schedule = "deferred" if self.schedule == "auto" else self.schedule

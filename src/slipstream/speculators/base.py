@@ -8,7 +8,7 @@ speculator's folder names its kind alone. Nothing here knows Lightning, drafters
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import ClassVar, Protocol, Self
@@ -25,8 +25,8 @@ GROUP = "slipstream.speculators"
 OWN_KINDS = {
     "streaming": "slipstream.speculators.streaming.speculator:StreamingSpeculator",
     "medusa": "slipstream.speculators.medusa:MedusaSpeculator",
-    "sprinter": "slipstream.speculators.sprinter:SprinterVerifier",
-    "acceptance": "slipstream.speculators.acceptance:AcceptanceHead",
+    "sprinter": "slipstream.speculators.classifiers:SprinterVerifier",
+    "acceptance": "slipstream.speculators.classifiers:AcceptanceHead",
 }
 
 
@@ -39,11 +39,32 @@ class Batch(Protocol):
     supervised: torch.Tensor
 
 
+def whole(default: int, least: int) -> int:
+    """A field of a config: a whole number of at least `least`."""
+    return field(default=default, metadata={"least": least})
+
+
+def one_of(*choices):
+    """A field of a config: one of these, the first by default."""
+    return field(default=choices[0], metadata={"choices": choices})
+
+
 @dataclass(frozen=True)
 class SpeculatorConfig:
     """Settings of a kind, checked when made; a YAML gives them, and so does a folder."""
 
     kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, rule = getattr(self, each.name), each.metadata
+            if "least" in rule and (type(value) is not int or value < rule["least"]):
+                expected = f"a whole number of at least {rule['least']}"
+            elif value not in rule.get("choices", [value]):
+                expected = f"one of {', '.join(map(str, rule['choices']))}"
+            else:
+                continue
+            raise InputError(f"speculator.{each.name}: must be {expected}")
 
     @classmethod
     def from_arguments(cls, arguments: dict) -> Self:
@@ -55,10 +76,12 @@ class SpeculatorConfig:
 class Speculator(nn.Module, ABC):
     """A trained part for one target: made as `Class(target, config)`, saved as a folder.
 
-    Raises `InputError` for a config that the target cannot carry.
+    title: what a reader is told it is. Raises `InputError` for a config that the target cannot
+    carry.
     """
 
     kind: ClassVar[str]
+    title: ClassVar[str]
     Config: ClassVar[type[SpeculatorConfig]]
     config: SpeculatorConfig
 
@@ -66,12 +89,11 @@ class Speculator(nn.Module, ABC):
 class DraftingSpeculator(Speculator):
     """A speculator that drafts for its target.
 
-    title: of its model card; source: what it is and from which paper, for the card. drafter_class:
-    its drafter, as an entry point names it (module:class), for drafters stand above speculators;
-    drafter_settings: of that drafter when validation measures tau.
+    source: from which paper, for the model card. drafter_class: its drafter, as an entry point
+    names it (module:class), for drafters stand above speculators; drafter_settings: of that drafter
+    when validation measures tau.
     """
 
-    title: ClassVar[str]
     source: ClassVar[str]
     drafter_class: ClassVar[str]
     drafter_settings: ClassVar[dict] = {}

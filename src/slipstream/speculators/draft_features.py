@@ -11,10 +11,10 @@ from slipstream.targets.target import Target
 FEATURES = ("hidden", "token", "distribution", "rank")
 NUM_SHAPES = 3
 NUM_RANKS = 3
+# Logarithms that differ by less are those of the same probability, rounded differently.
 SAME = 1e-4
-"""Logarithms that differ by less are those of the same probability, rounded differently."""
+# How far behind, in nats, a token is said to be that cannot be drawn.
 FARTHEST = 100.0
-"""How far behind, in nats, a token is said to be that cannot be drawn."""
 
 
 def shape_of(logits: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Medusa-1: heads that each guess one of the coming tokens from the last state of the present one.
 
 Source: Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding
-Heads", sections 2.1.1 (heads), 2.2.1 (loss, frozen target) and 2.3.3 (accuracies that choose the
-tree). Heads know neither each other's tokens nor the root.
+Heads": heads over the last hidden state, of one residual SiLU block each, and a sparse tree chosen
+by their calibrated top-k accuracies. Heads know neither each other's tokens nor the root.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,13 +12,19 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from slipstream.core.errors import InputError
 from slipstream.core.processes import mean_over_processes
-from slipstream.speculators.base import Batch, DraftingSpeculator, SpeculatorConfig, causal_rows
+from slipstream.speculators.base import (
+    Batch,
+    DraftingSpeculator,
+    SpeculatorConfig,
+    causal_rows,
+    one_of,
+    whole,
+)
 from slipstream.speculators.head_loss import head_loss
-from slipstream.speculators.labels import NO_LABEL, Future, future_tokens, guess_means
+from slipstream.speculators.labels import NO_LABEL, future_tokens, guess_means
 from slipstream.targets.target import Target
 
 
@@ -30,18 +36,13 @@ class MedusaConfig(SpeculatorConfig):
     each head the accuracy is measured, and no more are drafted."""
 
     kind: ClassVar[str] = "medusa"
-    num_heads: int = 4
-    own_heads: bool = True
+    num_heads: int = whole(4, least=1)
+    own_heads: bool = one_of(True, False)
     decay: float = 0.8
-    num_ranks: int = 10
+    num_ranks: int = whole(10, least=1)
 
     def __post_init__(self) -> None:
-        for field in ("num_heads", "num_ranks"):
-            value = getattr(self, field)
-            if type(value) is not int or value < 1:
-                raise InputError(f"speculator.{field}: must be a whole number of at least 1")
-        if type(self.own_heads) is not bool:
-            raise InputError("speculator.own_heads: must be true or false")
+        super().__post_init__()
         if not isinstance(self.decay, int | float) or not 0 < self.decay <= 1:
             raise InputError("speculator.decay: must be above 0 and at most 1")
 
@@ -56,7 +57,7 @@ class MedusaSpeculator(DraftingSpeculator):
 
     kind = MedusaConfig.kind
     Config = MedusaConfig
-    title = "Medusa heads"
+    title = "Medusa speculator"
     source = "Medusa-1, heads over a frozen target"
     drafter_class = "slipstream.drafters.medusa:Medusa"
 
@@ -85,55 +86,43 @@ class MedusaSpeculator(DraftingSpeculator):
     def logits(self, target: Target, normed: torch.Tensor) -> torch.Tensor:
         """(..., D) last states after the final norm -> (..., heads, V)."""
         states = self.states(normed).unbind(-2)
-        heads = [self._head(target, number)(state) for number, state in enumerate(states)]
-        return torch.stack(heads, dim=-2).to(normed.device)
+        found = [head(state) for head, state in zip(self._heads(target), states, strict=True)]
+        return torch.stack(found, dim=-2).to(normed.device)
 
-    def _head(self, target: Target, number: int) -> nn.Module:
-        return target.head if self.heads is None else self.heads[number]
+    def _heads(self, target: Target) -> Iterable[nn.Module]:
+        return [target.head] * len(self.blocks) if self.heads is None else self.heads
 
     def losses(
         self, target: Target, batch: Batch, step: int | None = None, num_segments: int | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The cross-entropy of each head, head k weighted by decay^k."""
-        future, normed = self._read(target, batch)
-        counts = mean_over_processes((future.tokens != NO_LABEL).sum((0, 1))).clamp(min=1)
-        sums = torch.zeros(2, len(self.blocks), device=normed.device)
-        for columns in future.segments(num_segments):
-            part = target, normed[:, columns], future.tokens[:, columns]
-            if num_segments is None:
-                sums = sums + self._sums(*part)
-            else:  # its logits are computed again in the backward pass
-                sums = sums + checkpoint(self._sums, *part, use_reentrant=False)
-        losses, accuracies = sums / counts
-        weights = [self.config.decay ** (number + 1) for number in range(len(losses))]
-        means = guess_means(losses.detach(), accuracies.detach(), "head")
-        return losses @ losses.new_tensor(weights), means
+        """The cross-entropy of each head, head k weighted by decay^k.
 
-    def _read(self, target: Target, batch: Batch) -> tuple[Future, torch.Tensor]:
-        """What is to be guessed, and the states (B, P, D) that it is guessed from."""
+        Of its rows the logits alone are large, and these come in parts, whatever `num_segments` is.
+        """
+        losses, accuracies = [], []
+        for head, states, tokens in self._guesses(target, batch):
+            count = mean_over_processes(torch.tensor(len(tokens), device=tokens.device))
+            own, guesses = head_loss(head, states, tokens)
+            losses.append(own.sum() / count.clamp(min=1))
+            accuracies.append((guesses == tokens).to(own).sum() / count.clamp(min=1))
+        losses, accuracies = torch.stack(losses), torch.stack(accuracies)
+        weights = self.config.decay ** torch.arange(1, len(losses) + 1).to(losses)
+        return losses @ weights, guess_means(losses.detach(), accuracies, "head")
+
+    def _guesses(
+        self, target: Target, batch: Batch
+    ) -> Iterator[tuple[nn.Module, torch.Tensor, torch.Tensor]]:
+        """Of each head its LM head, (M, D) states for it, and the (M,) tokens they stand for."""
         future = future_tokens(batch, len(self.blocks))
         with torch.no_grad():
             hidden = causal_rows(target, batch.ids).hidden
             index = future.positions[..., None].expand(-1, -1, hidden.shape[-1])
-            return future, target.norm(hidden.gather(1, index))
-
-    def _guesses(
-        self, target: Target, normed: torch.Tensor, tokens: torch.Tensor
-    ) -> Iterator[tuple[nn.Module, torch.Tensor, torch.Tensor]]:
-        """Of each head its LM head, the (M, D) states for it, and the (M,) tokens they stand for.
-        normed: (B, P, D); tokens: (B, P, heads)."""
-        for number, block in enumerate(self.blocks):
-            known = tokens[..., number] != NO_LABEL
+            normed = target.norm(hidden.gather(1, index))
+        each = zip(self._heads(target), self.blocks, future.tokens.unbind(-1), strict=True)
+        for head, block, tokens in each:
+            known = tokens != NO_LABEL
             rows = normed[known]
-            yield self._head(target, number), rows + F.silu(block(rows)), tokens[known][:, number]
-
-    def _sums(self, target: Target, normed: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """(2, heads): summed losses and right first guesses."""
-        found = []
-        for head, states, labels in self._guesses(target, normed, tokens):
-            losses, guesses = head_loss(head, states, labels)
-            found.append(torch.stack([losses.sum(), (guesses == labels).to(losses).sum()]))
-        return torch.stack(found, dim=1)
+            yield head, rows + F.silu(block(rows)), tokens[known]
 
     @torch.no_grad()
     def calibrate(self, target: Target, batches: Iterable[Batch]) -> None:
@@ -141,12 +130,10 @@ class MedusaSpeculator(DraftingSpeculator):
         hits, drafting = torch.zeros_like(self.accuracies), self.placed(target)
         counts = hits.new_zeros(len(hits), 1)
         for batch in batches:
-            future, normed = self._read(target, batch)
-            guesses = drafting._guesses(target, normed, future.tokens)
-            for number, (head, states, labels) in enumerate(guesses):
+            for number, (head, states, tokens) in enumerate(drafting._guesses(target, batch)):
                 best = head(states).topk(self.config.num_ranks).indices
-                hits[number] += (best == labels[:, None]).sum(0)
-                counts[number] += len(labels)
+                hits[number] += (best == tokens[:, None]).sum(0)
+                counts[number] += len(tokens)
         hits, counts = mean_over_processes(hits), mean_over_processes(counts)
         self.accuracies.copy_(hits / counts.clamp(min=1))
 
@@ -154,7 +141,7 @@ class MedusaSpeculator(DraftingSpeculator):
         return len(self.blocks) * supervised_share
 
 
-def _copied(head: nn.Module) -> nn.Linear:
+def _copied(head: nn.Module) -> nn.Module:
     """A trainable float32 copy of a target's LM head."""
     if type(head) is not nn.Linear:
         raise InputError(

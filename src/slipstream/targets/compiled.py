@@ -20,12 +20,12 @@ from slipstream.targets.rows import Rows
 from slipstream.targets.target import Target
 
 MODES = ("auto", "off", "reduce-overhead")
+# Slots are counted in multiples of this: a graph serves so many committed lengths.
 GRANULARITY = 256
-"""Slots are counted in multiples of this: a graph serves so many committed lengths."""
+# How many spans may be compiled: of all targets, with one row or several.
 COMPILED = 256
-"""How many spans may be compiled: of all targets, with one row or several."""
+# Caches have a multiple of so many slots, so that most prompts find one that is there.
 CAPACITY = 1024
-"""Caches have a multiple of so many slots, so that most prompts find one that is there."""
 
 
 def compile_target(target: Target, mode: str) -> Target:
@@ -71,18 +71,14 @@ def _obstacle(target: Target) -> str | None:
         return "quantised weights are not compiled; set target.quantization=null"
     if target.num_parallel > 1 or hasattr(target.model, "hf_device_map"):
         return "a target spread over devices is not compiled; load it whole"
-    if {"dynamic", "longrope"} & set(_rope_types(target.model.config)):
+    # Of all layers, or of each kind of layers.
+    rope = getattr(target.model.config, "rope_parameters", None) or {}
+    kinds = [each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)]
+    if "dynamic" in kinds or "longrope" in kinds:
         return (
             "rotary positions that depend on the length are not compiled; set engine.compile=auto"
         )
     return None
-
-
-def _rope_types(config) -> list[str]:
-    """The kinds of rotary positions of a config, which may differ between kinds of layers."""
-    settings = getattr(config, "rope_parameters", None) or {}
-    each = [settings, *(value for value in settings.values() if isinstance(value, dict))]
-    return [found["rope_type"] for found in each if "rope_type" in found]
 
 
 class CompiledLayers:
@@ -121,7 +117,7 @@ class CompiledLayers:
         span = self._compiled if rows.acting is None else self._span
         if not self.replays:
             return span(modules, layers, *inputs)
-        shapes = tuple(None if given is None else given.shape for given in inputs)
+        shapes = tuple(given.shape for given in inputs)
         place = layers[0][0].data_ptr(), layers[0][0].shape
         key = id(modules[0]), id(modules[-1]), id(rows.acting), rows.num_nodes, shapes, place
         if key not in self._graphs:
@@ -163,7 +159,7 @@ class _Graph:
 
     def __init__(self, run: Callable[..., torch.Tensor], inputs: Sequence, kept: object):
         self._kept = kept
-        self._inputs = [None if given is None else given.clone() for given in inputs]
+        self._inputs = [given.clone() for given in inputs]
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):  # compilation, autotuning and workspaces, before capture
@@ -176,9 +172,8 @@ class _Graph:
         with torch.cuda.graph(self._graph, pool=_Graph._pool):
             self._output = run(*self._inputs)
 
-    def __call__(self, inputs: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         for own, given in zip(self._inputs, inputs, strict=True):
-            if own is not None:
-                own.copy_(given)
+            own.copy_(given)
         self._graph.replay()
         return self._output.clone()

@@ -4,9 +4,9 @@ A forward is: embed the rows, run layers with visitors between them, norm, head.
 verification or sampling.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from itertools import chain
 
 import torch
 from torch import nn
@@ -19,33 +19,17 @@ from slipstream.targets.families import Family, family_of
 from slipstream.targets.rows import LayerVisitor, Rows
 
 
-class StepRunner(Protocol):
-    """Runs the layers of decoding steps in place of Python (see compiled.py)."""
-
-    def new_cache(
-        self, allocate: Callable[..., StepCache], capacity: int, batch: int
-    ) -> StepCache: ...
-
-    def __call__(
-        self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache
-    ) -> torch.Tensor: ...
-
-
 def token_ids(ids: int | list[int] | torch.Tensor | None) -> frozenset[int]:
     """One token id, several or none, as a generation config has them."""
-    if isinstance(ids, torch.Tensor):
-        ids = ids.tolist()
-    if ids is None:
-        return frozenset()
-    return frozenset([ids]) if isinstance(ids, int) else frozenset(ids)
+    ids = ids.tolist() if isinstance(ids, torch.Tensor) else ids
+    return frozenset([ids] if isinstance(ids, int) else ids or ())
 
 
 def device_of(module: nn.Module) -> torch.device:
     """Where a module runs: with a device map its weights may lie elsewhere until then."""
-    hook = getattr(module, "_hf_hook", None)
-    device = getattr(hook, "execution_device", None)
+    device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
     if device is None:
-        return next(iter([*module.parameters(), *module.buffers()])).device
+        device = next(chain(module.parameters(), module.buffers())).device
     return torch.device(device)
 
 
@@ -68,7 +52,7 @@ class Target:
         self.max_positions = self.family.max_positions
         self.fingerprint: dict[str, str] = {}
         self.adapter: str | None = None
-        self.compiled: StepRunner | None = None
+        self.compiled = None  # or `CompiledLayers`, which run the layers of decoding steps
 
     @property
     def device(self) -> torch.device:
@@ -122,8 +106,7 @@ class Target:
         if not len(modules):
             return rows
         with our_attention(self.model.config):
-            steps = isinstance(cache, StepCache) and rows.mask is not None
-            if self.compiled is not None and steps:
+            if self.compiled and isinstance(cache, StepCache) and rows.mask is not None:
                 rows.hidden = self.compiled(modules, rows, cache)
                 return rows
             return self.run_each(modules, rows, cache)
@@ -132,20 +115,18 @@ class Target:
         """The layers one by one, within `our_attention`: what is compiled, and its reference."""
         family, masks = self.family, {}
         rotary = family.rotary(rows.hidden, rows.positions)
+        if rows.mask is not None:
+            committed = rows.mask.shape[-1] - rows.hidden.shape[1]
+        else:
+            committed = 0 if cache is None else cache.slots
         for module in modules:
             window = family.window(module)
             if window not in masks:
-                masks[window] = rows.mask_within(window, self._committed(rows, cache))
+                masks[window] = rows.mask_within(window, committed)
             rows.hidden = family.run_layer(
                 module, rows.hidden, masks[window], rows.positions, rotary, cache
             )
         return rows
-
-    def _committed(self, rows: Rows, cache: StepCache | None) -> int:
-        """How many slots there are before the rows."""
-        if rows.mask is not None:
-            return rows.mask.shape[-1] - rows.hidden.shape[1]
-        return 0 if cache is None else cache.slots
 
     def forward(
         self,

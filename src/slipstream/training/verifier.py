@@ -18,7 +18,7 @@ from slipstream.data.labelled_drafts import LabelledDrafts, labelled_drafts
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.speculators.base import SpeculatorConfig, new_speculator, speculator_class
 from slipstream.speculators.checkpoint import save_speculator
-from slipstream.speculators.classifier import Classifier
+from slipstream.speculators.classifiers import Classifier
 from slipstream.targets.target import Target
 from slipstream.training.module import TrainingModule
 from slipstream.training.verifier_curves import write_curves

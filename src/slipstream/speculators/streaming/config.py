@@ -5,13 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from slipstream.core.errors import InputError
-from slipstream.speculators.base import SpeculatorConfig
+from slipstream.speculators.base import SpeculatorConfig, one_of, whole
 from slipstream.targets.lora import LoraSettings
 from slipstream.targets.target import Target
-
-MODES = ("lossless", "shared")
-MLP_VARIANTS = ("base+adapter", "adapter")
-POSITION_VARIANTS = ("shifted", "same")
 
 
 @dataclass(frozen=True)
@@ -44,50 +40,29 @@ class StreamingConfig(SpeculatorConfig):
     """
 
     kind: ClassVar[str] = "streaming"
-    mode: str = "lossless"
-    num_streams: int = 4
-    num_msa_layers: int = 4
-    adapter_rank: int = 8
-    mlp: str = "base+adapter"
-    initialisation_rank: int = 0
-    root_rank: int = 0
-    transition_rank: int = 0
-    copy_scores: bool = False
-    stream_positions: str = "shifted"
+    mode: str = one_of("lossless", "shared")
+    num_streams: int = whole(4, least=1)
+    num_msa_layers: int = whole(4, least=1)
+    adapter_rank: int = whole(8, least=0)
+    mlp: str = one_of("base+adapter", "adapter")
+    initialisation_rank: int = whole(0, least=0)
+    root_rank: int = whole(0, least=0)
+    transition_rank: int = whole(0, least=0)
+    copy_scores: bool = one_of(False, True)
+    stream_positions: str = one_of("shifted", "same")
     value_rotation: float = 0.0
-    attended_tokens: int = 0
+    attended_tokens: int = whole(0, least=0)
     pruning_layer: int | None = None
-    pruning_rank: int = 8
+    pruning_rank: int = whole(8, least=1)
     lora: LoraSettings | None = None
     main_weight: float | None = None
     stream_weights: tuple[float, ...] | None = None
     root_dropout: float = 0.2
 
     def __post_init__(self) -> None:
-        for field, least in (
-            ("num_streams", 1),
-            ("num_msa_layers", 1),
-            ("adapter_rank", 0),
-            ("initialisation_rank", 0),
-            ("root_rank", 0),
-            ("attended_tokens", 0),
-            ("transition_rank", 0),
-            ("pruning_rank", 1),
-        ):
-            value = getattr(self, field)
-            if type(value) is not int or value < least:
-                raise InputError(f"speculator.{field}: must be a whole number of at least {least}")
-        if type(self.copy_scores) is not bool:
-            raise InputError("speculator.copy_scores: must be true or false")
+        super().__post_init__()
         if self.pruning_layer is not None and self.pruning_layer < 0:
             raise InputError("speculator.pruning_layer: must be a layer's number, or null")
-        for field, variants in (
-            ("mode", MODES),
-            ("mlp", MLP_VARIANTS),
-            ("stream_positions", POSITION_VARIANTS),
-        ):
-            if getattr(self, field) not in variants:
-                raise InputError(f"speculator.{field}: must be one of {', '.join(variants)}")
         if self.mode == "shared" and (
             self.lora is None or self.adapter_rank or self.root_rank or self.mlp == "adapter"
         ):
@@ -101,9 +76,6 @@ class StreamingConfig(SpeculatorConfig):
                 "speculator.lora: lossless mode leaves the target as it is; set it to null, or "
                 "speculator.mode=shared"
             )
-        self._check_weights()
-
-    def _check_weights(self) -> None:
         for field in ("main_weight", "stream_weights", "root_dropout"):
             given = getattr(self, field)
             for number in given if isinstance(given, list | tuple) else [given or 0]:

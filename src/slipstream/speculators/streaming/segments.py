@@ -22,7 +22,7 @@ from slipstream.core.cache import TrainingCache
 from slipstream.core.masks import causal_mask
 from slipstream.speculators.base import Batch, causal_rows
 from slipstream.speculators.labels import NO_LABEL
-from slipstream.speculators.streaming.losses import BatchLosses, StreamLosses, Sums
+from slipstream.speculators.streaming.losses import BatchLosses, StreamLosses
 from slipstream.speculators.streaming.steps import StreamSteps
 from slipstream.targets.rows import HiddenTap, Rows
 from slipstream.targets.target import Target
@@ -43,25 +43,45 @@ def lossless_losses(
     work = BatchLosses(target, speculator, batch, 0.0, alpha_streams)
     cache = TrainingCache(target.num_layers)
     start, early = HiddenTap(speculator.first_layer), HiddenTap(speculator.pruning_layer)
-    length, positions = batch.ids.shape[1], work.labels.positions
     with torch.no_grad():
         causal_rows(target, batch.ids, cache, [start, early])
     cache.keep = 0
     roots = work.labels.next_tokens
     if unknown_roots is not None:
         roots = roots.masked_fill(unknown_roots.to(roots.device)[:, None], NO_LABEL)
-    causal = causal_mask(length, batch.ids.device)
+    causal = causal_mask(batch.ids.shape[1], batch.ids.device)
 
-    def segment(columns: slice) -> Sums:
-        here = positions[:, columns]
+    def losses_of(columns: slice) -> StreamLosses:
+        here = work.labels.positions[:, columns]
         cache.visible = int(here.max()) + 1
         index = here.unsqueeze(-1).expand(-1, -1, target.hidden_size)
         hidden = start.hidden.gather(1, index)
         sees = causal[here, : cache.visible].unsqueeze(1)
         streams = speculator.run_streams(target, hidden, roots[:, columns], here, sees, cache)
-        return work.sums(columns, None, early.hidden.gather(1, index), streams)
+        return work.of_segment(columns, None, early.hidden.gather(1, index), streams)
 
-    return _accumulated(work, segment, list(speculator.parameters()), num_segments)
+    segments = work.labels.segments(num_segments)
+    if num_segments is None or not torch.is_grad_enabled():
+        return reduce(StreamLosses.plus, map(losses_of, segments))
+    return _one_by_one(losses_of, segments, list(speculator.parameters()))
+
+
+def _one_by_one(
+    losses_of: Callable[[slice], StreamLosses],
+    segments: list[slice],
+    parameters: list[torch.nn.Parameter],
+) -> StreamLosses:
+    """The losses of all segments, the gradients of each taken before the next one begins."""
+    done, sums = [], [torch.zeros_like(parameter) for parameter in parameters]
+    for columns in segments:
+        losses = losses_of(columns)
+        gradients = torch.autograd.grad(losses.total, parameters, materialize_grads=True)
+        sums = list(map(torch.add, sums, gradients))
+        done.append(losses._replace(total=losses.total.detach()))
+    losses = reduce(StreamLosses.plus, done)
+    # Each adds nothing to the total but its parameter's gradient.
+    carriers = [((p - p.detach()) * given).sum() for p, given in zip(parameters, sums, strict=True)]
+    return losses._replace(total=losses.total + torch.stack(carriers).sum())
 
 
 def shared_losses(
@@ -78,22 +98,18 @@ def shared_losses(
     usable = work.labels.next_tokens != NO_LABEL
     slots = [work.batch.ids[:, :0]]  # (B, R) positions of the rows kept so far, part by part
     past: list[torch.Tensor] = []  # their keys and values: 2 * L tensors a part
-    sums: Sums | None = None
-    if num_segments is None:
-        parts = _whole(positions, usable)
-    else:
-        parts = _parts(
-            positions, usable, work.labels.segments(num_segments), speculator.num_streams
-        )
-    for rows, chosen, columns in parts:
+    done: list[StreamLosses] = []
+    segments, first = work.labels.segments(num_segments), positions[:, :1]
+    if num_segments is None:  # in one part, the prompt included
+        first = torch.zeros_like(first)
+    for rows, chosen, columns in _parts(positions, usable, segments, first, speculator.num_streams):
         run = partial(_run_part, work, rows, chosen, columns, torch.cat(slots, dim=1))
         slots.append(rows)
         result = run(*past) if num_segments is None else checkpoint(run, *past, use_reentrant=False)
         past += result[len(result) - 2 * target.num_layers :]
         if columns is not None:
-            part = Sums(*result[: len(Sums._fields)])
-            sums = part if sums is None else sums.plus(part)
-    return work.losses(work.total(sums), sums.detach())
+            done.append(StreamLosses(*result[: len(StreamLosses._fields)]))
+    return reduce(StreamLosses.plus, done)
 
 
 _Part = tuple[torch.Tensor, torch.Tensor | None, slice | None]
@@ -101,20 +117,16 @@ _Part = tuple[torch.Tensor, torch.Tensor | None, slice | None]
 streams, -1 for none; and the columns of the labels they stand for."""
 
 
-def _whole(positions: torch.Tensor, usable: torch.Tensor) -> Iterator[_Part]:
-    """A batch in one part."""
-    last = torch.where(usable, positions, -1).amax(1, keepdim=True)
-    rows = torch.arange(int(last.max()) + 1, device=positions.device).expand(len(last), -1)
-    yield torch.where(rows <= last, rows, -1), torch.where(usable, positions, -1), slice(None)
-
-
 def _parts(
-    positions: torch.Tensor, usable: torch.Tensor, segments: list[slice], num_streams: int
+    positions: torch.Tensor,
+    usable: torch.Tensor,
+    segments: list[slice],
+    first: torch.Tensor,
+    num_streams: int,
 ) -> Iterator[_Part]:
-    """Prompt rows without streams, in parts of as many rows as a segment has with its streams;
-    then the segments, with the rows between their completions."""
-    device, first = positions.device, positions[:, :1]
-    width = segments[0].stop * (num_streams + 1)
+    """Rows before `first` (B, 1), without streams, in parts of as many rows as a segment has with
+    its streams; then the segments, with the rows between their completions."""
+    device, width = positions.device, segments[0].stop * (num_streams + 1)
     for start in range(0, int(first.max()), width):
         rows = torch.arange(start, min(start + width, int(first.max())), device=device)
         yield torch.where(rows < first, rows, -1), None, None
@@ -134,7 +146,7 @@ def _run_part(
     earlier: torch.Tensor,
     *past: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """One part through the whole target: its sums (if it carries streams), then its own keys and
+    """One part through the whole target: its losses (if it carries streams), then its own keys and
     values, layer by layer. earlier: (B, S) positions of the rows of all parts before it, -1 for
     none; past: the same tensors of these parts."""
     target, speculator = work.target, work.speculator
@@ -161,57 +173,12 @@ def _run_part(
         return made
     index = chosen.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
     main, before = hidden[:, :count].gather(1, index), early.hidden.gather(1, index)
-    return (*work.sums(columns, main, before, hidden[:, count:]), *made)
+    return (*work.of_segment(columns, main, before, hidden[:, count:]), *made)
 
 
 def _gathered(kept: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """(B, H_kv, S, D_head) and (B, C, 1), which slots of it -> (B, H_kv, C, D_head)."""
     return kept.gather(2, order[:, None].expand(-1, kept.shape[1], -1, kept.shape[3]))
-
-
-def _accumulated(
-    work: BatchLosses,
-    segment: Callable[[slice], Sums],
-    parameters: list[torch.nn.Parameter],
-    num_segments: int | None,
-) -> StreamLosses:
-    """Run the segments one after the other, each with its backward pass at once."""
-    segments = work.labels.segments(num_segments)
-    done: list[Sums] = []
-    if num_segments is None or not torch.is_grad_enabled():
-        done = list(map(segment, segments))
-        sums = reduce(Sums.plus, done)
-        return work.losses(work.total(sums), sums.detach())
-
-    def losses() -> Iterator[torch.Tensor]:
-        for columns in segments:
-            sums = segment(columns)
-            done.append(sums.detach())
-            yield work.total(sums)
-
-    total = _SegmentedLoss.apply(losses, *parameters)
-    return work.losses(total, reduce(Sums.plus, done))
-
-
-class _SegmentedLoss(torch.autograd.Function):
-    """The sum of losses whose gradients are taken one by one, in the forward pass."""
-
-    @staticmethod
-    def forward(ctx, losses, *parameters):
-        total, gradients = 0.0, [torch.zeros_like(parameter) for parameter in parameters]
-        with torch.enable_grad():
-            for loss in losses():
-                parts = torch.autograd.grad(loss, parameters, allow_unused=True)
-                for gradient, part in zip(gradients, parts, strict=True):
-                    if part is not None:
-                        gradient += part
-                total = total + loss.detach()
-        ctx.gradients = gradients
-        return total
-
-    @staticmethod
-    def backward(ctx, outer):
-        return None, *(gradient * outer for gradient in ctx.gradients)
 
 
 class _Adding:

@@ -13,10 +13,11 @@ from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.speculators.base import Batch
+from slipstream.speculators.labels import guess_means
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
 from slipstream.speculators.streaming.steps import StreamSteps
-from slipstream.targets.lora import set_dropout, with_lora
+from slipstream.targets.lora import with_lora
 from slipstream.targets.quantized import tensors_of
 from slipstream.targets.target import Target
 
@@ -44,6 +45,9 @@ class StreamingSpeculator(StreamSteps):
             self.lora = nn.ParameterDict(
                 {name.replace(".", "/"): tensor for name, tensor in trained.items()}
             )
+            # Theirs is switched on and off with the speculator's.
+            layers = self._adapted.model.named_modules()
+            self.dropouts = nn.ModuleList(m for name, m in layers if name.endswith("lora_dropout"))
 
     def adapted(self, target: Target) -> Target:
         """The target whose forwards the streams take part in: in shared mode, `target` with this
@@ -71,12 +75,6 @@ class StreamingSpeculator(StreamSteps):
             placed.adapters.place(target)
         return placed
 
-    def train(self, mode: bool = True) -> "StreamingSpeculator":
-        super().train(mode)
-        if self.lora is not None:
-            set_dropout(self._adapted, mode)
-        return self
-
     def first_streams(self, target: Target, count: int) -> "StreamingSpeculator":
         """The speculator of the first `count` streams alone.
 
@@ -94,33 +92,28 @@ class StreamingSpeculator(StreamSteps):
         self, target: Target, batch: Batch, step: int | None = None, num_segments: int | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Eq. 6, with the losses of the pruning head and of the scores of pairs."""
-        config, target = self.config, self.adapted(target)
+        config, target, main, unknown = self.config, self.adapted(target), 0.0, None
         default = 0.1 if self.shared else 1.0
         weights = config.stream_weights or [default] * self.num_streams
         weights = torch.tensor(weights, device=batch.ids.device)
         if self.shared:
             main = 1.0 if config.main_weight is None else config.main_weight
             losses = shared_losses(target, self, batch, main, weights, num_segments)
-            return losses.total, losses.means(with_main=main > 0)
-        unknown = None
-        if step is not None:
-            # Not from the global generator, so that a resumed run draws the same.
-            generator = torch.Generator().manual_seed(step)
-            unknown = torch.rand(len(batch.ids), generator=generator) < config.root_dropout
-        losses = lossless_losses(target, self, batch, weights, num_segments, unknown)
-        return losses.total, losses.means(with_main=False)
+        else:
+            if step is not None:
+                # Not from the global generator, so that a resumed run draws the same.
+                generator = torch.Generator().manual_seed(step)
+                unknown = torch.rand(len(batch.ids), generator=generator) < config.root_dropout
+            losses = lossless_losses(target, self, batch, weights, num_segments, unknown)
+        means = guess_means(losses.streams, losses.accuracies, "stream")
+        means["pruning_loss"] = losses.pruning
+        return losses.total, means | ({"main_loss": losses.main} if main else {})
 
     def rows_per_token(self, supervised_share: float) -> float:
         return self.shared + self.num_streams * supervised_share
 
-    def num_adapter_parameters(self) -> int:
-        """Trained parameters of the adapters, of streams or of all rows."""
-        return sum(_count(part) for part in (self.adapters, self.lora) if part is not None)
-
     def num_extra_parameters(self) -> int:
-        """Trained parameters beside the adapters (the paper's "extra parameters")."""
-        return _count(self) - self.num_adapter_parameters()
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+        """Trained parameters beside the adapters, of streams or of all rows (the paper's "extra
+        parameters")."""
+        own = self.named_parameters()
+        return sum(p.numel() for name, p in own if not name.startswith(("adapters.", "lora.")))

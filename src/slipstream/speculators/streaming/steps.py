@@ -1,9 +1,7 @@
 """The parts of streams and their two step functions, which serve training and decoding alike.
 
-Stream embeddings P_j, the initialisation f_eta, adapters on stream rows, scores of pairs and the
-pruning head. Nothing here knows trees, drafts, losses or how the target itself is changed. Paper:
-section 2, Eqs. 1 to 4; what streams may know of the root, and scores of pairs of tokens, are
-additions of this project.
+Paper: section 2, Eqs. 1 to 4; what streams may know of the root, and scores of pairs of tokens, are
+additions of this project. Nothing here knows trees, drafts, losses or how the target is changed.
 """
 
 from collections.abc import Iterator
@@ -17,10 +15,9 @@ from torch import nn
 from slipstream.core.cache import StepCache
 from slipstream.core.masks import causal_mask, own_streams, stream_mask
 from slipstream.speculators.base import DraftingSpeculator
-from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters
+from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters, rotating
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.pairs import CopyScores, Transitions, normed_embeddings
-from slipstream.speculators.streaming.rotation import rotating
 from slipstream.targets.attention import limited_attention
 from slipstream.targets.quantized import is_quantized
 from slipstream.targets.rows import Rows
@@ -41,22 +38,20 @@ class StreamSteps(DraftingSpeculator):
         self.first_layer = self.pruning_layer = target.num_layers - config.num_msa_layers
         if config.pruning_layer is not None:
             self.pruning_layer = config.pruning_layer
-        self.embeddings = None
+        self.embeddings = self.initialisation = self.root = self.adapters = None
+        self.transitions = self.copying = None
         if not config.value_rotation:
-            self.embeddings = nn.Parameter(torch.empty(self.num_streams, width))
-            nn.init.normal_(self.embeddings, std=0.02)
-        rank = config.initialisation_rank
-        self.initialisation = LowRank(width, width, rank, random_up=True) if rank else None
-        rank = config.root_rank
-        self.root = LowRank(target.embedding_size, width, rank) if rank else None
-        self.adapters = None
-        if config.adapter_rank:
-            sizes = config.num_msa_layers, config.adapter_rank
-            self.adapters = StreamAdapters(target, *sizes, skip_mlp=config.mlp == "adapter")
+            self.embeddings = nn.Parameter(0.02 * torch.randn(self.num_streams, width))
+        if rank := config.initialisation_rank:
+            self.initialisation = LowRank(width, width, rank, random_up=True)
+        if rank := config.root_rank:
+            self.root = LowRank(target.embedding_size, width, rank)
+        if rank := config.adapter_rank:
+            skip_mlp = config.mlp == "adapter"
+            self.adapters = StreamAdapters(target, config.num_msa_layers, rank, skip_mlp)
         self.pruning = LowRank(width, width, config.pruning_rank)
-        rank = config.transition_rank
-        self.transitions = Transitions(target.embedding_size, rank) if rank else None
-        self.copying = None
+        if rank := config.transition_rank:
+            self.transitions = Transitions(target.embedding_size, rank)
         if config.copy_scores:
             self.copying = CopyScores(target.embedding_size, self.num_streams)
 
@@ -81,9 +76,9 @@ class StreamSteps(DraftingSpeculator):
 
     def positions_of(self, positions: torch.Tensor) -> torch.Tensor:
         """Rotary positions (B, P) of main rows -> (B, P * gamma) of their streams."""
-        shift = torch.zeros(self.num_streams, dtype=positions.dtype, device=positions.device)
-        if self.config.stream_positions == "shifted":
-            shift = torch.arange(1, self.num_streams + 1, device=positions.device)
+        shift = torch.arange(1, self.num_streams + 1, device=positions.device)
+        if self.config.stream_positions == "same":
+            shift = torch.zeros_like(shift)
         return (positions.unsqueeze(-1) + shift).flatten(1)
 
     def add_streams(self, rows: Rows, chosen: torch.Tensor) -> Rows:
@@ -105,13 +100,12 @@ class StreamSteps(DraftingSpeculator):
         else:
             own = mask.new_zeros(*mask.shape[:3], streams.shape[1])
         positions = self.positions_of(rows.positions.expand(len(index), -1).gather(1, index))
+        main, streams_see = torch.cat([mask, own], -1), stream_mask(lines, self.num_streams)
         return replace(
             rows,
             hidden=torch.cat([rows.hidden, streams], dim=1),
             positions=torch.cat([rows.positions.expand(len(index), -1), positions], dim=1),
-            mask=torch.cat(
-                [torch.cat([mask, own], -1), stream_mask(lines, self.num_streams)], dim=2
-            ),
+            mask=torch.cat([main, streams_see], dim=2),
             num_stream_rows=streams.shape[1],
             owners=chosen,
             # What streams are limited to is looked up in the rows, which replays would not see.
@@ -139,8 +133,8 @@ class StreamSteps(DraftingSpeculator):
         """
         embeddings = None
         if self.root is not None:
-            embeddings = normed_embeddings(target, roots.clamp(min=0))
-            embeddings = embeddings * (roots >= 0).unsqueeze(-1)
+            known = (roots >= 0).unsqueeze(-1)
+            embeddings = normed_embeddings(target, roots.clamp(min=0)) * known
         streams, shifted = self.streams_of(hidden, embeddings), self.positions_of(positions)
         mask = stream_mask(main_mask, self.num_streams)
         if self.config.attended_tokens:
