@@ -20,12 +20,11 @@ from slipstream.core.growth import grow
 from slipstream.core.trees import (
     Drawn,
     Trees,
-    agreement,
     merge,
     most_probable,
     survivors,
 )
-from slipstream.core.verification import follow, paths_to
+from slipstream.core.verification import agreement, follow, paths_to
 
 FEW_TOKENS = 4
 

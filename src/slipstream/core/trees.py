@@ -286,18 +286,3 @@ def _best(worth: torch.Tensor, allowed: torch.Tensor, count: int) -> torch.Tenso
     nodes = best.indices[:, :count].masked_fill(best.values[:, :count] < 0, worth.shape[1])
     nodes = nodes.sort(-1).values
     return nodes.masked_fill(nodes == worth.shape[1], -1)
-
-
-def agreement(trees: Trees, answers: torch.Tensor) -> torch.Tensor:
-    """(B,): how many tokens of the answers follow the roots on some path.
-
-    answers: (B, T), what came after the roots, -1 for padding.
-
-    >>> trees = Trees.of([Draft([7, 1, 2, 3], [-1, 0, 0, 2])])
-    >>> agreement(trees, torch.tensor([[2, 3, 9]])).tolist()
-    [2]
-    """
-    answers = F.pad(answers, (0, max(0, trees.depth - answers.shape[1])), value=-1)
-    agrees = trees.tokens == answers.gather(1, (trees.depths - 1).clamp(min=0))
-    agrees = (agrees & (trees.parents >= 0)) | (trees.depths == 0)
-    return (trees.along(agrees) * trees.depths).amax(-1)

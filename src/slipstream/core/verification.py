@@ -9,6 +9,7 @@ testing whole paths and keeping the longest would be biased.
 """
 
 import torch
+import torch.nn.functional as F
 
 from slipstream.core.sampling import draw
 from slipstream.core.trees import Trees
@@ -35,6 +36,30 @@ def paths_to(trees: Trees, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     on_path = trees.ancestors.gather(1, rows)[:, 0]
     paths = on_path.byte().argsort(dim=-1, descending=True, stable=True)
     return paths[:, : trees.depth + 1], on_path.sum(-1)
+
+
+def compared(trees: Trees, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, N) tokens that the answers have in the place of each node, and (B, N) whether the path to
+    it is the answer's.
+
+    answers: (B, T), what came after the roots, -1 for padding.
+    """
+    answers = F.pad(answers, (0, max(0, trees.depth - answers.shape[1])), value=-1)
+    wanted = answers.gather(1, (trees.depths - 1).clamp(min=0))
+    agrees = (trees.tokens == wanted) & (trees.parents >= 0)
+    return wanted, trees.along(agrees | (trees.depths == 0))
+
+
+def agreement(trees: Trees, answers: torch.Tensor) -> torch.Tensor:
+    """(B,): how many tokens of the answers, as in `compared`, follow the roots on some path.
+
+    >>> from slipstream.core.drafts import Draft
+    >>> trees = Trees.of([Draft([7, 1, 2, 3], [-1, 0, 0, 2])])
+    >>> agreement(trees, torch.tensor([[2, 3, 9]])).tolist()
+    [2]
+    """
+    _, right = compared(trees, answers)
+    return (right * trees.depths).amax(-1)
 
 
 def keep_or_reject(

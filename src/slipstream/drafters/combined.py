@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from slipstream.core.errors import InputError
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees, merge, most_probable
+from slipstream.core.verification import compared
 from slipstream.drafters.base import Attached, Drafter, Request, Session, Verified
 from slipstream.targets.target import Target
 
@@ -184,13 +185,9 @@ def outcomes(trees: Trees, answers: torch.Tensor) -> tuple[torch.Tensor, torch.T
     >>> [nodes.int().tolist() for nodes in outcomes(tree, torch.tensor([[1, 5]]))]
     [[[0, 1, 1, 1]], [[0, 1, 0, 0]]]
     """
-    answers = F.pad(answers, (0, max(0, trees.depth - answers.shape[1])), value=-1)
-    below = trees.depths > 0
-    wanted = answers.gather(1, (trees.depths - 1).clamp(min=0))
-    agrees = (trees.tokens == wanted) | ~below
-    reached = (agrees[:, None] | ~trees.ancestors).all(-1)
-    tested = below & (wanted >= 0) & reached.gather(1, trees.parents_or_root)
-    return tested, tested & agrees
+    wanted, right = compared(trees, answers)
+    tested = (trees.depths > 0) & (wanted >= 0) & right.gather(1, trees.parents_or_root)
+    return tested, tested & right
 
 
 class Record:

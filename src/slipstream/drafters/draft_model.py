@@ -12,7 +12,8 @@ import torch
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import draw
 from slipstream.core.transfer import on_device
-from slipstream.core.trees import Drawn, Trees, agreement
+from slipstream.core.trees import Drawn, Trees
+from slipstream.core.verification import agreement
 from slipstream.drafters import draft_length
 from slipstream.drafters.base import Attached, Drafter, Request, Session, Verified
 from slipstream.drafters.draft_length import DraftLength

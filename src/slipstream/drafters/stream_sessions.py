@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from slipstream.core.growth import grow
 from slipstream.core.transfer import on_device
-from slipstream.core.trees import Trees, agreement, survivors
+from slipstream.core.trees import Trees, survivors
+from slipstream.core.verification import agreement
 from slipstream.drafters.base import Request, Session, Verified
 from slipstream.drafters.draft_length import DraftLength, Drawn
 from slipstream.speculators.streaming.pairs import PairScores
