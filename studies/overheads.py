@@ -100,8 +100,10 @@ def streams(
     row = flops(lambda: speculator.run_streams(target, state, root, root, sees, cache))
     head = flops(lambda: target.logits(state.expand(gamma, 1, -1)))
     pruning = flops(lambda: speculator.early_exit_logits(target, state[0].repeat(drafted, 1)))
-    adapters = speculator.num_adapter_parameters() if config.mode == "lossless" else 0
-    return speculator.num_extra_parameters() + adapters, carriers * row + head, pruning
+    extra = speculator.num_extra_parameters()
+    if config.mode == "lossless":
+        extra = sum(parameter.numel() for parameter in speculator.parameters())
+    return extra, carriers * row + head, pruning
 
 
 def medusa(target: Target, gamma: int) -> tuple[int, int]:

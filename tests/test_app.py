@@ -77,6 +77,7 @@ def test_train_writes_a_folder_that_infer_opens(trained, tmp_path):
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
+@pytest.mark.exhaustive
 def test_shared_mode_trains_and_writes_what_its_own_model_writes(tmp_path):
     folder = train(tmp_path / "shared", "speculator=streaming_shared", FEW)
     common = [f"speculator_path={folder}", "num_prompts=2", f"output_dir={tmp_path}"]
@@ -113,7 +114,7 @@ def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path, batch_s
 
 
 @pytest.mark.parametrize(
-    ("name",), sparing(DRAFTERS, lambda name: name in ("streaming", "draft_model", "unispec"))
+    ("name",), sparing(DRAFTERS, lambda name: name in ("streaming", "draft_model"))
 )
 def test_every_drafter_of_the_configs_gives_the_output_of_plain_decoding(tmp_path, name):
     divergences = app.infer(

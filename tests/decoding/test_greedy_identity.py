@@ -3,8 +3,6 @@
 Sampled output of every drafter whose trees are not drawn is that of plain sampling.
 """
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from tests.drafters import untrained
@@ -18,7 +16,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.request import Batch
-from slipstream.drafters.base import Attached, Drafter, HostSession, Request
+from slipstream.drafters.base import AttachedHost, Drafter, HostSession, Request
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
 
@@ -48,18 +46,16 @@ class RandomTrees(Drafter):
         return tree.keep([node for node, depth in enumerate(tree.depths()) if depth < room])
 
 
-class AttachedRandomTrees(Attached):
-    def __init__(self, target, settings: RandomTrees):
-        super().__init__(target)
-        self.settings = settings
-
-    def start(self, requests: Sequence[Request], budget: int) -> "RandomTreesSession":
-        return RandomTreesSession(self.target, requests, [self.settings] * len(requests))
-
-
 class RandomTreesSession(HostSession):
-    def drafted(self, request: Request, state: RandomTrees, budget: int) -> DraftTree:
-        return state.tree(request, budget)
+    def drafted(self, request: Request, state: None, budget: int) -> DraftTree:
+        return self.attached.settings.tree(request, budget)
+
+
+class AttachedRandomTrees(AttachedHost):
+    session = RandomTreesSession
+
+    def state(self, request: Request, budget: int) -> None:
+        """Nothing is kept."""
 
 
 def reference(target, prompt: list[int], count: int = NUM_TOKENS) -> list[int]:

@@ -1,9 +1,12 @@
 """A larger model with the same function: the same logits, answers and drafts; costs of contexts."""
 
+from itertools import product
+
 import pytest
 import torch
 from studies.device import context, device, without_attention
 from studies.enlargement import LargeShape, enlarged_speculator, enlarged_target
+from tests.exhaustive import sparing
 from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core.errors import InputError
@@ -60,8 +63,12 @@ def test_streams_draft_the_same(pair, schedule):
     assert steps[0] == steps[1] < len(expected) - 1
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "compiled"),
+    sparing(
+        product(["float32", "bfloat16"], [False, True]), lambda *each: each == ("bfloat16", True)
+    ),
+)
 def test_the_study_measures_everything(pair, dtype, compiled, monkeypatch):
     """Compiled as on a GPU, but for the compiler itself (see tests/decoding/test_compiled.py)."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)

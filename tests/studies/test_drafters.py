@@ -22,6 +22,7 @@ PROMPTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_calibrated_sizes_are_compared_with_all_sizes(target):
     drafters = {
         "streaming": Streaming(tiny_speculator(target), "auto", 2),

@@ -102,6 +102,7 @@ def ran(folder, number: int, given: list[str]) -> Rows:
     (output / "config" / "overrides.yaml").write_text(json.dumps([*given, *FEW]))
 
 
+@pytest.mark.exhaustive
 def test_rules_are_compared_over_the_lengths_they_begin_with(tmp_path):
     for number, length in enumerate((2, 5)):
         ran(tmp_path, number, ["study=draft_lengths", f"drafter.num_tokens={length}"])
@@ -151,6 +152,7 @@ def test_every_quantisation_is_compared_with_its_own_plain_decoding(tmp_path):
         assert row["identical"] == "2/2" and row["tau"] >= 1
 
 
+@pytest.mark.exhaustive
 def test_top_k_sampling_is_measured_for_every_k(tmp_path):
     for number, top_k in enumerate((1, 5)):
         ran(tmp_path, number, ["study=top_k_sampling", f"sampling.top_k={top_k}"])

@@ -79,7 +79,13 @@ class Run:
             return self.train(self.world, output, *self.own, *overrides)
 
 
-@pytest.fixture(scope="module", params=TRAINED)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[] if name == "streaming" else pytest.mark.exhaustive)
+        for name in TRAINED
+    ],
+)
 def run(request, world, tmp_path_factory):
     return Run(request.param, world, tmp_path_factory.mktemp("whole"))
 
@@ -153,6 +159,7 @@ def test_a_validation_that_is_broken_off_is_repeated(world, tmp_path, monkeypatc
     assert told[1].splitlines()[-1].split(",")[1:] == told[0].splitlines()[-1].split(",")[1:]
 
 
+@pytest.mark.exhaustive
 def test_train_py_saves_on_sigterm_and_goes_on(world, tmp_path):
     """The script: exit code 143, the checkpoint, the line that says how to go on."""
     common = ["trainer.max_epochs=null", "trainer.max_steps=40", "callbacks.best=null"]
