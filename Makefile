@@ -1,10 +1,10 @@
-# Two commands on a bare machine with Python 3.11 or newer: `make test` and `make demo`.
-# Both make or reuse .venv, with the exact versions of constraints.txt.
+# On a bare machine with Python 3.11 or newer: `make test` (every proof once), `make test-all` (full
+# products) and `make demo`. All make or reuse .venv, with the exact versions of constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
 RUNS := runs/demo
 
-.PHONY: install test demo gpu-test clean
+.PHONY: install test test-all exhaustive demo gpu-test clean
 
 install: .venv/installed
 
@@ -19,7 +19,14 @@ test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal \
+		-m "not exhaustive and not gpu"
+
+# The full products as well: every family with every option, every study, every command of the docs.
+test-all: test exhaustive
+
+exhaustive: install
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "exhaustive and not gpu"
 
 # Train a speculator for the shipped target on answers of its own, then compare all ways to decode.
 demo: install

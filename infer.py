@@ -11,7 +11,7 @@ from slipstream import app
 @hydra.main(version_base="1.3", config_path="conf", config_name="infer")
 def main(config: DictConfig) -> None:
     with app.one_sentence():
-        found = app.infer(config)
+        found = app.infer(app.in_own_folder(config))
         if config.verify and found:  # answers that differ
             sys.exit(1)
 

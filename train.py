@@ -9,7 +9,7 @@ from slipstream import app
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(config: DictConfig) -> None:
     with app.one_sentence():
-        app.train(config)
+        app.train(app.in_own_folder(config))
 
 
 if __name__ == "__main__":

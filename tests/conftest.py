@@ -6,5 +6,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "disabled")
 
 import torch
+from hypothesis import settings
+from tests.enumeration import chance  # noqa: F401
 
 torch.set_num_threads(1)
+settings.register_profile("machine", deadline=None, derandomize=True)
+settings.load_profile("machine")

@@ -7,6 +7,7 @@ import sys
 import pytest
 from tests.commands import ROOT, config_of, refused
 from tests.data.test_rendering import TEMPLATE
+from tests.exhaustive import sparing
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
 from slipstream import app
@@ -30,7 +31,12 @@ STABLE_KEYS = {
     "seconds_overhead",
 }  # fmt: skip
 
-DRAFTERS = sorted(path.stem for path in (ROOT / "conf" / "drafter").glob("*.yaml"))
+TRAINED = ("medusa",)  # no heads are shipped: see tests/training/test_every_drafting_kind.py
+DRAFTERS = [
+    (path.stem,)
+    for path in sorted((ROOT / "conf" / "drafter").glob("*.yaml"))
+    if path.stem not in TRAINED
+]
 
 
 def train(output, *overrides):
@@ -59,11 +65,19 @@ def test_train_writes_a_folder_that_infer_opens(trained, tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     assert {"config", "environment", "results"} <= results.keys()
     assert all(record.keys() >= STABLE_KEYS for record in results["results"])
+    drafted = [record for record in results["results"] if record["method"] == "drafter"]
+    for record in drafted:
+        assert sum(record["accepted_lengths"].values()) == record["target_forwards"]
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    for answer in answers:  # each step keeps so many, and one token more
+        kept = sum(answer["accepted"]) + len(answer["accepted"])
+        assert answer["method"] == "plain" or kept >= answer["tokens"] - 1
     assert all(record["identical"] == record["num_prompts"] for record in results["results"])
     assert (tmp_path / "table.md").read_text().count("| plain |") == 3
-    assert (tmp_path / "speedup.png").stat().st_size > 10_000
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
+@pytest.mark.exhaustive
 def test_shared_mode_trains_and_writes_what_its_own_model_writes(tmp_path):
     folder = train(tmp_path / "shared", "speculator=streaming_shared", FEW)
     common = [f"speculator_path={folder}", "num_prompts=2", f"output_dir={tmp_path}"]
@@ -82,7 +96,7 @@ def test_fine_tuning_writes_an_adapter_that_infer_opens(tmp_path):
     assert {record.method for record in records} == {"plain"}
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize(("batch_size",), sparing([(1,), (4,)], lambda size: size == 4))
 def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path, batch_size):
     records: list[Record] = app.infer(
         config_of(
@@ -99,7 +113,9 @@ def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path, batch_s
     assert taus["plain"] == 1.0 and taus["streaming_fused"] > 1.5
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    ("name",), sparing(DRAFTERS, lambda name: name in ("streaming", "draft_model"))
+)
 def test_every_drafter_of_the_configs_gives_the_output_of_plain_decoding(tmp_path, name):
     divergences = app.infer(
         config_of(
@@ -126,7 +142,9 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(("batch_size", "differ"), [(1, 0), (2, 2)])
+@pytest.mark.parametrize(
+    ("batch_size", "differ"), sparing([(1, 0), (2, 2)], lambda size, differ: differ)
+)
 def test_verify_answers_in_batches_and_ends_with_1_where_something_differs(
     tmp_path, batch_size, differ
 ):
@@ -262,6 +280,7 @@ def test_fused_and_deferred_draft_the_same_trees():
     assert sum(each.tau for each in numbers) / len(numbers) > 1.5
 
 
+@pytest.mark.exhaustive
 def test_the_same_training_command_gives_the_same_speculator(trained, tmp_path):
     again = train(tmp_path, FEW)
     assert (again / "model.safetensors").read_bytes() == (
@@ -269,6 +288,7 @@ def test_the_same_training_command_gives_the_same_speculator(trained, tmp_path):
     ).read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     """Going on from a checkpoint in the middle of an epoch gives bit for bit the same weights."""
     common = [
@@ -287,6 +307,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     ).read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_sprinter_is_compared_with_exact_ways_in_one_command(tmp_path):
     rows = app.infer(
         config_of("infer", "experiment=sprinter_small", "num_prompts=4", f"output_dir={tmp_path}")
@@ -296,7 +317,7 @@ def test_sprinter_is_compared_with_exact_ways_in_one_command(tmp_path):
     assert exact == {"plain", "speculative", "specdec_plus_plus", "adaedl", "disco"}
     assert len(overall) - len(exact) == 3
     assert {path.name for path in tmp_path.iterdir()} >= {
-        "findings.json", "table.md", "plot.png", "fastchat",
+        "results.json", "table.md", "plot.png", "fastchat",
     }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The Python calls: `slipstream.generate`, and transformers' `generate(custom_generate=...)`."""
 
+import inspect
 from pathlib import Path
 from queue import Empty
 
@@ -19,9 +20,10 @@ from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.drafters.unispec import UniSpec
 from slipstream.speculators.checkpoint import save_speculator
-from slipstream.targets.loading import fingerprint, load_target
+from slipstream.targets.loading import fingerprint, load_target, target_of
 
 PROMPT = "name[The Punter], eatType[pub], food[Italian], priceRange[cheap], area[riverside]"
+CALLS = slipstream.generate, slipstream.custom_generate
 OTHER = "name[The Mill], eatType[coffee shop], food[English]"
 
 
@@ -172,7 +174,8 @@ def test_a_second_call_finds_what_the_first_one_made(tmp_path):
     for drafter in (Streaming(folder, "auto", 2), store, DraftModel(target, 4)):
         first, second = (ours(target.model, ids, drafter, **GREEDY).tolist() for _ in range(2))
         assert first == second
-    assert len(store.stores) == 1 and store.stores[0].known
+    attached = store.attached(target_of(target.model))
+    assert [each.store for each in attached.states] == [attached.kept] and attached.kept.known
 
 
 def test_a_model_that_was_cast_between_two_calls_is_another_target(tmp_path):
@@ -264,3 +267,11 @@ def test_budget_auto_is_what_the_command_calibrated(small, tmp_path, monkeypatch
     assert call().ids == call().ids == expected
     several = slipstream.generate([PROMPT, PROMPT], small, budget="auto")
     assert [each.ids for each in several] == [expected] * 2
+
+
+def test_python_calls_draft_as_infer_does_by_default():
+    command = config_of("infer")
+    calls = [inspect.signature(call).parameters for call in CALLS]
+    assert {call["budget"].default for call in calls} == {command.budget}
+    assert calls[0]["max_new_tokens"].default == command.limits.max_new_tokens
+    assert calls[0]["temperature"].default == command.sampling.temperature

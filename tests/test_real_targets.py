@@ -96,7 +96,7 @@ def toy_tokenizer() -> PreTrainedTokenizerFast:
 
 def sizes_of(name: str) -> dict:
     """The target's architecture, shrunk."""
-    own = dict(config_of("train", f"experiment={name}").target.architecture)
+    own = dict(config_of("train", f"target={name}").target.architecture)
     own |= {key: size for key, size in TINY.items() if key in own}
     heads = own.get("num_key_value_heads")
     if heads is not None:
@@ -121,16 +121,14 @@ def tiny(name, tmp_path) -> list[str]:
     return [f"target.name={tmp_path / 'target'}", *overrides]
 
 
-def test_every_target_has_an_experiment():
+def test_every_target_is_tested():
     targets = {path.stem for path in (ROOT / "conf" / "target").glob("*.yaml")}
-    experiments = {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
     assert targets - {"small", "hub"} == PARAMETERS.keys() == CONVERSATIONS.keys()
-    assert experiments >= PARAMETERS.keys()
 
 
 @each_target
 def test_the_experiment_composes_and_has_the_expected_sizes(name):
-    config = config_of("train", f"experiment={name}")
+    config = config_of("train", "experiment=real_target", f"target={name}")
     check_keys(config, app.TRAIN_KEYS)
     target = build(config.target, device="meta")
     assert {parameter.device.type for parameter in target.model.parameters()} == {"meta"}
@@ -147,18 +145,17 @@ def test_two_steps_and_a_decode_on_a_tiny_model(name, tiny, tmp_path, capsys):
     common = [*tiny, "target.device=cpu"]
     folder = app.train(
         config_of(
-            "train", f"experiment={name}", *common, f"data.path={tmp_path}",
+            "train", "experiment=real_target", f"target={name}", *common, f"data.path={tmp_path}",
             "data.regenerate=false", "data.batch_tokens=256", "data.max_length=400", "logger=csv",
             "trainer.max_steps=2", "trainer.max_epochs=8", "trainer.accumulate_grad_batches=1",
             "trainer.val_check_interval=1.0", "training.validation_prompts=1",
             f"output_dir={tmp_path / 'out'}",
         )
     )  # fmt: skip
-    quantization = config_of("train", f"experiment={name}").target.quantization
     [record] = app.infer(
         config_of(
-            "infer", f"target={name}", *common, f"target.quantization={quantization or 'null'}",
-            "target.dtype=float32", f"speculator_path={folder}", f"data.path={tmp_path}",
+            "infer", f"target={name}", *common, "target.dtype=float32",
+            f"speculator_path={folder}", f"data.path={tmp_path}",
             "data.split=validation", "num_prompts=1", "repeats=1", "limits.max_new_tokens=12",
             "methods.plain=null", f"output_dir={tmp_path / 'infer'}",
         )
@@ -169,7 +166,7 @@ def test_two_steps_and_a_decode_on_a_tiny_model(name, tiny, tmp_path, capsys):
 @each_target
 def test_the_template_is_the_models_own_and_marks_the_answer(name):
     tokenizer = toy_tokenizer()
-    tokenizer.chat_template = config_of("train", f"experiment={name}").target.chat_template
+    tokenizer.chat_template = config_of("train", f"target={name}").target.chat_template
     prompt, answer = CONVERSATIONS[name]
     assert tokenizer.decode(render_prompt(tokenizer, "Hi")) == prompt
     sample = render_sample(tokenizer, "Hi", "Hello")

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import torch
+from tests.reference import DraftTree
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from slipstream.core.tree import DraftTree
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.lora import LoraSettings

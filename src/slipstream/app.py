@@ -16,59 +16,24 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 from omegaconf import DictConfig, OmegaConf
 
-from slipstream.configuration import build, check_keys, own_part
+from slipstream.configuration import RENAMED, build, check_keys, own_part
 from slipstream.core.errors import InputError
 
 TRAIN_KEYS = frozenset(
-    [
-        "target",
-        "draft",
-        "speculator",
-        "data",
-        "training",
-        "trainer",
-        "logger",
-        "callbacks",
-        "seed",
-        "check",
-        "resume",
-        "output_dir",
-    ]
+    "target draft speculator data training trainer logger callbacks seed check resume "
+    "output_dir".split()
 )
 INFER_KEYS = frozenset(
-    [
-        "target",
-        "draft",
-        "drafter",
-        "speculator_path",
-        "batch_size",
-        "data",
-        "methods",
-        "leave_out_unfit",
-        "study",
-        "sampling",
-        "limits",
-        "budget",
-        "engine",
-        "prompt",
-        "verify",
-        "calibrate",
-        "calibration",
-        "num_prompts",
-        "repeats",
-        "seed",
-        "threads",
-        "output_dir",
-    ]
+    "target draft drafter speculator_path batch_size data methods leave_out_unfit study sampling "
+    "limits budget engine prompt verify calibrate calibration num_prompts repeats seed threads "
+    "output_dir".split()
 )
-
-
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a Hydra entry point; a config that cannot be composed ends with one sentence, and so does
-    a folder that cannot be written."""
+    """Run a Hydra entry point; one sentence ends it for a config that cannot be composed, and for a
+    folder that cannot be written."""
     from hydra.errors import ConfigCompositionException, OverrideParseException
 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -89,7 +54,10 @@ def run(main: Callable[[], None]) -> None:
 
 def _remedy(error: Exception) -> str:
     """What to do about a config that cannot be composed: of its group, take what is nearest."""
-    group, _, missing = (getattr(error, "missing_cfg_file", None) or "").partition("/")
+    name = getattr(error, "missing_cfg_file", None) or ""
+    if name in RENAMED:
+        return f"it is now {RENAMED[name]}"
+    group, _, missing = name.partition("/")
     searched = re.search(r"provider=main, path=file://(.+)", str(error))
     folder = Path(searched[1]) / group if searched and missing else None
     if folder is None or not folder.is_dir():
@@ -110,6 +78,17 @@ def one_sentence() -> Iterator[None]:
 def _stop(sentence: str) -> None:
     print(f"error: {sentence}", file=sys.stderr)
     sys.exit(2)
+
+
+def in_own_folder(config: DictConfig) -> DictConfig:
+    """In a multirun each run has a folder of its own below `output_dir`."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra = HydraConfig.get()
+    if hydra.mode == RunMode.MULTIRUN:
+        config.output_dir = f"{hydra.sweep.dir}/{hydra.sweep.subdir}"
+    return config
 
 
 def _checked(config: DictConfig, own: frozenset[str], others: frozenset[str]) -> DictConfig:
@@ -136,8 +115,9 @@ def train(config: DictConfig) -> Path:
     log_once()
     output = Path(config.output_dir)
     check_writable(output, "output_dir")
-    if config.get("speculator"):
-        check_replaceable(output / "model")
+    model = output / "model"
+    if config.get("speculator") or not any(model.glob("*config.json")):
+        check_replaceable(model)
     L.seed_everything(config.seed)
     with lightning_in_one_sentence(config.trainer):
         trainer = build(
@@ -165,14 +145,13 @@ def infer(config: DictConfig) -> list:
     import torch
 
     from slipstream.evaluation.auto import Auto
-    from slipstream.evaluation.methods import prepared
+    from slipstream.evaluation.methods import made_at, prepared
     from slipstream.evaluation.prompts import fitting
     from slipstream.evaluation.run import answer_one, compare_methods, run_study, verify_methods
     from slipstream.targets.compiled import compile_target
 
-    if config.verify and (
-        config.calibrate or config.study is not None or config.prompt is not None
-    ):
+    others = config.calibrate or config.study is not None or config.prompt is not None
+    if config.verify and others:
         raise InputError(
             "verify: compares methods on the prompts of data; leave out prompt, calibrate and study"
         )
@@ -180,18 +159,20 @@ def infer(config: DictConfig) -> list:
         torch.set_num_threads(config.threads)
     target = compile_target(build(config.target), config.engine.compile)
     sampling, limits = build(config.sampling), build(config.limits)
+    content, output = OmegaConf.to_container(config, resolve=True), Path(config.output_dir)
     if config.prompt is not None:
-        chosen = [node for node in config.methods.values() if node is not None]
+        chosen = [name for name, node in config.methods.items() if node is not None]
         if not chosen:
             raise InputError("methods: nothing to answer with; name at least one method")
-        return answer_one(target, build(chosen[-1]), sampling, limits, config.prompt, config.seed)
+        method = made_at(f"methods.{chosen[-1]}", partial(build, config.methods[chosen[-1]]))
+        return answer_one(target, method, sampling, limits, config.prompt, config.seed)
     data = build(config.data)
     cut_to = target.max_positions - limits.max_new_tokens if data.cut else None
     if config.calibrate:
-        calibrating, output = build(config.calibration), Path(config.output_dir)
+        calibrating, drafter = build(config.calibration), build(config.drafter)
         others = build(OmegaConf.merge(config.data, {"split": "validation"}))
         prompts = fitting(others.take(calibrating.num_prompts), target, cut_to)
-        return calibrating.run(target, build(config.drafter), prompts, sampling, limits, output)
+        return calibrating.run(target, drafter, prompts, sampling, limits, output, content)
     taken = data.take(config.num_prompts)
     prompts = fitting(taken, target, cut_to)
     if config.study is not None:
@@ -199,9 +180,8 @@ def infer(config: DictConfig) -> list:
             raise InputError(
                 "study: a study chooses its own sampling; leave sampling.temperature at 0"
             )
-        study, content = build(config.study), OmegaConf.to_container(config, resolve=True)
         content = {name: content[name] for name in STUDY_KEYS}
-        return run_study(study, target, prompts, Path(config.output_dir), content)
+        return run_study(partial(build, config.study), target, prompts, output, content)
     made = {name: partial(build, node) for name, node in config.methods.items() if node is not None}
     methods = prepared("methods", made, target, sampling, limits, config.leave_out_unfit)
     for method in methods.values():
@@ -209,19 +189,7 @@ def infer(config: DictConfig) -> list:
             # of the same split, and none of those that are measured
             tried = fitting(data.beside(taken, method.num_prompts), target, cut_to)
             method.choose(tried, target, sampling, limits, config.batch_size)
+    given, ways = (target, methods, prompts, sampling, limits), (config.seed, config.batch_size)
     if config.verify:
-        return verify_methods(
-            target, methods, prompts, sampling, limits, config.seed, config.batch_size
-        )
-    return compare_methods(
-        target,
-        methods,
-        prompts,
-        sampling,
-        limits,
-        config.repeats,
-        config.seed,
-        config.batch_size,
-        Path(config.output_dir),
-        OmegaConf.to_container(config, resolve=True),
-    )
+        return verify_methods(*given, *ways)
+    return compare_methods(*given, config.repeats, *ways, output, content)

@@ -4,12 +4,54 @@ Hydra itself accepts `+key=1`; this file does not. It knows no component.
 """
 
 import inspect
+import re
 
 import hydra
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, naming
+
+_GPT2 = "experiment=sprinter_real target=gpt2_xl draft=openai-community/gpt2"
+_GPT_NEO = "experiment=sprinter_real target=gpt_neo_1b3 draft=EleutherAI/gpt-neo-125m"
+RENAMED = {
+    **{
+        f"drafter/{rule}": f"drafter=adaptive length={rule}"
+        for rule in "adaedl assistant_threshold disco gammatune gammatune_plus heuristic "
+        "specdec_plus_plus".split()
+    },
+    **{
+        f"experiment/{target}": f"experiment=real_target target={target}"
+        for target in "gpt2_xl gpt_neo_1b3 llama2_7b_chat llama2_13b_chat llama3_8b_instruct "
+        "mistral_7b_instruct opt_1b3 opt_6b7 phi3_mini qwen3_8b vicuna_7b vicuna_13b "
+        "vicuna_33b".split()
+    },
+    "experiment/sprinter_gpt2": _GPT2,
+    "experiment/sprinter_gpt_neo": _GPT_NEO,
+    "experiment/acceptance_gpt2": f"{_GPT2} speculator=acceptance",
+    "experiment/acceptance_gpt_neo": f"{_GPT_NEO} speculator=acceptance",
+    **{
+        f"experiment/evidence/{name}": f"study={name}"
+        for name in "acceptance applications batches context device draft_lengths draft_size "
+        "draft_size_others drafting_costs gradients msa_layers overheads peeking pruning "
+        "quantization segments similarity sprinter_theory top_k_sampling trees two_models "
+        "value_rotation verifier".split()
+    },
+    "experiment/streaming_budgets": "methods=budgets num_prompts=80 repeats=1",
+    **{f"data/{name}": f"data=given hub={name}" for name in ("dialogsum", "e2e", "wikisql")},
+    **{
+        f"data/{name}": f"data=given hub={name} data.max_new_tokens=20"
+        for name in ("lm1b", "wikipedia")
+    },
+    "data/e2e_wikisql": "data=given hub=[e2e,wikisql]",
+    "data/ultrachat": "hub=ultrachat data.max_train_rows=60000 data.max_length=2048 "
+    "data.batch_tokens=8192 data.max_new_tokens=1024",
+    **{
+        f"data/prompts_{name}": f"hub={name}"
+        for name in ("dialogsum", "e2e", "lm1b", "wikipedia", "wikisql")
+    },
+}
+"""The overrides that replace a config of an earlier name, by its group and name."""
 
 
 def own_part(config: DictConfig, own: frozenset[str], others: frozenset[str]) -> DictConfig:
@@ -42,7 +84,22 @@ def build(node: DictConfig | None, **objects):
         # Called here, not by Hydra, which would turn dataclasses among `objects` into configs.
         return hydra.utils.instantiate(node, _partial_=True, _convert_="all")(**objects)
     except InstantiationException as error:
-        raise error.__cause__ or error from None
+        cause, where = error.__cause__, re.search(r"full_key: (\S+)", str(error))
+        if isinstance(cause, InputError) and where is not None:
+            with naming(_path_before(where[1], str(cause))):
+                raise cause from None
+        raise cause or error from None
+
+
+def _path_before(path: str, sentence: str) -> str:
+    """The part of a config path that a sentence about what stands there leaves out.
+
+    >>> _path_before("methods.mine.drafter", "drafter.schedule: must be one of fused, deferred")
+    'methods.mine'
+    """
+    names = path.split(".")
+    first = re.split(r"[.:]", sentence, maxsplit=1)[0]
+    return ".".join(names[: names.index(first)] if first in names else names)
 
 
 def _check_node(node: object, path: str) -> None:

@@ -15,21 +15,12 @@ from slipstream.targets.target import token_ids
 
 # What transformers makes of the generation settings that our own sampling and limits cover.
 KEPT_BY_US = (
-    "TemperatureLogitsWarper",
-    "TopKLogitsWarper",
-    "TopPLogitsWarper",
-    "MaxLengthCriteria",
-    "EosTokenCriteria",
-)
+    "TemperatureLogitsWarper TopKLogitsWarper TopPLogitsWarper MaxLengthCriteria EosTokenCriteria"
+).split()
 # What transformers hands to every decoding method, and what decoding here has its own of.
 NOT_NEEDED = (
-    "attention_mask",
-    "cache_position",
-    "logits_to_keep",
-    "past_key_values",
-    "position_ids",
-    "use_cache",
-)
+    "attention_mask cache_position logits_to_keep past_key_values position_ids use_cache"
+).split()
 
 
 def custom_generate(
@@ -37,7 +28,7 @@ def custom_generate(
     input_ids: torch.Tensor,
     generation_config=None,
     drafter: Drafter | None = None,
-    budget: int = 10,
+    budget: int = 12,
     seed: int | None = None,
     logits_processor: Sequence = (),
     stopping_criteria: Sequence = (),
@@ -67,7 +58,8 @@ def custom_generate(
             config.top_p,
         )
     limits = Limits(config.max_length - input_ids.shape[1], end_ids=token_ids(config.eos_token_id))
-    engine = Engine(target_of(model), drafter, sampling, limits, budget)
+    target = target_of(model)
+    engine = Engine(target, drafter.attached(target), sampling, limits, budget)
     streamer = _streamer_of_caller() if streamer is None else streamer
     callback = None
     if streamer is not None:
@@ -88,10 +80,9 @@ def custom_generate(
 
 def _check_kept(config, parts: Sequence, model_kwargs: dict) -> None:
     """`InputError` for a setting of `model.generate` that decoding here would not keep."""
+    given = [name for name, value in model_kwargs.items() if value is not None]
     unkept = [type(part).__name__ for part in parts if type(part).__name__ not in KEPT_BY_US]
-    unkept += [
-        name for name, value in model_kwargs.items() if value is not None and name not in NOT_NEEDED
-    ]
+    unkept += [name for name in given if name not in NOT_NEEDED]
     cache = model_kwargs.get("past_key_values")
     if cache is not None and cache.get_seq_length():
         unkept.append("past_key_values")

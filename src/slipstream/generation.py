@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -14,7 +13,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Generation, Limits
-from slipstream.decoding.calibration import Calibrations, described
+from slipstream.decoding.calibration import Calibrations
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
@@ -43,7 +42,7 @@ def generate(
     top_p: float | None = None,
     stop: str | Sequence[str] = (),
     seed: int = 0,
-    budget: int | str = 10,
+    budget: int | str = 12,
     on_text: Callable[[str], None] | None = None,
 ) -> Generation | list[Generation]:
     """Answer a prompt, or several together; the output is the target's own, only faster.
@@ -56,14 +55,18 @@ def generate(
     one more. on_text: called with each piece of the text of a single answer as it is decided.
     Raises `InputError` for what cannot be used.
     """
-    prompts = _prompts(prompt)
-    if on_text is not None and prompts != [prompt]:
+    alone, several = _is_prompt(prompt), isinstance(prompt, list | tuple) and prompt
+    if not alone and not (several and all(map(_is_prompt, prompt))):
+        raise InputError(
+            "prompt: give a text, messages with role and content, or a list of such prompts"
+        )
+    if on_text is not None and not alone:
         raise InputError("on_text: it is told one answer at a time; give a single prompt")
     target = _with_tokenizer(target)
     sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
     decoder = _decoder(target, _drafter(drafter, target), sampling, limits, budget)
-    ids = [render_prompt(target.tokenizer, each) for each in prompts]
-    if prompts == [prompt]:
+    ids = [render_prompt(target.tokenizer, each) for each in ([prompt] if alone else prompt)]
+    if alone:
         callback = None if on_text is None else (lambda _, __, text: text and on_text(text))
         return decoder.generate(ids[0], seed, callback)
     seeds = range(seed, seed + len(ids))
@@ -72,18 +75,8 @@ def generate(
     return decoder.generate_batch(ids, list(seeds))
 
 
-def _prompts(prompt: object) -> list[str | Messages]:
-    """One prompt, or several, as a list."""
-    if _is_prompt(prompt):
-        return [prompt]
-    if isinstance(prompt, list | tuple) and prompt and all(map(_is_prompt, prompt)):
-        return list(prompt)
-    raise InputError(
-        "prompt: give a text, messages with role and content, or a list of such prompts"
-    )
-
-
 def _is_prompt(prompt: object) -> bool:
+    """Whether it is one prompt: a text, or messages."""
     if isinstance(prompt, list) and prompt:
         return all(isinstance(message, dict) for message in prompt)
     return isinstance(prompt, str)
@@ -94,28 +87,21 @@ def _decoder(
 ) -> Decoder:
     if drafter is None:
         return PlainDecoder(target, sampling, limits)
-    if drafter not in _DESCRIBED:
-        _DESCRIBED[drafter] = described(drafter)
+    attached = drafter.attached(target)
     if budget == "auto":
-        kept, description = Calibrations(CALIBRATIONS), _DESCRIBED[drafter]
-        return calibrated_decoder(kept, target, drafter, description, sampling, limits)[1]
+        kept = Calibrations(CALIBRATIONS)
+        return calibrated_decoder(kept, target, drafter, attached, sampling, limits)[1]
     if not isinstance(budget, int):
         raise InputError('budget: give a number of nodes, or "auto"')
-    return Engine(target, drafter, sampling, limits, budget)
-
-
-_DESCRIBED: WeakKeyDictionary[Drafter, object] = WeakKeyDictionary()
-"""What drafters were like before they were used, by which calibrations are found."""
+    return Engine(target, attached, sampling, limits, budget)
 
 
 def _drafter(drafter: Drafter | str | Path | None, target: Target) -> Drafter | None:
-    if drafter is None or isinstance(drafter, Drafter):
-        return drafter
     if isinstance(drafter, str | Path):
         return _named_drafter(str(drafter), target)
-    raise InputError(
-        "drafter: give a Drafter, a speculator's folder, the name of a drafter, or None"
-    )
+    if drafter is None or isinstance(drafter, Drafter):
+        return drafter
+    raise InputError("drafter: give a Drafter, a speculator's folder, a drafter's name, or None")
 
 
 @lru_cache(maxsize=1)
@@ -127,9 +113,9 @@ def _named_drafter(name: str, target: Target) -> Drafter:
     if not Path(locate(name)).is_dir():
         near = get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(names)}"
+        hint = hint if names else "names of drafters are known in a source checkout alone"
         raise InputError(
-            f"drafter: {name!r} is neither a speculator's folder nor a drafter; "
-            + (hint if names else "names of drafters are known in a source checkout alone")
+            f"drafter: {name!r} is neither a speculator's folder nor a drafter; {hint}"
         )
     return Streaming(name, "auto", top_k=4)
 

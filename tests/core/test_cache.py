@@ -51,6 +51,18 @@ def stage(cache: StepCache, plain: PlainCache, layer: int, count: int, batch: in
         assert torch.equal(ours, theirs)
 
 
+def commit(cache: StepCache, groups: list[tuple[range, list[int]]]) -> None:
+    """Keep these rows of layers before and after one, the same of all sequences."""
+    batch = len(cache.lengths)
+    (below, first), (_, second) = groups if len(groups) == 2 else (groups[0], groups[0])
+    rows, under = (torch.tensor([own]).long().expand(batch, -1) for own in (second, first))
+    layer = below.stop if len(groups) == 2 else None
+    counts = torch.full((batch,), len(second))
+    cache.commit(rows, counts, None if layer is None else (layer, under))
+    cache.learn([length + len(second) for length in cache.lengths])
+    assert cache.ends.tolist() == cache.lengths
+
+
 def assert_equal(cache: StepCache, plain: PlainCache) -> None:
     """Committed rows of all layers are the same."""
     assert cache.length == plain.length
@@ -93,12 +105,12 @@ def test_random_steps_agree_with_plain_lists(seed, batch):
                 cache.forget_staged()
                 plain.forget_staged()
             else:
-                kept = random.randint(0, min(counts))
+                kept = random.randint(1, min(counts))
                 chosen = [
-                    (layers, random.sample(range(count), kept))
+                    (layers, [0, *random.sample(range(1, count), kept - 1)])
                     for layers, count in zip(groups, counts, strict=True)
                 ]
-                cache.commit(chosen)
+                commit(cache, chosen)
                 plain.commit(chosen)
                 commits += 1
                 moved += any(rows != list(range(kept)) for _, rows in chosen)
@@ -113,8 +125,9 @@ def test_streams_in_the_upper_layers_leave_no_trace():
         stage(cache, plain, layer, 5)
     stage(cache, plain, 2, 8)
     assert [cache.get_seq_length(layer) for layer in range(3)] == [5, 5, 13]
-    for each in (cache, plain):
-        each.commit([(range(1), [0, 2, 4]), (range(1, 3), [0, 1, 3])])
+    groups = [(range(1), [0, 2, 4]), (range(1, 3), [0, 1, 3])]
+    commit(cache, groups)
+    plain.commit(groups)
     for layer in range(3):
         stage(cache, plain, layer, 2)
     assert_equal(cache, plain)
@@ -126,8 +139,8 @@ def test_rows_beyond_the_capacity_are_refused_and_change_nothing():
     cache, plain = StepCache(2, HEADS, SIZE, capacity=4), PlainCache(2)
     for layer in range(2):
         stage(cache, plain, layer, 3)
-    for each in (cache, plain):
-        each.commit([(range(2), [0, 1, 2])])
+    cache.commit_first([3])
+    plain.commit([(range(2), [0, 1, 2])])
     with pytest.raises(ValueError, match="4 rows"):
         cache.update(*torch.randn(2, 1, HEADS, 2, SIZE), 1)
     assert cache.staged == [0, 0]
@@ -135,15 +148,15 @@ def test_rows_beyond_the_capacity_are_refused_and_change_nothing():
         stage(cache, plain, layer, 1)
     with pytest.raises(ValueError, match="4 rows"):
         cache.update(*torch.randn(2, 1, HEADS, 1, SIZE), 0)
-    for each in (cache, plain):
-        each.commit([(range(2), [0])])
+    cache.commit_first([1])
+    plain.commit([(range(2), [0])])
     assert_equal(cache, plain)
 
 
 def test_roll_back_refuses_lengths_that_are_not_committed():
     cache = StepCache(1, HEADS, SIZE, CAPACITY)
     cache.update(*torch.randn(2, 1, HEADS, 3, SIZE), 0)
-    cache.commit([(range(1), [0, 1])])
+    cache.commit_first([2])
     cache.update(*torch.randn(2, 1, HEADS, 3, SIZE), 0)
     for length in (-1, 3):
         with pytest.raises(ValueError, match="roll back"):
@@ -158,13 +171,51 @@ def test_finished_sequences_leave_and_the_others_go_on():
     rows = torch.randn(2, 2, 3, HEADS, 4, SIZE)
     for layer in range(2):
         cache.update(rows[layer, 0], rows[layer, 1], layer)
-    cache.commit([(range(2), [0, 1, 2, 3])])
+    cache.commit_first([4] * 3)
     cache.keep_sequences([0, 2])
     more = torch.randn(2, 2, 2, HEADS, 1, SIZE)
     for layer in range(2):
         keys, values = cache.update(more[layer, 0], more[layer, 1], layer)
         assert torch.equal(keys, torch.cat([rows[layer, 0, [0, 2]], more[layer, 0]], -2))
         assert torch.equal(values, torch.cat([rows[layer, 1, [0, 2]], more[layer, 1]], -2))
+
+
+def rows_of(cache: StepCache, sequence: int) -> list[float]:
+    """What is committed of one sequence in the first layer; rows hold one number."""
+    return cache.layers[0][0][sequence, 0, : cache.lengths[sequence], 0].tolist()
+
+
+def staged(cache: StepCache, numbers: list[list[float]]) -> None:
+    rows = torch.tensor(numbers)[:, None, :, None].expand(-1, HEADS, -1, SIZE)
+    for layer in range(len(cache.layers)):
+        cache.update(rows, rows, layer)
+
+
+@pytest.mark.parametrize("granularity", [1, 4])
+def test_sequences_keep_rows_of_their_own_at_lengths_of_their_own(granularity):
+    cache = StepCache(2, HEADS, SIZE, CAPACITY, batch_size=2, granularity=granularity)
+    staged(cache, [[1, 2, 3], [4, 5, 0]])
+    cache.commit_first([3, 2])
+    assert cache.slots % granularity == 0 and not cache.level
+    staged(cache, [[6, 7, 8, 9], [10, 11, 12, 13]])
+    cache.commit(torch.tensor([[0, 2, 3], [0, 3, 0]]), torch.tensor([3, 2]))
+    assert cache.bound >= 6 and cache.ends.tolist() == [6, 4]
+    with cache.scratch():  # what is staged before the host knows must lie beyond
+        staged(cache, [[99.0], [99.0]])
+    cache.learn([6, 4])
+    assert rows_of(cache, 0) == [1, 2, 3, 6, 8, 9] and rows_of(cache, 1) == [4, 5, 10, 13]
+
+
+def test_a_cache_takes_in_the_sequences_of_others():
+    one, other = (StepCache(2, HEADS, SIZE, CAPACITY, batch_size=size) for size in (2, 1))
+    staged(one, [[1, 2, 3], [4, 5, 6]])
+    one.commit_first([3, 1])
+    staged(other, [[7, 8]])
+    other.commit_first([2])
+    both = StepCache(2, HEADS, SIZE, CAPACITY, batch_size=3)
+    both.take_in(one, other)
+    assert [rows_of(both, place) for place in range(3)] == [[1, 2, 3], [4], [7, 8]]
+    assert both.ends.tolist() == both.lengths == [3, 1, 2]
 
 
 def test_the_buffer_is_never_allocated_again():
@@ -174,7 +225,7 @@ def test_the_buffer_is_never_allocated_again():
         for layer in range(2):
             keys, _ = cache.update(*torch.randn(2, 1, HEADS, 5, SIZE), layer)
             assert keys.data_ptr() == cache.layers[layer][0].data_ptr()
-        cache.commit([(range(2), [0, 3, 4])])
+        commit(cache, [(range(2), [0, 3, 4])])
     assert cache.layers[0][0].data_ptr() == address and cache.length == 9
 
 

@@ -1,63 +1,24 @@
 """Exactness of sampling, by enumeration: the next two tokens have the target's distribution.
 
-Chance is replaced by a `Randomness` that goes through every outcome with its probability, while
+All that the uniform numbers can do is gone through, cell by cell (tests/enumeration.py), while
 trees are drawn as well as while they are verified. The target is a random table p(next | prefix).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from tests.enumeration import EnumeratedChance, enumerated
+from tests.reference import DraftTree, grow_best_first, independent_children
 
 from slipstream.core import verification
-from slipstream.core.growth import grow_best_first, independent_children
-from slipstream.core.tree import DraftTree, Proposal, most_confident, prune, union
-from slipstream.core.verification import verify_sampling
+from slipstream.core.drafts import Draft
+from slipstream.core.trees import Drawn, Trees, merge, most_probable, survivors
 
 VOCABULARY = 4
 ROOT = 0
 TOLERANCE = 1e-9
-
-
-class EnumeratedRandomness:
-    """Replays a list of choices, then takes the first possible one and notes the others."""
-
-    def __init__(self, choices: list[int]):
-        self.choices, self.taken = choices, []
-        self.probability = 1.0
-        self.others: list[list[int]] = []
-
-    def _choose(self, weights: list[float]) -> int:
-        assert all(weight >= -1e-12 for weight in weights)
-        assert sum(weights) == pytest.approx(1.0, abs=1e-12)
-        possible = [option for option, weight in enumerate(weights) if weight > 0]
-        if len(self.taken) < len(self.choices):
-            option = self.choices[len(self.taken)]
-        else:
-            option = possible[0]
-            self.others += [[*self.taken, other] for other in possible[1:]]
-        self.taken.append(option)
-        self.probability *= weights[option]
-        return option
-
-    def accept(self, probability: float) -> bool:
-        return self._choose([1.0 - probability, probability]) == 1
-
-    def draw(self, probabilities: torch.Tensor) -> int:
-        return self._choose(probabilities.tolist())
-
-
-def enumerated(outcome_of: Callable[[EnumeratedRandomness], tuple]) -> dict[tuple, float]:
-    """Outcome -> probability, over everything that chance can do."""
-    distribution: dict[tuple, float] = {}
-    waiting: list[list[int]] = [[]]
-    while waiting:
-        randomness = EnumeratedRandomness(waiting.pop())
-        outcome = outcome_of(randomness)
-        distribution[outcome] = distribution.get(outcome, 0.0) + randomness.probability
-        waiting += randomness.others
-    assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-12)
-    return distribution
+pytestmark = pytest.mark.usefixtures("chance")
 
 
 class Table:
@@ -82,37 +43,60 @@ class Table:
         weights[torch.randperm(VOCABULARY, generator=generator)[self.num_allowed :]] = 0
         return weights / weights.sum()
 
-    def after_each(self, tree: DraftTree, prefix: tuple[int, ...]) -> torch.Tensor:
-        """(N, V): the distribution after every node of a tree whose root ends `prefix`."""
-        paths = [tuple(tree.tokens[step] for step in tree.path(n)[1:]) for n in range(len(tree))]
-        return torch.stack([self.after(prefix + path) for path in paths])
+    def after_each(self, trees: Trees, prefix: tuple[int, ...]) -> torch.Tensor:
+        """(1, N, V): the distribution after every node of a tree whose root ends `prefix`."""
+        rows = []
+        for node in range(trees.width):
+            above = trees.ancestors[0, node].nonzero().flatten().tolist()
+            rows.append(self.after(prefix + tuple(trees.tokens[0, n].item() for n in above[1:])))
+        return torch.stack(rows)[None]
 
 
 TARGET = Table(seed=1)
 DRAFT = Table(seed=4)
-Propose = Callable[[tuple[int, ...], EnumeratedRandomness], DraftTree]
+Propose = Callable[[tuple[int, ...], EnumeratedChance], Trees]
+
+
+def points_of(trees: Trees, chance: EnumeratedChance) -> torch.Tensor:
+    """(1, N): the number that decides what follows each node."""
+    return chance.decide[trees.depths]
+
+
+def emitted(trees: Trees, probabilities: torch.Tensor, chance: EnumeratedChance) -> list[int]:
+    """The tokens that one step decides."""
+    if trees.drawn is None:
+        points = points_of(trees, chance)
+        choices = verification.draw(probabilities, points)
+        last = verification.follow(trees, choices)
+        following = choices[0, last]
+    else:
+        siblings = max(int((trees.parents == node).sum()) for node in range(trees.width))
+        keep = chance.keep[: trees.depth * siblings].view(1, trees.depth, siblings)
+        decide = chance.decide[None, : trees.depth + 1]
+        last, following = verification.keep_or_reject(trees, probabilities, keep, decide)
+    nodes, counts = verification.paths_to(trees, last)
+    path = nodes[0, 1 : counts[0]]
+    return [*trees.tokens[0, path].tolist(), int(following)]
 
 
 def next_two(propose: Propose, target: Table = TARGET) -> dict[tuple[int, int], float]:
     """Distribution of the next two tokens; a step that emits one is followed by a second step."""
 
     def step(prefix: tuple[int, ...], count: int) -> dict[tuple, float]:
-        def outcome(randomness: EnumeratedRandomness) -> tuple:
-            tree = propose(prefix, randomness)
-            assert tree.tokens[0] == prefix[-1]
-            verdict = verify_sampling(tree, target.after_each(tree, prefix), randomness)
-            emitted = [tree.tokens[node] for node in verdict.path[1:]] + [verdict.next_token]
-            return tuple(emitted[:count])
+        def outcome(chance: EnumeratedChance) -> tuple:
+            trees = propose(prefix, chance)
+            assert trees.tokens[0, 0] == prefix[-1]
+            return tuple(emitted(trees, target.after_each(trees, prefix), chance)[:count])
 
         return enumerated(outcome)
 
     pairs: dict[tuple[int, int], float] = {}
-    for emitted, probability in step((ROOT,), 2).items():
-        if len(emitted) == 2:
-            pairs[emitted] = pairs.get(emitted, 0.0) + probability
+    for tokens, probability in step((ROOT,), 2).items():
+        if len(tokens) == 2:
+            pairs[tokens] = pairs.get(tokens, 0.0) + probability
             continue
-        for then, share in step((ROOT, *emitted), 1).items():
-            pair = emitted + then
+        for then, share in step((ROOT, *tokens), 1).items():
+            pair = tokens + then
             pairs[pair] = pairs.get(pair, 0.0) + probability * share
     return pairs
 
@@ -132,43 +116,43 @@ def largest_error(propose: Propose, target: Table = TARGET) -> float:
 
 def fixed(tokens: list[int], parents: list[int]) -> Propose:
     """The same deterministic tree in every step."""
-    return lambda prefix, _: DraftTree([prefix[-1], *tokens], [-1, *parents])
+    return lambda prefix, _: Trees.of([Draft([prefix[-1], *tokens], [-1, *parents])])
 
 
-def levels_of(prefix: tuple[int, ...], depth: int, top_k: int) -> tuple[list, list]:
-    """Top-k tokens of the draft table for independent levels, as streams give them."""
+def grown(prefix: tuple[int, ...], depth: int, top_k: int, budget: int) -> DraftTree:
+    """The best tree of top-k tokens of the draft table for independent levels, as of streams."""
     best = [DRAFT.after((*prefix, level)).topk(top_k) for level in range(depth)]
-    return [level.indices.tolist() for level in best], independent_children(
-        [p.values.tolist() for p in best]
-    )
+    tokens = [level.indices.tolist() for level in best]
+    children = independent_children([level.values.tolist() for level in best])
+    tree = grow_best_first(prefix[-1], tokens, children, budget)
+    return DraftTree(tree.tokens, tree.parents, tree.confidences)
 
 
-def cut_to_budget(prefix: tuple[int, ...], _) -> DraftTree:
+def cut_to_budget(prefix: tuple[int, ...], _) -> Trees:
     """Best-first growth with a node budget."""
-    tree = grow_best_first(prefix[-1], *levels_of(prefix, 3, 3), budget=7)
-    assert len(tree) == 7
-    return tree
+    return Trees.of([grown(prefix, 3, 3, 7)])
 
 
-def merged_and_cut(prefix: tuple[int, ...], _) -> DraftTree:
+def merged_and_cut(prefix: tuple[int, ...], _) -> Trees:
     """Two drafts in one tree, its most confident nodes kept."""
-    chain = DraftTree([prefix[-1], 1, 2], [-1, 0, 1], [1.0, 0.9, 0.2])
-    wide = DraftTree([prefix[-1], 1, 3, 0], [-1, 0, 0, 1], [1.0, 0.5, 0.4, 0.3])
-    merged, _ = union([chain, wide])
-    assert len(merged) == 5
-    return merged.keep(most_confident(merged, 3))
+    chain = Draft([prefix[-1], 1, 2], [-1, 0, 1], [1.0, 0.9, 0.2])
+    wide = Draft([prefix[-1], 1, 3, 0], [-1, 0, 0, 1], [1.0, 0.5, 0.4, 0.3])
+    merged, _ = merge([Trees.of([chain]), Trees.of([wide])])
+    assert merged.real.sum() == 5
+    return merged.select(most_probable(merged, 3))
 
 
-def pruned(prefix: tuple[int, ...], _) -> DraftTree:
+def pruned(prefix: tuple[int, ...], _) -> Trees:
     """Threshold and cap of the early exit, whose transitions depend on the tokens."""
-    tree = grow_best_first(prefix[-1], *levels_of(prefix, 2, 3), budget=12)
+    tree = grown(prefix, 2, 3, 12)
     paths = [prefix + tuple(tree.tokens[n] for n in tree.path(node)[1:-1]) for node in range(12)]
     transitions = [
         float(DRAFT.after(path)[token]) for path, token in zip(paths, tree.tokens, strict=True)
     ]
-    kept = prune(tree, transitions, threshold=0.1, cap=5)
-    assert 1 < len(kept) <= 5
-    return tree.keep(kept)
+    trees = Trees.of([tree])
+    kept = survivors(trees, torch.tensor([transitions]), threshold=0.1, cap=5)
+    assert 1 < (kept >= 0).sum() <= 5
+    return trees.select(kept)
 
 
 DETERMINISTIC = {
@@ -190,51 +174,69 @@ def test_deterministic_trees(name, num_allowed):
     assert largest_error(DETERMINISTIC[name], Table(1, num_allowed)) < TOLERANCE
 
 
-class Sampled:
-    """Draws trees: `widths` children per node and level, of which `levels` says how they come.
+@pytest.mark.parametrize("name", ["chain", "deep", "cut_to_budget"])
+def test_one_number_for_two_depths_is_noticed(monkeypatch, name):
+    monkeypatch.setitem(
+        globals(), "points_of", lambda trees, chance: chance.decide[0 * trees.depths]
+    )
+    assert largest_error(DETERMINISTIC[name]) > 1e-3
 
-    'drawn' siblings are drawn with replacement, 'distinct' ones without, 'top' ones are the most
-    probable tokens. Only the first sibling of each level has children of its own, or with
-    `everywhere` each of them.
+
+def test_a_tree_that_knows_the_number_is_noticed():
+    """Trees must not depend on the numbers that decide."""
+
+    def peeking(prefix: tuple[int, ...], chance: EnumeratedChance) -> Trees:
+        first = int(verification.draw(TARGET.after(prefix), chance.decide[1]))
+        return Trees.of([Draft([prefix[-1], first, 1], [-1, 0, 1])])
+
+    assert largest_error(peeking) > 1e-3
+
+
+class Sampled:
+    """Draws trees: `widths` children per node and level; of each level the first sibling alone has
+    children of its own, or with `everywhere` each of them.
+
+    distinct: whether siblings are drawn without replacement.
     """
 
     def __init__(
         self,
-        levels: list[tuple[str, int]],
+        widths: Sequence[int],
         draft: Table = DRAFT,
+        distinct: bool = False,
         everywhere: bool = False,
         stop_below: float = 0.0,
+        labelled_distinct: bool | None = None,
     ):
-        self.levels, self.draft, self.everywhere = levels, draft, everywhere
-        self.stop_below = stop_below
+        self.widths, self.draft, self.distinct = widths, draft, distinct
+        self.everywhere, self.stop_below = everywhere, stop_below
+        self.labelled = distinct if labelled_distinct is None else labelled_distinct
         self.repeated_siblings = 0
 
-    def __call__(self, prefix: tuple[int, ...], randomness: EnumeratedRandomness) -> DraftTree:
-        tree = DraftTree([prefix[-1]], [-1])
+    def __call__(self, prefix: tuple[int, ...], chance: EnumeratedChance) -> Trees:
+        tokens, parents, rows = [prefix[-1]], [-1], [self.draft.after(prefix)]
         frontier = [(0, prefix)]
-        for kind, width in self.levels:
-            grown = []
+        for width in self.widths:
+            found = []
             for node, path in frontier:
-                chosen = self._children(tree, node, path, kind, width, randomness)
+                chosen = self._children(path, width, chance)
                 self.repeated_siblings += len(chosen) - len(set(chosen))
                 for token in chosen:
-                    tree.tokens.append(token)
-                    tree.parents.append(node)
-                    tree.confidences.append(1.0)
+                    tokens.append(token)
+                    parents.append(node)
+                    rows.append(self.draft.after((*path, token)))
                     if float(self.draft.after(path)[token]) >= self.stop_below:
-                        grown.append((len(tree) - 1, (*path, token)))
-            frontier = grown if self.everywhere else grown[:1]
-        return tree
+                        found.append((len(tokens) - 1, (*path, token)))
+            frontier = found if self.everywhere else found[:1]
+        trees = Trees.of([Draft(tokens, parents)])
+        trees.drawn = Drawn(torch.stack(rows)[None], replacement=not self.labelled)
+        return trees
 
-    def _children(self, tree, node, path, kind, width, randomness) -> list[int]:
-        distribution = self.draft.after(path)
-        if kind == "top":
-            return distribution.topk(width).indices.tolist()
-        tree.proposals[node] = Proposal(distribution, replacement=kind == "drawn")
-        chosen = []
+    def _children(self, path: tuple[int, ...], width: int, chance: EnumeratedChance) -> list[int]:
+        distribution, chosen = self.draft.after(path), []
         for _ in range(width):
-            chosen.append(randomness.draw(distribution))
-            if kind == "distinct":
+            chosen.append(chance.draw(distribution))
+            if self.distinct:
                 distribution = distribution.clone()
                 distribution[chosen[-1]] = 0
                 distribution = distribution / distribution.sum().clamp(min=1e-300)
@@ -242,143 +244,108 @@ class Sampled:
 
 
 SAMPLED = {
-    "chain": Sampled([("drawn", 1)] * 3),
-    "chain_from_the_target_itself": Sampled([("drawn", 1)] * 2, draft=TARGET),
-    "chain_from_two_tokens": Sampled([("drawn", 1)] * 2, draft=Table(3, num_allowed=2)),
-    "confidence_stop_keeps_the_token": Sampled([("drawn", 1)] * 3, stop_below=0.3),
-    "siblings": Sampled([("drawn", 3)]),
-    "siblings_of_siblings": Sampled([("drawn", 2), ("drawn", 2)]),
-    "siblings_everywhere": Sampled([("drawn", 2), ("drawn", 1)], everywhere=True),
-    "distinct_siblings": Sampled([("distinct", 3)]),
-    "all_distinct_siblings": Sampled([("distinct", VOCABULARY)]),
-    "distinct_siblings_everywhere": Sampled([("distinct", 2), ("distinct", 1)], everywhere=True),
-    "top_then_drawn": Sampled([("top", 2), ("drawn", 2)]),
-    "top_then_distinct": Sampled([("top", 3), ("distinct", 2)]),
-    "drawn_then_top": Sampled([("drawn", 2), ("top", 2), ("drawn", 1)]),
-    "distinct_then_top_everywhere": Sampled([("distinct", 2), ("top", 2)], everywhere=True),
+    "pair": Sampled([1, 1]),
+    "chain": Sampled([1, 1, 1]),
+    "chain_from_the_target_itself": Sampled([1, 1], draft=TARGET),
+    "chain_from_two_tokens": Sampled([1, 1], draft=Table(3, num_allowed=2)),
+    "confidence_stop_keeps_the_token": Sampled([1, 1, 1], stop_below=0.3),
+    "siblings": Sampled([3]),
+    "siblings_of_siblings": Sampled([2, 2]),
+    "siblings_everywhere": Sampled([2, 1], everywhere=True),
+    "distinct_siblings": Sampled([3], distinct=True),
+    "distinct_siblings_everywhere": Sampled([2, 1], distinct=True, everywhere=True),
 }
 
 
-@pytest.mark.parametrize("name", sorted(SAMPLED))
+LARGE = {"siblings_everywhere", "distinct_siblings_everywhere"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name in LARGE else [])
+        for name in sorted(SAMPLED)
+    ],
+)
 def test_sampled_trees(name):
     assert largest_error(SAMPLED[name]) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["chain", "siblings", "distinct_siblings", "drawn_then_top"])
+@pytest.mark.parametrize("name", ["chain", "siblings", "distinct_siblings"])
 def test_sampled_trees_for_a_truncated_target(name):
     assert largest_error(SAMPLED[name], Table(1, num_allowed=2)) < TOLERANCE
 
 
 def test_repeated_siblings_do_arise_and_count():
-    propose = Sampled([("drawn", 3)])
+    propose = Sampled([3])
     assert largest_error(propose) < TOLERANCE
     assert propose.repeated_siblings > 10
 
 
-def test_pruning_deterministic_children_below_sampled_ones():
-    grown = Sampled([("drawn", 2), ("top", 3)], everywhere=True)
-
-    def propose(prefix: tuple[int, ...], randomness: EnumeratedRandomness) -> DraftTree:
-        tree = grown(prefix, randomness)
-        confidences = [1.0] * 3 + [1.0 / (1 + token) for token in tree.tokens[3:]]
-        tree.confidences = confidences
-        kept = tree.keep(most_confident(tree, 5))
-        assert len(tree) == 9 and len(kept) == 5 and kept.proposals
-        return kept
-
-    assert largest_error(propose) < TOLERANCE
-
-
-def unchanged(remaining, token, drawn_from):
+def unchanged(remaining, drawn_from):
     return remaining
 
 
-def not_clamped(remaining, token, drawn_from):
-    if drawn_from is None:
-        return verification._without(remaining, token)
+def not_clamped(remaining, drawn_from):
     left = (remaining - drawn_from).abs()
-    return left / left.sum()
+    return left / left.sum(-1, keepdim=True)
 
 
-def as_if_deterministic(remaining, token, drawn_from):
-    return verification._without(remaining, token)
+def of_another_draft(remaining, drawn_from):
+    return verification._normalised((remaining - 1 / VOCABULARY).clamp(min=0), remaining)
 
 
-def as_if_sampled(remaining, token, drawn_from):
-    uniform = torch.full_like(remaining, 1 / VOCABULARY)
-    left = (remaining - (uniform if drawn_from is None else drawn_from)).clamp(min=0)
-    return left / left.sum()
-
-
-@pytest.mark.parametrize(
-    ("residual", "propose"),
-    [
-        (unchanged, DETERMINISTIC["chain"]),
-        (unchanged, SAMPLED["chain"]),
-        (unchanged, SAMPLED["distinct_siblings"]),
-        (not_clamped, SAMPLED["chain"]),
-        (not_clamped, SAMPLED["siblings"]),
-        (as_if_deterministic, SAMPLED["chain"]),
-        (as_if_sampled, DETERMINISTIC["wide"]),
-    ],
-)
-def test_a_wrong_residual_is_noticed(monkeypatch, residual, propose):
+@pytest.mark.parametrize("residual", [unchanged, not_clamped, of_another_draft])
+@pytest.mark.parametrize("name", ["pair", "siblings", "distinct_siblings"])
+def test_a_wrong_residual_is_noticed(monkeypatch, residual, name):
     monkeypatch.setattr(verification, "residual", residual)
-    assert largest_error(propose) > 1e-3
+    assert largest_error(SAMPLED[name]) > 1e-3
 
 
 def test_siblings_with_the_wrong_proposal_are_noticed():
-    def mislabelled(prefix: tuple[int, ...], randomness: EnumeratedRandomness) -> DraftTree:
-        tree = Sampled([("distinct", 2)])(prefix, randomness)
-        tree.proposals = {
-            node: Proposal(value.probabilities) for node, value in tree.proposals.items()
-        }
-        return tree
-
-    assert largest_error(mislabelled) > 1e-3
+    assert largest_error(Sampled([2], distinct=True, labelled_distinct=False)) > 1e-3
 
 
-class Even:
+def test_pruning_a_drawn_child_by_its_token_is_biased_and_refused():
     """p = q = (1/2, 1/2), the example of the notes."""
+    even = torch.full((1, 2, 2), 0.5, dtype=torch.float64)
 
-    def after_each(self, tree: DraftTree, prefix: tuple[int, ...]) -> torch.Tensor:
-        return torch.full((len(tree), 2), 0.5, dtype=torch.float64)
+    def drawn(chance: EnumeratedChance) -> Trees:
+        trees = Trees.of([Draft([0, chance.draw(even[0, 0])], [-1, 0])])
+        trees.drawn = Drawn(even)
+        return trees
 
+    def first_token(trees: Trees, chance: EnumeratedChance) -> tuple[int]:
+        return (emitted(trees, even[:, : trees.width], chance)[0],)
 
-def test_pruning_a_sampled_child_by_its_token_is_biased_and_refused():
-    even = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    def honest(chance: EnumeratedChance) -> tuple[int]:
+        return first_token(drawn(chance), chance)
 
-    def drawn(randomness: EnumeratedRandomness) -> DraftTree:
-        return DraftTree([0, randomness.draw(even)], [-1, 0], proposals={0: Proposal(even)})
+    def biased(chance: EnumeratedChance) -> tuple[int]:
+        trees = drawn(chance)
+        roots = Trees.roots(torch.zeros(1).long())
+        return first_token(roots if trees.tokens[0, 1] else trees, chance)
 
-    def first_token(tree: DraftTree, randomness: EnumeratedRandomness) -> tuple[int]:
-        verdict = verify_sampling(tree, Even().after_each(tree, (0,)), randomness)
-        return (([tree.tokens[node] for node in verdict.path[1:]] + [verdict.next_token])[0],)
-
-    def honest(randomness: EnumeratedRandomness) -> tuple[int]:
-        return first_token(drawn(randomness), randomness)
-
-    def biased(randomness: EnumeratedRandomness) -> tuple[int]:
-        tree = drawn(randomness)
-        return first_token(DraftTree([0], [-1]) if tree.tokens[1] == 1 else tree, randomness)
-
-    assert enumerated(honest) == {(0,): 0.5, (1,): 0.5}
-    assert enumerated(biased) == {(0,): 0.75, (1,): 0.25}
-    with pytest.raises(ValueError, match="sampled"):
-        drawn(EnumeratedRandomness([])).keep([0])
+    assert enumerated(honest) == pytest.approx({(0,): 0.5, (1,): 0.5})
+    assert enumerated(biased) == pytest.approx({(0,): 0.75, (1,): 0.25})
+    with pytest.raises(ValueError, match="drawn"):
+        drawn(EnumeratedChance({}, {})).select(torch.tensor([[0]]))
 
 
 @pytest.mark.parametrize("replacement", [True, False])
-def test_a_rejection_that_only_rounding_allows_still_leaves_a_distribution(replacement):
+def test_a_rejection_that_only_rounding_allows_leaves_a_distribution(replacement, monkeypatch):
     """In float32 p and q may be equal but for rounding, with p below q everywhere."""
 
-    class Rejecting(EnumeratedRandomness):
-        def accept(self, probability: float) -> bool:
-            assert probability > 0.999
-            return False
+    def rejecting(points, ratios, trying):
+        assert ratios[trying].min() > 0.999
+        return torch.zeros_like(trying)
 
-    drafted = torch.tensor([0.25, 0.75])
-    tree = DraftTree([0, 1], [-1, 0], proposals={0: Proposal(drafted, replacement)})
-    target = (drafted * (1 - 6e-8)).expand(2, 2)
+    monkeypatch.setattr(verification, "keeps", rejecting)
+    drafted = torch.tensor([0.25, 0.75]).expand(1, 2, 2)
+    trees = Trees.of([Draft([0, 1], [-1, 0])])
+    trees.drawn = Drawn(drafted, replacement)
+    target = drafted * (1 - 6e-8)
     assert bool((target < drafted).all())
-    assert verify_sampling(tree, target, Rejecting([])).next_token in (0, 1)
+    numbers = torch.tensor([[[0.5]]], dtype=torch.float64), torch.tensor([[0.1, 0.1]]).double()
+    _, following = verification.keep_or_reject(trees, target, *numbers)
+    assert int(following) in (0, 1)

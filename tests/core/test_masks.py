@@ -5,18 +5,22 @@ import torch
 from tests.tiny import random_tree
 
 from slipstream.core.masks import causal_mask, stream_mask, tree_mask
+from slipstream.core.trees import Trees
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 7, 20])
-@pytest.mark.parametrize("committed", [0, 1, 5])
-def test_tree_mask_is_membership_in_the_path(num_nodes, committed):
+@pytest.mark.parametrize("slots", [0, 1, 5])
+def test_tree_mask_is_membership_in_the_path(num_nodes, slots):
     for seed in range(3):
         tree = random_tree(num_nodes, torch.Generator().manual_seed(seed))
-        (mask,) = tree_mask([committed], tree.ancestor_mask()[None])[0]
-        assert mask.dtype == torch.bool and mask.shape == (num_nodes, committed + num_nodes)
-        for node in range(num_nodes):
-            seen = set(range(committed)) | {committed + step for step in tree.path(node)}
-            assert set(mask[node].nonzero().flatten().tolist()) == seen
+        ancestors = Trees.of([tree, tree]).ancestors
+        for ends in (None, torch.tensor([slots, slots // 2])):
+            mask = tree_mask(ancestors, slots, ends)
+            assert mask.dtype == torch.bool and mask.shape == (2, 1, num_nodes, slots + num_nodes)
+            for place, end in enumerate([slots, slots] if ends is None else ends.tolist()):
+                for node in range(num_nodes):
+                    seen = set(range(end)) | {slots + step for step in tree.path(node)}
+                    assert set(mask[place, 0, node].nonzero().flatten().tolist()) == seen
 
 
 def test_causal_mask_is_the_mask_of_a_chain():

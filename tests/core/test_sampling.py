@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.sampling import Sampling, SeededRandomness
+from slipstream.core.sampling import Chance, Sampling, draw
 
 
 def reference(
@@ -95,27 +95,47 @@ def test_greedy_has_no_distribution():
 
 def test_draws_follow_the_distribution_and_never_leave_it():
     probabilities = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
-    randomness = SeededRandomness(1)
-    counts = torch.zeros(6)
-    for _ in range(4000):
-        counts[randomness.draw(probabilities)] += 1
+    points = torch.arange(4000, dtype=torch.float64) / 4000
+    counts = draw(probabilities.expand(4000, -1), points).bincount(minlength=6)
     assert counts[[0, 2, 5]].sum() == 0
-    assert (counts / 4000 - probabilities).abs().max() < 0.03
+    assert (counts / 4000 - probabilities).abs().max() < 0.001
+    ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    assert draw(probabilities.expand(2, -1), ends).tolist() == [1, 4]
+    half = torch.tensor([0.25, 0.75], dtype=torch.bfloat16)
+    assert draw(half, torch.tensor(0.25)).item() == 1
 
 
 def test_acceptance_follows_its_probability():
-    randomness = SeededRandomness(2)
-    assert sum(randomness.accept(0.3) for _ in range(4000)) / 4000 == pytest.approx(0.3, abs=0.03)
-    assert all(randomness.accept(1.0) for _ in range(200))
-    assert not any(randomness.accept(0.0) for _ in range(200))
+    chance = Chance(2, 0)
+    assert sum(chance.accept(0.3) for _ in range(4000)) / 4000 == pytest.approx(0.3, abs=0.03)
+    assert all(chance.accept(1.0) for _ in range(200))
+    assert not any(chance.accept(0.0) for _ in range(200))
 
 
 def test_a_seed_decides_everything():
     probabilities = torch.full((7,), 1 / 7)
 
-    def sequence(seed: int) -> list:
-        randomness = SeededRandomness(seed)
-        return [(randomness.draw(probabilities), randomness.accept(0.5)) for _ in range(30)]
+    def numbers(seed: int) -> list:
+        chance = Chance(seed, 5)
+        drawn = [(chance.draw(probabilities), chance.accept(0.5)) for _ in range(30)]
+        return [*drawn, *chance.decide.tolist(), *chance.keep.tolist()]
 
-    assert sequence(3) == sequence(3)
-    assert sequence(3) != sequence(4)
+    assert numbers(3) == numbers(3)
+    assert numbers(3) != numbers(4)
+
+
+@pytest.mark.parametrize("count", [1, 7, 16, 33, 500])
+def test_the_numbers_of_a_place_do_not_depend_on_the_length_of_the_answer(count):
+    short, long = Chance(5, count), Chance(5, 1000)
+    assert torch.equal(short.decide, long.decide[:count])
+    assert torch.equal(short.keep, long.keep[:count])
+    assert not torch.equal(long.decide, long.keep)
+    assert float(short.number()) == float(long.number())
+
+
+def test_greedy_sampling_chooses_the_likeliest_token():
+    logits = torch.tensor([[0.0, 3.0, 1.0]])
+    assert Sampling().choose(logits, None).tolist() == [1]
+    assert Sampling().distribution(logits).tolist() == [[0.0, 1.0, 0.0]]
+    number = torch.tensor([0.0], dtype=torch.float64)
+    assert Sampling(1.0).choose(logits, number).tolist() == [0]

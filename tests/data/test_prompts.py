@@ -5,8 +5,9 @@ import json
 import pytest
 
 from slipstream.core.errors import InputError
+from slipstream.data.hub import HubSource
 from slipstream.data.rendering import render_prompt
-from slipstream.data.rows import HubSource, Row
+from slipstream.data.rows import Row
 from slipstream.evaluation.prompts import PromptSets, fitting
 from slipstream.targets.loading import load_target
 

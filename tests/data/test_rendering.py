@@ -14,7 +14,7 @@ from slipstream.data.rendering import (
     render_prompt,
     render_sample,
 )
-from slipstream.training.stream_labels import NO_LABEL, stream_labels
+from slipstream.speculators.labels import NO_LABEL, future_tokens
 
 TARGETS = ROOT / "conf" / "target"
 TEMPLATE = (
@@ -105,7 +105,7 @@ def test_a_template_that_changes_earlier_turns_is_refused():
 def test_streams_do_not_look_beyond_the_end_of_an_answer():
     """Between two answers there is one token; the second stream must not predict over it."""
     batch = collate([Sample([5, 6, 7, 8, 9], 3, ((1, 2),))])
-    labels = stream_labels(batch, num_streams=3)
+    labels = future_tokens(batch, 3)
     assert labels.next_tokens.tolist() == [[6, 8, 9]]
     none = NO_LABEL
     assert labels.tokens.tolist() == [[[none] * 3, [9, none, none], [none] * 3]]

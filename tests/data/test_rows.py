@@ -7,7 +7,8 @@ import pytest
 from tests.commands import refused
 
 from slipstream.core.errors import InputError
-from slipstream.data.rows import HubSource, Row, read_rows
+from slipstream.data.hub import HubSource
+from slipstream.data.rows import Row, read_rows
 
 
 def test_a_hub_source_asks_for_its_own_split_and_fills_its_templates(monkeypatch):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from slipstream.core.errors import InputError
+from slipstream.data.hub import TextSource
 from slipstream.data.rows import Row
-from slipstream.data.text import TextSource
 
 TEXTS = ["one two three four five", "only two", "a b c", "six  seven\neight nine", "x y z w v u"]
 

@@ -3,12 +3,16 @@
 The reference knows no cache, tree, drafter or engine: everything is computed again for each token.
 """
 
+from collections.abc import Sequence
+
 import torch
+from tests.reference import DraftTree
 from tests.tiny import tiny_speculator, tiny_target
 
-from slipstream.core.tree import DraftTree
-from slipstream.drafters.base import Context, Step
-from slipstream.drafters.streaming import Streaming
+from slipstream.core.trees import Trees
+from slipstream.drafters.base import Request, Verified
+from slipstream.drafters.stream_sessions import StreamSession
+from slipstream.drafters.streaming import AttachedStreaming, Streaming
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
 
@@ -59,25 +63,41 @@ PRUNED = [name for name, tree in TREES.items() if {"prune_threshold", "prune_cap
 
 
 class Watched(Streaming):
-    """Notes each step with the tree that was proposed for it, None for the prefill."""
+    """Notes, for each forward of one request, the tree that was proposed for it (None for the
+    prompt), what pruning left of it, and the logits that decided its tokens."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.steps: list[tuple[DraftTree | None, Step]] = []
+        self.steps: list[tuple[DraftTree | None, DraftTree, torch.Tensor]] = []
 
-    def observe(self, context: Context, step: Step) -> None:
-        proposed = None if self.trees is None else self.trees[step.sequence]
-        self.steps.append((proposed, step))
-        super().observe(context, step)
+    def attach(self, target: Target) -> AttachedStreaming:
+        attached = super().attach(target)
+        start = attached.start
+
+        def watched(requests: Sequence[Request], budget: int) -> StreamSession:
+            self.session, proposed = start(requests, budget), None
+            draft = self.session.draft
+
+            def noted(verified: Verified, budget: int) -> Trees:
+                nonlocal proposed
+                self.steps.append((proposed, one(verified.trees), logits_of(attached, verified)))
+                trees = draft(verified, budget)
+                proposed = one(trees)
+                return trees
+
+            self.session.draft = noted
+            return self.session
+
+        attached.start = watched
+        return attached
 
     @property
     def proposed(self) -> list[DraftTree]:
-        return [tree for tree, _ in self.steps if tree is not None]
+        return [tree for tree, _, _ in self.steps if tree is not None]
 
     @property
     def verified(self) -> list[DraftTree]:
-        """What pruning left of them."""
-        return [step.tree for tree, step in self.steps if tree is not None]
+        return [left for tree, left, _ in self.steps if tree is not None]
 
     @property
     def pruned(self) -> bool:
@@ -85,15 +105,27 @@ class Watched(Streaming):
 
     @property
     def logits(self) -> torch.Tensor:
-        """(T, V) that decided the tokens, without those of the last step, which is not observed."""
-        return torch.cat(
-            [step.logits[[0] if tree is None else step.path] for tree, step in self.steps]
-        )
+        """(T, V) that decided the tokens."""
+        return torch.cat([logits for _, _, logits in self.steps])
 
     @property
     def deepest(self) -> int:
         """Most drafted tokens accepted in one step."""
-        return max(len(step.path) - 1 for tree, step in self.steps if tree is not None)
+        return max(len(logits) - 1 for _, _, logits in self.steps)
+
+
+def one(trees: Trees) -> DraftTree:
+    """The only tree of a batch of one."""
+    (draft,) = trees.drafts()
+    return DraftTree(draft.tokens, draft.parents, draft.confidences)
+
+
+def logits_of(attached: AttachedStreaming, verified: Verified) -> torch.Tensor:
+    """(P, V) after the accepted nodes of one request."""
+    logits = verified.logits
+    if logits is None:
+        logits = attached.target.logits(verified.rows.hidden)
+    return logits[0, verified.paths[0, : int(verified.counts[0])]]
 
 
 def drafter_of(speculator: StreamingSpeculator, schedule: str, tree: str) -> tuple[Watched, int]:

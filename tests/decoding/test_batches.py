@@ -1,7 +1,10 @@
 """Batches: the answers of prompts alone, also in float32, and no work for those that are done."""
 
+from itertools import product
+
 import pytest
 import torch
+from tests.exhaustive import sparing
 from tests.tiny import tiny_target
 
 from slipstream.core.errors import InputError
@@ -14,6 +17,8 @@ from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.prompts import PromptSets
 from slipstream.targets.loading import load_target
+
+ONCE = (None, 16), ("fused", 8), ("deferred", 4)
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +33,11 @@ def prompts(target) -> list[list[int]]:
     return [render_prompt(target.tokenizer, prompt.text) for prompt in texts]
 
 
-@pytest.mark.parametrize("schedule", [None, "fused", "deferred"])
-def test_every_size_gives_the_answers_of_prompts_alone(target, prompts, schedule):
+@pytest.mark.parametrize(
+    ("schedule", "size"),
+    sparing(product([None, "fused", "deferred"], (1, 2, 4, 8, 16)), lambda *each: each in ONCE),
+)
+def test_every_size_gives_the_answers_of_prompts_alone(target, prompts, schedule, size):
     limits, plain = Limits(32), PlainDecoder(target, Sampling(), Limits(32))
     decoder = plain
     if schedule is not None:
@@ -37,12 +45,11 @@ def test_every_size_gives_the_answers_of_prompts_alone(target, prompts, schedule
         decoder = Engine(target, drafter, Sampling(), limits, 8)
     alone = [plain.generate(ids) for ids in prompts]
     assert len({len(answer.ids) for answer in alone}) > 4
-    for size in (1, 2, 4, 8, 16):
-        for start in range(0, len(prompts), size):
-            together = decoder.generate_batch(prompts[start : start + size])
-            expected = alone[start : start + size]
-            assert [each.ids for each in together] == [each.ids for each in expected], size
-            assert [each.text for each in together] == [each.text for each in expected]
+    for start in range(0, len(prompts), size):
+        together = decoder.generate_batch(prompts[start : start + size])
+        expected = alone[start : start + size]
+        assert [each.ids for each in together] == [each.ids for each in expected]
+        assert [each.text for each in together] == [each.text for each in expected]
 
 
 def test_finished_sequences_cost_nothing_more(monkeypatch):

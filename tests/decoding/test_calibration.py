@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from tests.commands import refused
 from tests.drafters import untrained
 from tests.tiny import tiny_speculator, tiny_target
@@ -28,6 +29,7 @@ from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.rest import Rest
 from slipstream.drafters.streaming import Streaming
 from slipstream.drafters.suffixes import Retrieval
+from slipstream.speculators.checkpoint import save_speculator
 
 BUDGETS = [2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64]
 
@@ -121,9 +123,24 @@ def test_keys_tell_apart_models_drafters_and_sampling():
     assert len(set(keys)) == len(keys) - 1 and keys[0] == keys[-1]
 
 
+def test_keys_tell_apart_what_was_trained_into_the_same_folder(tmp_path):
+    """A speculator that is trained anew has to be calibrated anew."""
+    target, keys = tiny_target(), []
+    for number in (1.0, 2.0, 1.0):
+        speculator = tiny_speculator(target)
+        with torch.no_grad():
+            next(speculator.parameters()).fill_(number)
+        save_speculator(tmp_path / "model", speculator, target, 8, "")
+        for folder in (tmp_path / "model", str(tmp_path / "model")):
+            drafter = described(Streaming(folder, "fused", 2))
+            keys.append(calibration_key(target, drafter, Sampling()))
+    assert len(set(keys)) == 2 and keys[:2] == keys[4:]
+
+
 def test_calibrating_measures_every_size():
     target, prompts = tiny_target(), [[1, 2, 3], [4, 5, 6, 4, 5]]
     drafters = {"unispec": untrained.unispec(), "lookup": PromptLookup(2, 8)}
+    drafters = {name: each.attach(target) for name, each in drafters.items()}
     limits = Limits(12)
     found = calibrate(target, drafters, prompts, Sampling(), limits, [2, 4, 8], 1)
     assert found.points.keys() == drafters.keys()
@@ -150,12 +167,12 @@ def test_keys_tell_apart_processors_and_layouts(monkeypatch):
 
 
 def test_a_drafter_that_was_used_can_be_described():
-    """Its parts know it in turn."""
+    """As it was before: what is made for a target is no part of the settings."""
     target = tiny_target()
     drafter = Streaming(tiny_speculator(target), "fused", 2)
     before = described(drafter)
-    Engine(target, drafter, Sampling(), Limits(2), 4).generate([1, 2])
-    assert described(drafter).keys() == before.keys() == {"Streaming"}
+    Engine(target, drafter.attached(target), Sampling(), Limits(2), 4).generate([1, 2])
+    assert described(drafter) == before and before.keys() == {"Streaming"}
 
 
 @pytest.mark.parametrize(("factor", "noticed"), [(1.0, 0), (1.2, 0), (1.3, 1), (0.7, 1)])

@@ -12,6 +12,7 @@ from tests.decoding.options import (
     pair_of,
     recomputed,
 )
+from tests.exhaustive import sparing
 from tests.tiny import ARCHITECTURES, tiny_speculator, tiny_target
 
 from slipstream.core.sampling import Sampling
@@ -19,7 +20,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.streaming import Streaming
-from slipstream.speculators.streaming import speculator as streams
+from slipstream.speculators.streaming import steps as streams
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
 
@@ -46,7 +47,12 @@ def answer(
     return engine.generate(PROMPT).ids, drafter
 
 
-@pytest.mark.parametrize(("architecture", "mode", "name"), CASES)
+def once(architecture: str, mode: str, name: str) -> bool:
+    """Each option and both modes in one family, all of them together in the others."""
+    return architecture == "llama" or (name == "many" and mode == "lossless")
+
+
+@pytest.mark.parametrize(("architecture", "mode", "name"), sparing(CASES, once))
 def test_greedy_output_is_that_of_one_token_per_forward(architecture, mode, name):
     """Logits too: a wrong one seldom changes the most probable token of so small a model."""
     target, speculator = pair_of(mode, OPTIONS[mode][name], architecture, vocab_size=VOCABULARY)
@@ -58,8 +64,7 @@ def test_greedy_output_is_that_of_one_token_per_forward(architecture, mode, name
         for tree in trees:
             found, drafter = answer(target, speculator, schedule, tree)
             assert found == tokens, (schedule, tree)
-            expected = logits[: len(drafter.logits)]
-            torch.testing.assert_close(drafter.logits, expected, rtol=0, atol=tolerance)
+            torch.testing.assert_close(drafter.logits, logits, rtol=0, atol=tolerance)
             assert drafter.pruned == (tree in PRUNED), (schedule, tree)
 
 

@@ -10,41 +10,25 @@ from itertools import product
 
 import pytest
 import torch
-from tests.core.test_exact_sampling import EnumeratedRandomness, enumerated
-from tests.decoding.test_every_option_samples import FIRST, PROMPT, VOCABULARY, AfterFirst
+from studies.approximation import approximation, drafted_positions, emitted_distribution
+from studies.sprinter_theory import Rates, expected_run_length, mean_run_length
+from tests.decoding.test_every_option_samples import PROMPT, VOCABULARY
+from tests.enumeration import EnumeratedChance, enumerated, fixed_first
 from tests.tiny import VOCABULARY as WORDS
 from tests.tiny import tiny_target
 
 from slipstream.core.errors import InputError
-from slipstream.core.sampling import Sampling, SeededRandomness
-from slipstream.decoding import decoder as decoding
+from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits, Run
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.decoding.statistics import Statistics
-from slipstream.evaluation.approximation import (
-    approximation,
-    drafted_positions,
-    emitted_distribution,
-    mean_run_length,
-)
-from slipstream.evaluation.theory import Rates, expected_run_length
+from slipstream.speculators.classifiers import SprinterConfig, SprinterVerifier
 from slipstream.speculators.draft_features import FEATURES, shape_of
-from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
 
-COUNT = 3
+FIRST, COUNT = 0, 3
 COMPANIONS = ([2, 2, 0, 1, 2, 2, 1], [0])
 TOLERANCE = 1e-12
 ALWAYS, NEVER = 1e-9, 1 - 1e-9
-
-
-@pytest.fixture
-def chance(monkeypatch):
-    """Chance is handed in as the seed; ordinary seeds stay what they are."""
-
-    def randomness(seed):
-        return SeededRandomness(seed) if isinstance(seed, int) else seed
-
-    monkeypatch.setattr(decoding, "SeededRandomness", randomness)
 
 
 def verifier_of(draft, features=FEATURES, seed: int = 13) -> SprinterVerifier:
@@ -158,14 +142,13 @@ def test_every_continuation_has_the_probability_of_the_algorithm(
     assert (written.kinds["capped"] > 0.02) == (cap == 1 or (cap == 2 and features == FEATURES))
     prompts = [COMPANIONS[0], PROMPT, COMPANIONS[1]] if batched else [PROMPT]
 
-    def outcome(randomness: EnumeratedRandomness) -> tuple:
-        seed = AfterFirst(randomness)
-        seeds = [1, seed, 2] if batched else [seed]
+    def outcome(chance: EnumeratedChance) -> tuple:
+        seeds = [1, chance, 2] if batched else [chance]
         first, *others = decoder.generate_batch(prompts, seeds)[prompts.index(PROMPT)].ids
         assert first == FIRST
         return tuple(others)
 
-    found = enumerated(outcome)
+    found = enumerated(outcome, fixed_first(decoder.target, PROMPT, decoder.sampling, FIRST))
     for continuation in found.keys() | written.found.keys():
         expected = written.found.get(continuation, 0.0)
         assert found.get(continuation, 0.0) == pytest.approx(expected, abs=TOLERANCE)
@@ -175,7 +158,8 @@ def joint_of(decoder: SprinterDecoder, model) -> float:
     """Largest difference between the decoder's continuations and those of a model alone."""
     limits, decoder.limits = decoder.limits, Limits(3)
     found = enumerated(
-        lambda chance: tuple(decoder.generate_batch([PROMPT], [AfterFirst(chance)])[0].ids[1:])
+        lambda chance: tuple(decoder.generate_batch([PROMPT], [chance])[0].ids[1:]),
+        fixed_first(decoder.target, PROMPT, decoder.sampling, FIRST),
     )
     decoder.limits = limits
     errors = []
@@ -330,7 +314,9 @@ def test_runs_say_how_each_token_came_about():
         )
         runs, places = answer.runs, drafted_positions(answer)
         kinds.update(run.ended for run in runs)
-        assert all(run.ended == "end" for run in runs[-1:] if answer.ids[-1] == 7 and run.kept)
+        assert all(run.ended != "end" for run in runs[:-1])
+        judged = sum(run.ended != "end" for run in runs)
+        assert len(answer.ids) == 1 + sum(run.kept for run in runs) + judged
         assert all((run.kept == 3) == (run.ended == "cap") for run in runs if run.ended != "end")
         assert len(runs) - (runs[-1].ended == "end") == answer.statistics.target_forwards
         own = [place for place in range(1, len(answer.ids)) if place not in places]
@@ -347,9 +333,10 @@ def test_tokens_of_the_target_s_own_are_not_counted_as_drafted():
     found = approximation(decoder, PROMPT, answer)
     assert answer.runs == (Run(2, "cap"),) * 3
     assert drafted_positions(answer) == [1, 2, 4, 5, 7, 8]
-    assert found.positions == 6 and found.tokens == 10 and found.run_length is None
-    assert found.distance_of_answers == pytest.approx(found.mean_distance * 6 / 10)
-    assert found.mean_distance == pytest.approx(found.mean_pair_distance, rel=1e-9)
+    told = found.columns()
+    assert found.positions == 6 and found.tokens == 10 and told["kept a doubt"] is None
+    assert found.distance_of_answers == pytest.approx(told["distance"] * 6 / 10)
+    assert told["distance"] == pytest.approx(told["d_TV(p, q)"], rel=1e-9)
 
 
 @pytest.mark.parametrize("rates", [Rates(0.9, 0.5), Rates(0.6, 0.1)])

@@ -2,7 +2,7 @@
 
 Tokens two and three are drafted (token one comes from the prefill), so their joint distribution is
 tested against the exact one, which plain forwards of all prefixes give. A test that could not
-notice a wrong residual would be worthless: one is put in its place, and the test must fail.
+notice a wrong rule would be worthless: one is put in its place, and the test must fail.
 """
 
 import pytest
@@ -14,6 +14,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
+from slipstream.decoding.request import Batch
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
@@ -24,6 +25,7 @@ SIZE = 6
 PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
 NUM_RUNS = 500
 RAREST = 8.0
+pytestmark = pytest.mark.exhaustive  # by enumeration in test_sampling_table.py
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +137,25 @@ def test_the_test_itself_can_tell_distributions_apart(target):
         assert (chi_square(counts, exact) > 1e-3) == (truth is exact)
 
 
-@pytest.mark.parametrize("name", ["draft_model", "streaming_deferred"])
-def test_a_wrong_residual_fails(target, monkeypatch, name):
-    monkeypatch.setattr(verification, "residual", lambda remaining, *_: remaining)
+def wrong_residual(monkeypatch) -> None:
+    monkeypatch.setattr(verification, "residual", lambda remaining, _: remaining)
+
+
+def one_number_for_two_depths(monkeypatch) -> None:
+    points = Batch.points
+    monkeypatch.setattr(
+        Batch,
+        "points",
+        lambda batch, numbers, depths: points(batch, numbers, torch.zeros_like(depths)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [("draft_model", wrong_residual), ("streaming_deferred", one_number_for_two_depths)],
+)
+def test_a_wrong_rule_fails(target, monkeypatch, name, broken):
+    broken(monkeypatch)
     engine = engine_of(target, DRAFTERS[name](target), Sampling(1.0))
     exact = exact_pairs(target, Sampling(1.0))
     assert chi_square(sampled_pairs(engine, 2 * NUM_RUNS), exact) < 1e-6

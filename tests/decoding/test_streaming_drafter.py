@@ -13,24 +13,22 @@ from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.streaming import Streaming
+from slipstream.drafters.streaming import AttachedStreaming, Streaming
 from slipstream.evaluation.prompts import PromptSets
 from slipstream.targets.loading import load_target
 
 
 @pytest.fixture(scope="module")
-def drafter() -> Streaming:
+def drafter() -> AttachedStreaming:
     target = tiny_target()
     speculator = tiny_speculator(target, transition_rank=3, copy_scores=True)
-    drafter = Streaming(speculator, "deferred", VOCABULARY)
-    drafter.bind(target)
-    return drafter
+    return Streaming(speculator, "deferred", VOCABULARY).attach(target)
 
 
-def candidates(drafter: Streaming, text: list[int], logits: torch.Tensor):
+def candidates(drafter: AttachedStreaming, text: list[int], logits: torch.Tensor):
     """Tokens of each level, and (places, probabilities) of the children of each one above."""
     root, texts = torch.tensor(text[-1:]), torch.tensor([[-1, *text, -1]])
-    found = drafter.candidates(root, logits[None], texts)
+    found = drafter.candidates(root, logits[None], texts, VOCABULARY)
     tokens, places, values = (tensor[0].tolist() for tensor in found)
     return tokens, [list(zip(*level, strict=True)) for level in zip(places, values, strict=True)]
 
@@ -64,8 +62,7 @@ def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, 
 
 
 def test_tokens_that_are_no_candidates_keep_their_share(drafter):
-    narrow = Streaming(drafter.speculator, "deferred", top_k=1)
-    narrow.bind(drafter.target)
+    narrow = Streaming(drafter.speculator, "deferred", top_k=1).attach(drafter.target)
     logits = 3 * torch.randn(2, VOCABULARY, dtype=torch.float64)
     tokens, children = candidates(narrow, [7], logits)
     assert [len(level) for level in tokens] == [8, 8]
@@ -88,11 +85,12 @@ def test_streams_that_no_level_of_the_tree_needs_do_not_run():
     for schedule in ("fused", "deferred"):
         for count in (2, 4):
             drafter = Watched(speculator, schedule, top_k=2)
-            engine = Engine(target, drafter, Sampling(), Limits(16), budget=3)
+            attached = drafter.attach(target)
             if count == 4:
-                drafter._reaching = lambda _: speculator
+                attached._reaching = lambda _: speculator
+            engine = Engine(target, attached, Sampling(), Limits(16), budget=3)
             generation = engine.generate(prompt)
-            assert drafter.drafting.num_streams == count
+            assert drafter.session.speculator.num_streams == count
             answers.append((generation.ids, [tree.tokens for tree in drafter.proposed]))
         assert answers[-1] == answers[-2]
 
@@ -102,7 +100,7 @@ def test_a_refused_target_is_refused_again():
     drafter = Streaming(tiny_speculator(target, mode="shared"), "deferred", 2)
     for _ in range(2):
         with pytest.raises(InputError, match="choose fused"):
-            drafter.bind(target)
+            drafter.attach(target)
 
 
 def test_scores_move_probability_to_the_tokens_that_follow(drafter):
@@ -117,7 +115,7 @@ def test_large_scores_of_pairs_stay_numbers(drafter, monkeypatch):
     logits, root, texts = torch.randn(1, 3, VOCABULARY), torch.tensor([7]), torch.tensor([[-1, 7]])
     score = drafter.pairs
     monkeypatch.setattr(drafter, "pairs", lambda *given: 1000 * score(*given).float())
-    _, _, values = drafter.candidates(root, logits, texts)
+    _, _, values = drafter.candidates(root, logits, texts, VOCABULARY)
     assert values.isfinite().all()
     torch.testing.assert_close(values.sum(-1), torch.ones_like(values[..., 0]))
 

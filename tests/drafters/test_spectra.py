@@ -4,16 +4,16 @@ from collections import Counter
 
 import pytest
 from tests.commands import config_of
-from tests.drafters.untrained import spectra
+from tests.drafters.untrained import spectra, watched
+from tests.reference import DraftTree
 
 from slipstream.configuration import build
-from slipstream.core.growth import PathTree
+from slipstream.core.drafts import Draft, PathTree
 from slipstream.core.sampling import Sampling
-from slipstream.core.tree import DraftTree
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
-from slipstream.drafters.spectra import Dictionaries, Spectra
+from slipstream.drafters.spectra import Dictionaries
 from slipstream.targets.loading import load_target
 
 NAMES = ("forward", "backward")
@@ -38,7 +38,7 @@ def test_the_backward_dictionary_leaves_room_for_the_forward_one(changes, room, 
     paths = PathTree(3, 1 + room)
     for guess in drafter.guesses([2, 3], stored, room):
         paths.add(guess)
-    tree = paths.tree()
+    tree = DraftTree(paths.tokens, paths.parents)
     leaves = sorted(set(range(len(tree))) - set(tree.parents))
     assert [[tree.tokens[node] for node in tree.path(leaf)[1:]] for leaf in leaves] == branches
 
@@ -49,24 +49,29 @@ def test_both_dictionaries_add_nodes_at_the_default_settings():
     target = load_target("slipstream/small-target", device="cpu", packed=False)
     drafter, known, added = build(config.drafter), Counter(), Counter()
 
-    class Watched(Spectra):
-        def propose(self, contexts, budget):
+    def watch(session):
+        drafted = session.drafted
+
+        def noted(*arguments):
             trees = []
-            for self.forward, self.backward in ((True, False), (False, True), (True, True)):
-                (tree,) = super().propose(contexts, budget)
-                trees.append(paths_of(tree))
+            for drafter.forward, drafter.backward in ((True, False), (False, True), (True, True)):
+                draft = drafted(*arguments)
+                trees.append(paths_of(draft))
             for name, own, other in zip(NAMES, trees, trees[1::-1], strict=False):
                 known[name] += bool(own - other)
                 added[name] += bool(own - other) and bool(trees[2] - other)
-            return [tree]
+            return draft
 
-    drafter.__class__ = Watched
-    engine = Engine(target, drafter, Sampling(), Limits(48), config.budget)
+        session.drafted = noted
+
+    attached = watched(drafter, target, watch)
+    engine = Engine(target, attached, Sampling(), Limits(48), config.budget)
     for prompt in build(config.data).take(4):
         engine.generate(render_prompt(target.tokenizer, prompt.text))
     for name in NAMES:
         assert known[name] > 10 and added[name] >= 0.9 * known[name], (known, added)
 
 
-def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
+def paths_of(draft: Draft) -> set[tuple[int, ...]]:
+    tree = DraftTree(draft.tokens, draft.parents)
     return {tuple(tree.tokens[each] for each in tree.path(node)) for node in range(len(tree))}

@@ -14,21 +14,22 @@ from tests.drafters.untrained import (
     spectra,
     unispec,
     untrained,
+    watched,
 )
+from tests.reference import DraftTree
 from tests.tiny import VOCABULARY, tiny_target
 
-from slipstream.core.growth import grow_by_confidence
+from slipstream.core.drafts import Draft, grow_by_confidence
 from slipstream.core.sampling import Sampling
-from slipstream.core.tree import DraftTree
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
+from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.rest import Rest
 from slipstream.drafters.spectra import Dictionaries
 from slipstream.drafters.suffixes import COMPARED, Retrieval, SuffixStore
-from slipstream.drafters.unispec import UniSpec
 
 LENGTH = 24
 PROMPT = [3, 14, 15, 9, 26, 5, 3, 14, 15]
@@ -79,23 +80,22 @@ def test_a_folder_without_a_store_is_refused(tmp_path):
 
 def test_retrieved_continuations_come_by_their_share():
     """After [1, 2]: 3 twice, once followed by 4; 5 once."""
-    rest = Rest(retrieval([[1, 2, 3, 4], [1, 2, 3], [1, 2, 5], [9, 9]]))
-    rest.bind(tiny_target())
-    assert rest.retrieval.counted([9, 1, 2]) == [
+    rest = Rest(retrieval([[1, 2, 3, 4], [1, 2, 3], [1, 2, 5], [9, 9]])).attach(tiny_target())
+    assert rest.retrieved.counted([9, 1, 2]) == [
         ((3,), pytest.approx(2 / 3)),
         ((5,), pytest.approx(1 / 3)),
         ((3, 4), pytest.approx(1 / 3)),
     ]
-    assert rest.retrieval.continuations([9, 1, 2]) == [(5,), (3, 4)]
-    assert rest.retrieval.counted([8]) == []
-    assert rest.store_bytes == 8 * (4 + 3 + 3 + 2 + 4)
+    assert rest.retrieved.continuations([9, 1, 2]) == [(5,), (3, 4)]
+    assert rest.retrieved.counted([8]) == []
+    assert rest.memory() == 8 * (4 + 3 + 3 + 2 + 4)
 
 
 def test_retrieval_looks_at_occurrences_evenly():
     """Of 100 occurrences, every tenth."""
     texts = [[1, 2 + number] for number in range(100)]
-    found = Retrieval(Texts(texts), max_ngram=1, max_matches=10, length=1)
-    found.bind(tiny_target())
+    settings = Retrieval(Texts(texts), max_ngram=1, max_matches=10, length=1)
+    found = settings.attach(tiny_target())
     assert sorted(path for path, _ in found.counted([1])) == [(2 + n,) for n in range(0, 100, 10)]
 
 
@@ -157,6 +157,7 @@ def test_best_first_growth_is_the_tree_of_algorithm_1(seed):
         store[token] = tokens, [0.9 * weight / sum(weights) for weight in weights]
     for budget, depth, k, least in product((2, 9, 40), (1, 3, 6), (2, 6), (0.0, 0.05)):
         tree = grow_by_confidence(3, lambda token, _: store[token], budget, depth, least, k)
+        tree = DraftTree(tree.tokens, tree.parents, tree.confidences)
         paths = {
             tuple(tree.tokens[each] for each in tree.path(node)[1:]) for node in range(1, len(tree))
         }
@@ -173,17 +174,20 @@ def answered(drafter, target, prompt=PROMPT, budget: int = 14, **sampling):
 def test_nodes_below_the_threshold_are_drafted_and_have_no_children():
     doubtful = []
 
-    class Watched(UniSpec):
-        def propose(self, contexts, budget):
-            (tree,) = super().propose(contexts, budget)
-            parents = set(tree.parents)
-            for node in range(1, len(tree)):
-                if tree.confidences[node] < self.threshold:
-                    assert node not in parents
-                    doubtful.append(node)
-            return [tree]
+    def watch(session):
+        drafted = session.drafted
 
-    answered(unispec(Watched, threshold=0.3), tiny_target())
+        def noted(*arguments):
+            draft = drafted(*arguments)
+            low = {node for node in range(1, len(draft)) if draft.confidences[node] < 0.3}
+            assert not low & set(draft.parents)
+            doubtful.extend(low)
+            return draft
+
+        session.drafted = noted
+
+    target = tiny_target()
+    answered(watched(unispec(threshold=0.3), target, watch), target)
     assert doubtful
 
 
@@ -193,32 +197,38 @@ def test_stored_successors_are_the_targets_own_predictions(temperature):
     in that place; of equal tokens those of the last accepted node, else of the likeliest."""
     target, seen = tiny_target(), []
 
-    class Watched(UniSpec):
-        def propose(self, contexts, budget):
-            self.before = list(contexts[0].tokens)
-            return super().propose(contexts, budget)
+    def watch(session):
+        learn = session.learn
 
-        def observe(self, context, step):
-            super().observe(context, step)
-            tree, text = step.tree, getattr(self, "before", context.tokens[: len(PROMPT)])
-            if step.path == list(range(len(PROMPT))) and len(tree) == len(PROMPT):
-                return  # the prompt, looked at below
+        def noted(verified):
+            learn(verified)
+            if verified.prompt:
+                return  # looked at below
+            (draft,), (decided,), (known,) = (
+                verified.trees.drafts(),
+                verified.host(),
+                session.states,
+            )
+            tree, path = DraftTree(draft.tokens, draft.parents), verified.paths[0].tolist()
+            path, text = path[: int(verified.counts)], session.requests[0].tokens[: -len(decided)]
             for node in range(len(tree)):
                 alike = [n for n in range(len(tree)) if tree.tokens[n] == tree.tokens[node]]
-                accepted = [n for n in alike if n in step.path]
+                accepted = [n for n in alike if n in path]
                 if node != (accepted[-1] if accepted else alike[0]):
                     continue
-                path = [tree.tokens[each] for each in tree.path(node)]
-                logits = target.model(torch.tensor([[*text[:-1], *path]])).logits[0, -1]
+                tokens = [tree.tokens[each] for each in tree.path(node)]
+                logits = logits_after(target, [*text[:-1], *tokens])
                 best = (logits / (temperature or 1.0)).softmax(-1).topk(2)
-                tokens, probabilities = context.state.store.of(tree.tokens[node])
+                tokens, probabilities = known.store.of(tree.tokens[node])
                 assert tokens == best.indices.tolist()
                 assert probabilities == pytest.approx(best.values.tolist(), abs=1e-6)
                 seen.append(node)
-            best = logits_after(target, [*text[:-1], *(tree.tokens[n] for n in step.path)]).topk(2)
-            assert context.state.instead[0] == best.indices.tolist()
+            best = logits_after(target, [*text[:-1], *(tree.tokens[n] for n in path)]).topk(2)
+            assert known.instead[0] == best.indices.tolist()
 
-    answered(unispec(Watched, threshold=0.0), target, temperature=temperature)
+        session.learn = noted
+
+    answered(watched(unispec(threshold=0.0), target, watch), target, temperature=temperature)
     assert max(seen) > 3
 
 
@@ -229,69 +239,78 @@ def logits_after(target, text: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_prompt_is_stored_whole_or_its_last_token_alone(whole, monkeypatch):
     monkeypatch.setattr("slipstream.decoding.decoder.PREFILL_ROWS", 4)
-    target, drafter = tiny_target(), unispec(prompt=whole)
-    stored = []
+    target, stored = tiny_target(), []
 
-    def propose(contexts, budget):
-        stored.append(set(contexts[0].state.store.known))
-        return [DraftTree.chain(context.tokens[-1:]) for context in contexts]
+    def watch(session):
+        def drafted(request, state, budget):
+            stored.append((set(state.store.known), state.store.of(6)[0]))
+            return Draft(request.tokens[-1:], [-1])
 
-    drafter.propose = propose
-    answered(drafter, target, [1, 2, 3, 4, 5, 6])
-    assert stored[0] == ({5, 6} if whole else {6})  # of the prompt's last part
-    tokens, _ = drafter.stores[0].of(6)
-    assert tokens == logits_after(target, [1, 2, 3, 4, 5, 6]).topk(2).indices.tolist()
+        session.drafted = drafted
+
+    answered(watched(unispec(prompt=whole), target, watch), target, [1, 2, 3, 4, 5, 6])
+    known, successors = stored[0]
+    assert known == ({3, 4, 5, 6} if whole else {6})  # of the prompt's last part
+    assert successors == logits_after(target, [1, 2, 3, 4, 5, 6]).topk(2).indices.tolist()
 
 
-def test_windows_and_candidates_are_extended_by_what_the_target_says_there():
+def test_lookahead_branches_are_extended_by_what_the_target_says_there():
+    """Lookahead's window: with the likeliest token after each column."""
     target, checked = tiny_target(), []
 
-    class WatchedLookahead(type(lookahead())):
-        def propose(self, contexts, budget):
-            self.before = list(contexts[0].tokens)
-            self.paths = contexts[0].state.paths()
-            return super().propose(contexts, budget)
+    def watch(session):
+        drafted, learn = session.drafted, session.learn
 
-        def observe(self, context, step):
-            super().observe(context, step)
-            if step.foreseen:
-                said = [
-                    int(logits_after(target, self.before + path).argmax()) for path in self.paths
-                ]
-                assert context.state.generations[-1] == said
-                checked.append("window")
+        def noted(request, state, budget):
+            session.before = list(request.tokens), state.paths()
+            return drafted(request, state, budget)
 
-    class WatchedSpectra(type(spectra())):
-        def propose(self, contexts, budget):
-            self.before = list(contexts[0].tokens)
-            self.candidates_then = [list(each) for each in contexts[0].state.sequences]
-            self.keys = set(contexts[0].state.stored.forward.continuations)
-            return super().propose(contexts, budget)
+        def extended(verified):
+            learn(verified)
+            if not verified.prompt:
+                text, paths = session.before
+                said = [int(logits_after(target, text + path).argmax()) for path in paths]
+                assert session.states[0].generations[-1] == said
+                checked.append(said)
 
-        def observe(self, context, step):
-            pool, keys = context.state, set(context.state.stored.forward.continuations)
-            super().observe(context, step)
-            if not step.foreseen:
+        session.drafted, session.learn = noted, extended
+
+    answered(watched(lookahead(window=3, ngram=4), target, watch), target)
+    assert len(checked) > 10
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+def test_candidates_are_extended_by_what_the_target_says_there(probability):
+    """SPECTRA's: by the likeliest token, or the likeliest that is no key of the forward
+    dictionary."""
+    target, checked = tiny_target(), []
+
+    def watch(session):
+        drafted, learn = session.drafted, session.learn
+
+        def noted(request, state, budget):
+            session.before = list(request.tokens), [list(each) for each in state.sequences]
+            return drafted(request, state, budget)
+
+        def extended(verified):
+            (state,) = session.states
+            keys = set(state.stored.forward.continuations)
+            learn(verified)
+            if verified.prompt:
                 return
-            for then, now in zip(self.candidates_then, pool.sequences, strict=True):
-                ranked = logits_after(target, self.before + then[1:]).argsort(descending=True)
-                if self.unseen_probability:
-                    ranked = [int(each) for each in ranked if int(each) not in keys]
-                assert now == [*then[1:], int(ranked[0])]
+            text, candidates = session.before
+            for then, now in zip(candidates, state.sequences, strict=True):
+                ranked = logits_after(target, text + then[1:]).argsort(descending=True).tolist()
+                if probability:
+                    ranked = [each for each in ranked if each not in keys]
+                assert now == [*then[1:], ranked[0]]
                 keys |= {now[0], now[1]}
-                checked.append("candidate")
+                checked.append(now)
 
-    settings = dict(
-        candidates=2, ngram=3, guesses=3, forward=True, backward=True, order="backward_first",
-        chain=6, backward_share=0.75, sub_ngrams=True, retrieval=None, text=False, keep=False,
-    )  # fmt: skip
-    answered(
-        WatchedLookahead(window=3, ngram=4, guesses=3, text=False, retrieval=None, keep=False),
-        target,
-    )
-    for probability in (0.0, 1.0):
-        answered(WatchedSpectra(**settings, unseen_probability=probability), target)
-    assert {"window", "candidate"} == set(checked) and len(checked) > 60
+        session.drafted, session.learn = noted, extended
+
+    answered(watched(spectra(unseen_probability=probability), target, watch), target)
+    assert len(checked) > 20
 
 
 @pytest.mark.parametrize(
@@ -324,17 +343,64 @@ def test_dictionaries_hold_all_parts_of_a_candidate_or_whole_ones_alone():
 @pytest.mark.parametrize("name", untrained([]))
 def test_stores_are_forgotten_from_prompt_to_prompt_unless_they_are_kept(name):
     target = tiny_target()
-    texts = [[1, 2, 3], [4, 5, 6]]
-    drafter = untrained(texts)[name]
-    engine = Engine(target, drafter, Sampling(), Limits(LENGTH), 14)
+    attached = untrained([[1, 2, 3], [4, 5, 6]])[name].attach(target)
+    engine = Engine(target, attached, Sampling(), Limits(LENGTH), 14)
     forwards = [engine.generate(PROMPT).statistics.target_forwards for _ in range(3)]
     batch = engine.generate_batch([[1, 2], PROMPT, [7] * 5])
-    if "kept" in name:
+    if attached.keeps:
         assert forwards[1] < forwards[0]
+        attached.forget()
+        assert engine.generate(PROMPT).statistics.target_forwards == forwards[0]
     elif name != "combined":  # it keeps a record of how often its drafters were right
         assert len(set(forwards)) == 1
         assert batch[1].statistics.target_forwards == forwards[0]
-    assert drafter.store_bytes > 0
+    assert attached.keeps == ("kept" in name) and attached.memory() > 0
+
+
+@pytest.mark.parametrize("name", untrained([]))
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_requests_that_join_and_leave_are_drafted_for_as_they_are_alone(name, temperature):
+    """Each joins a step after the one before; the shortest answer leaves first."""
+    target, sampling = tiny_target(), Sampling(temperature)
+    prompts, lengths = [PROMPT, [1, 2], [7] * 5], [24, 6, 15]
+    make = untrained([[1, 2, 3], [4, 5, 6]]).__getitem__
+    alone = []
+    for seed, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        limits = Limits(length)
+        alone.append(Engine(target, make(name), sampling, limits, 14).generate(prompt, seed))
+        assert alone[-1].ids == PlainDecoder(target, sampling, limits).generate(prompt, seed).ids
+    engine = Engine(target, make(name), sampling, Limits(LENGTH), 14)
+    requests = []
+    for seed, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        requests.append(engine.request(prompt, seed, limits=Limits(length)))
+        engine.start(requests[-1:])
+        engine.step()
+    while not all(request.finished for request in requests):
+        engine.step()
+    together = [request.generation() for request in requests]
+    assert [each.ids for each in together] == [each.ids for each in alone]
+    if "kept" not in name and name != "combined":
+        assert [each.accepted for each in together] == [each.accepted for each in alone]
+
+
+@pytest.mark.parametrize("name", untrained([]))
+def test_engines_of_two_targets_share_a_drafter_and_nothing_else(name):
+    """Of as many tokens, and of fewer: steps of both in turn."""
+    for other in (tiny_target(seed=1), tiny_target(seed=1, vocab_size=20)):
+        targets, drafter = [tiny_target(), other], untrained([[1, 2, 3], [4, 5, 6]])[name]
+        engines = [Engine(each, drafter, Sampling(), Limits(LENGTH), 14) for each in targets]
+        requests = [engine.request([3, 14, 15, 3, 14]) for engine in engines]
+        for engine, request in zip(engines, requests, strict=True):
+            engine.start([request])
+        while not all(request.finished for request in requests):
+            for engine in engines:
+                engine.step()
+        for target, request in zip(targets, requests, strict=True):
+            drafter = untrained([[1, 2, 3], [4, 5, 6]])[name]
+            alone = Engine(target, drafter, Sampling(), Limits(LENGTH), 14)
+            expected = alone.generate([3, 14, 15, 3, 14])
+            assert request.generation().ids == expected.ids
+            assert request.generation().accepted == expected.accepted
 
 
 @pytest.mark.parametrize(

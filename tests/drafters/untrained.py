@@ -1,6 +1,9 @@
 """Every drafter that needs no training, and the rules for the length of a draft that need none, for
 tests."""
 
+from collections.abc import Callable
+
+from slipstream.drafters.base import Attached, Drafter, Session
 from slipstream.drafters.combined import Combined
 from slipstream.drafters.draft_length import (
     AssistantThreshold,
@@ -90,6 +93,20 @@ def untrained(texts: list[list[int]]) -> dict[str, object]:
         "rest": Rest(retrieval(texts)),
         "combined": combined(),
     }
+
+
+def watched(drafter: Drafter, target, watch: Callable[[Session], None]) -> Attached:
+    """Attached to `target`; `watch` is given every session before it starts."""
+    attached = drafter.attach(target)
+    start = attached.start
+
+    def started(requests, budget: int) -> Session:
+        session = start(requests, budget)
+        watch(session)
+        return session
+
+    attached.start = started
+    return attached
 
 
 def gammatune(threshold: float | None = None, initial: float = 2, **changes) -> GammaTune:

@@ -10,8 +10,9 @@ import torch
 from tests.commands import refused
 from tests.tiny import VOCABULARY, save_tiny_target, tiny_speculator, tiny_target, tiny_tokenizer
 
-from slipstream.speculators.acceptance import AcceptanceConfig, AcceptanceHead
-from slipstream.speculators.checkpoint import load_speculator, new_speculator, save_speculator
+from slipstream.speculators.base import new_speculator
+from slipstream.speculators.checkpoint import load_speculator, save_speculator
+from slipstream.speculators.classifiers import AcceptanceConfig, AcceptanceHead
 from slipstream.speculators.draft_features import (
     FEATURES,
     NUM_RANKS,

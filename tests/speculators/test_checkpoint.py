@@ -59,7 +59,7 @@ def digest_of_streams(target: Target, speculator: StreamingSpeculator) -> str:
     cache = target.new_cache(9)
     ids = torch.tensor([[1, 2, 3]])
     target.forward(ids, torch.arange(3)[None], None, cache)
-    cache.commit([(range(target.num_layers), [0, 1, 2])])
+    cache.commit_first([3])
     streams = speculator.run_streams(target, hidden, ids, torch.arange(3)[None], sees, cache)
     early = speculator.early_exit_logits(target, hidden)
     return hashlib.sha256(streams.numpy().tobytes() + early.numpy().tobytes()).hexdigest()
@@ -210,7 +210,7 @@ def test_an_unknown_format_version_is_refused(folder, target, version):
     assert f"format {version!r}" in refused(folder, target)
 
 
-@pytest.mark.parametrize("kind", ["medusa", None, ["streaming"]])
+@pytest.mark.parametrize("kind", ["unheard-of", None, ["streaming"]])
 def test_an_unknown_kind_is_refused(folder, target, kind):
     change_config(folder, kind=kind)
     assert "streaming" in refused(folder, target)

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from tests.decoding.options import Watched
 from tests.tiny import save_tiny_target, tiny_speculator
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
+from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.checkpoint import load_speculator, save_speculator
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.loading import load_target
@@ -30,13 +30,23 @@ def speculator_of(target: Target) -> StreamingSpeculator:
     return tiny_speculator(target, mode="shared", **every_part).float()
 
 
+class Watched(Engine):
+    """Notes each verified forward."""
+
+    def _verify(self, batch, rows):
+        verified = super()._verify(batch, rows)
+        self.seen = [*getattr(self, "seen", []), verified]
+        return verified
+
+
 def decoded(target: Target, speculator, sampling: Sampling) -> tuple[torch.Tensor, list]:
     """Logits that decided the tokens; the tokens verified, forward by forward."""
-    drafter = Watched(speculator, "fused", top_k=3, prune_threshold=0.01, prune_cap=6)
-    engine = Engine(target, drafter, sampling, Limits(24), budget=9)
+    drafter = Streaming(speculator, "fused", top_k=3, prune_threshold=0.01, prune_cap=6)
+    engine = Watched(target, drafter, sampling, Limits(24), budget=9)
     ids = engine.generate(PROMPT, seed=1).ids
     assert len(set(ids)) > 3
-    return drafter.logits, [*(tree.tokens for tree in drafter.verified), ids]
+    logits = [each.logits[0, each.paths[0, : each.counts[0]]] for each in engine.seen]
+    return torch.cat(logits), [*(each.trees.tokens.tolist() for each in engine.seen), ids]
 
 
 @pytest.mark.parametrize("packed", [False, True])

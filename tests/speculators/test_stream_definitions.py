@@ -8,9 +8,9 @@ import torch
 from tests.tiny import ARCHITECTURES, tiny_target
 
 from slipstream.core.masks import own_streams
-from slipstream.speculators.streaming.rotation import rotate, rotating
+from slipstream.speculators.streaming.adapters import rotate, rotating
 from slipstream.targets.attention import limit_streams
-from slipstream.targets.target import Rows
+from slipstream.targets.rows import Rows
 
 BATCH, HEADS, KEY_HEADS, SIZE = 2, 4, 2, 6
 OWNERS = [

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from tests.reference import DraftTree
 from tests.tiny import ARCHITECTURES, VOCABULARY, random_tree, tiny_target
 from torch import nn
 from transformers import DynamicCache, MambaConfig
@@ -12,9 +13,10 @@ from transformers import DynamicCache, MambaConfig
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.core.masks import tree_mask
-from slipstream.core.tree import DraftTree
+from slipstream.core.trees import Trees
 from slipstream.targets.families import family_of
-from slipstream.targets.target import Rows, Target
+from slipstream.targets.rows import Rows
+from slipstream.targets.target import Target
 
 PREFIX = [3, 17, 5, 29, 11]
 TOLERANCE = {"tiny-gpt_neo": 1e-5}
@@ -22,7 +24,7 @@ TOLERANCE = {"tiny-gpt_neo": 1e-5}
 
 
 class Dropping:
-    """A visitor that keeps chosen rows only, from layer 2 on."""
+    """A visitor that keeps chosen rows only (-1 for padding), from layer 2 on."""
 
     layer = 2
 
@@ -31,26 +33,30 @@ class Dropping:
 
     @contextmanager
     def visit(self, rows: Rows) -> Iterator[Rows]:
-        rows.keep(self.kept, self.layer)
+        rows.keep(torch.tensor([self.kept]), self.layer)
         yield rows
-
-
-def everywhere(target: Target, rows: list[int]) -> list[tuple[range, list[int]]]:
-    return [(range(target.num_layers), rows)]
 
 
 def filled_cache(target: Target, tokens: list[int]) -> StepCache:
     """A cache in which `tokens` are committed."""
     cache = target.new_cache(80)
     target.forward(torch.tensor([tokens]), torch.arange(len(tokens))[None], None, cache)
-    cache.commit(everywhere(target, list(range(len(tokens)))))
+    cache.commit_first([len(tokens)])
     return cache
 
 
+def commit(cache: StepCache, path: list[int], below: tuple[int, list[int]] | None = None) -> None:
+    """Keep these staged rows, and others in the layers before that of `below`."""
+    layer_and_rows = below and (below[0], torch.tensor([below[1]]))
+    cache.commit(torch.tensor([path]), torch.tensor([len(path)]), layer_and_rows)
+    cache.learn([cache.length + len(path)])
+
+
 def run_tree(target: Target, tree: DraftTree, cache: StepCache, *visitors) -> Rows:
-    positions = torch.tensor([tree.depths()]) + cache.length
-    mask = tree_mask(cache.lengths, tree.ancestor_mask()[None])
-    return target.forward(torch.tensor([tree.tokens]), positions, mask, cache, visitors)
+    trees = Trees.of([tree])
+    mask = tree_mask(trees.ancestors, cache.slots, cache.sees())
+    positions = trees.depths + cache.length
+    return target.forward(trees.tokens, positions, mask, cache, visitors, trees=trees)
 
 
 def path_tokens(tree: DraftTree, node: int) -> list[int]:
@@ -130,7 +136,7 @@ def test_a_committed_path_leaves_the_cache_of_a_plain_forward(architecture):
         run_tree(target, tree, cache)
         path = tree.path(deep_leaf(tree, list(range(11))))
         out_of_order += path != list(range(len(path)))
-        cache.commit(everywhere(target, path))
+        commit(cache, path)
         tokens = PREFIX + [tree.tokens[node] for node in path]
         assert_cache_holds(target, cache, tokens)
         assert_goes_on(target, cache, tokens)
@@ -145,13 +151,14 @@ def test_two_steps_in_a_row(architecture):
         tree = random_tree(8, torch.Generator().manual_seed(seed))
         run_tree(target, tree, cache)
         path = tree.path(deep_leaf(tree, list(range(8))))
-        cache.commit(everywhere(target, path))
+        commit(cache, path)
         tokens += [tree.tokens[node] for node in path]
     assert_cache_holds(target, cache, tokens)
 
 
+@pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
-def test_rows_dropped_in_the_middle_leave_the_others_as_they_were(architecture):
+def test_rows_dropped_in_the_middle_leave_the_others_as_they_were(architecture, padding):
     target = tiny_target(architecture)
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
@@ -162,16 +169,19 @@ def test_rows_dropped_in_the_middle_leave_the_others_as_they_were(architecture):
             if tree.parents[node] in kept and chance[node] < 0.7:
                 kept.append(node)
         cache = filled_cache(target, PREFIX)
-        rows = run_tree(target, tree, cache, Dropping(kept))
-        assert 1 < len(kept) < 12 and rows.kept == kept
-        assert cache.staged == [12, 12, len(kept), len(kept)]
+        padded = kept + [-1] * padding
+        rows = run_tree(target, tree, cache, Dropping(padded))
+        assert 1 < len(kept) < 12 and rows.kept.tolist() == [padded]
+        left, (found,) = tree.keep(kept), rows.trees.drafts()
+        assert (found.tokens, found.parents) == (left.tokens, left.parents)
+        assert cache.staged == [12, 12, len(padded), len(padded)]
         logits = target.logits(rows.hidden[0])
         for row, node in enumerate(kept):
             assert_close(
                 target, logits[row], plain_logits(target, PREFIX + path_tokens(tree, node))
             )
         path = tree.path(deep_leaf(tree, kept))
-        cache.commit([(range(2), path), (range(2, 4), [kept.index(node) for node in path])])
+        commit(cache, [kept.index(node) for node in path], below=(2, path))
         tokens = PREFIX + [tree.tokens[node] for node in path]
         assert_cache_holds(target, cache, tokens)
         assert_goes_on(target, cache, tokens)

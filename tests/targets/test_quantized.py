@@ -13,11 +13,11 @@ from slipstream.decoding.engine import Engine
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.exactness import DraftlessReference, PlainReference
 from slipstream.speculators.checkpoint import load_speculator, save_speculator
+from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
 from slipstream.targets.loading import load_target
 from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.quantized import QUANTIZATIONS, is_quantized
 from slipstream.targets.target import Target
-from slipstream.training.segments import lossless_losses, shared_losses
 
 PROMPT, LIMITS = [3, 17, 5, 29, 11, 8], Limits(24)
 SAMPLES = [Sample([5, 9, 5, 9, 7, 5], 3), Sample([4, 8, 4, 8, 8, 1, 2, 30], 5)]

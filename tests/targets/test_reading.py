@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.tiny import VOCABULARY, tiny_target
 
-from slipstream.targets.reading import Reader
+from slipstream.targets.reading import CachedModel, read_on
 from slipstream.targets.target import Target
 
 ARCHITECTURES = ("llama", "opt", "gpt2", "gpt_neo", "mistral")
@@ -29,8 +29,7 @@ class Reading:
     """Texts and their reader: every read is compared with plain forwards."""
 
     def __init__(self, model: Target, count: int, capacity: int = 64):
-        self.model, self.reader = model, Reader(model)
-        self.reader.begin(capacity, count)
+        self.model, self.reader = model, CachedModel(model, capacity, count)
         self.texts: list[list[int]] = [[] for _ in range(count)]
         self.generator = torch.Generator().manual_seed(count)
         # GPT-Neo attends in float32, whatever its weights are.
@@ -38,7 +37,7 @@ class Reading:
 
     @torch.no_grad()
     def read(self, *counts: int, last: bool = False) -> None:
-        """So many more random tokens of each text; last: by `read`, not by `states`."""
+        """So many more random tokens of each text; last: by `read`, not by `read_on`."""
         new = [
             torch.randint(0, VOCABULARY, (count,), generator=self.generator).tolist()
             for count in counts
@@ -46,7 +45,10 @@ class Reading:
         for text, own in zip(self.texts, new, strict=True):
             text += own
         assert self.reader.unread(self.texts) == new
-        read = self.reader.read(new)[:, None] if last else self.reader.states(new)
+        if last:
+            read = self.reader.read(new)[:, None]
+        else:
+            read = read_on(self.model, new, self.reader.cache).hidden
         assert read.shape[:2] == (len(new), 1 if last else max(counts))
         for text, count, states in zip(self.texts, counts, read, strict=True):
             shown = min(count, 1) if last else count
@@ -62,9 +64,13 @@ class Reading:
         self.reader.forget_beyond(list(lengths))
         self.texts = [text[:length] for text, length in zip(self.texts, lengths, strict=True)]
 
-    def leave(self, *kept: int) -> None:
-        self.reader.leave(list(kept))
+    def keep(self, *kept: int) -> None:
+        self.reader.keep(list(kept))
         self.texts = [self.texts[place] for place in kept]
+
+    def join(self, other: "Reading") -> None:
+        self.reader.join(other.reader)
+        self.texts += other.texts
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["states", "read"])
@@ -75,11 +81,11 @@ def test_ragged_texts_are_read_as_in_plain_forwards(architecture, last):
         reading.read(*counts, last=last)
     reading.forget_beyond(5, 12, 7, 20)  # the last is shorter: nothing of it is forgotten
     reading.read(2, 1, 3, 0, last=last)
-    reading.leave(1, 3)
+    reading.keep(1, 3)
     reading.read(1, 4, last=last)
     reading.forget_beyond(3, 11)
     reading.read(3, 0, last=last)
-    reading.leave(1)
+    reading.keep(1)
     reading.read(2, last=last)
     reading.read(1, last=last)
 
@@ -95,25 +101,33 @@ def test_what_stands_beside_a_text_changes_nothing():
     """Right-padding and what other texts have read and forgotten."""
     model, states = tiny_target("mistral", seed=1), []
     for longer in ([], [7, 8, 9, 1, 2, 3, 4, 5]):
-        reader = Reader(model)
-        reader.begin(32, 2)
-        parts = []
+        reader, parts = CachedModel(model, 32, 2), []
         for own in ([3, 1], [4], [1, 5]):
-            parts.append(reader.states([own, longer or own])[0, : len(own)])
+            rows = read_on(model, [own, longer or own], reader.cache)
+            parts.append(rows.hidden[0, : len(own)])
         reader.forget_beyond([5, 4])
-        parts.append(reader.states([[9, 2], longer or [6]])[0, :2])
+        parts.append(read_on(model, [[9, 2], longer or [6]], reader.cache).hidden[0, :2])
         states.append(torch.cat(parts))
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=1e-10)
 
 
-def test_a_reader_can_begin_again():
-    reading = Reading(tiny_target(seed=1), 3)
+@pytest.mark.parametrize("architecture", ["llama", "mistral"])
+def test_texts_of_another_reader_are_read_on(architecture):
+    """Whichever of the two has read more, or holds more."""
+    model = tiny_target(architecture, seed=1)
+    reading, other = Reading(model, 3), Reading(model, 2, capacity=32)
     reading.read(3, 1, 2)
-    reading.leave(2)
-    reading.reader.begin(16, 2)
-    reading.texts = [[], []]
-    reading.read(2, 5)
-    reading.read(1, 0)
+    reading.keep(0, 2)
+    other.read(9, 4)
+    reading.join(other)
+    reading.read(2, 1, 0, 5)
+    reading.forget_beyond(4, 3, 8, 20)
+    reading.read(1, 0, 3, 1)
+    third = Reading(model, 1, capacity=80)
+    third.read(1)
+    reading.keep(1, 3)
+    reading.join(third)
+    reading.read(1, 4, 2)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "opt", "gpt_neo"])
@@ -127,8 +141,7 @@ def test_a_text_that_fills_the_context_lets_others_go_on(architecture):
 
 
 def test_unread_is_what_a_text_has_more():
-    reader = Reader(tiny_target())
-    reader.begin(16, 2)
+    reader = CachedModel(tiny_target(), 16, 2)
     texts = [[3, 1, 4, 1], [5, 9]]
     assert reader.unread(texts) == texts
     reader.read([[3, 1], [5, 9]])

@@ -39,4 +39,4 @@ def test_what_does_not_go_together_is_one_sentence(tmp_path, monkeypatch):
     speculator = tiny_speculator(target).float()
     monkeypatch.setattr(target.model, "_tp_size", 2)
     with pytest.raises(InputError, match=r"streams need whole layers; use target\.device_map"):
-        Streaming(speculator, "auto", 2).bind(target)
+        Streaming(speculator, "auto", 2).attach(target)

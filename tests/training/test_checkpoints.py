@@ -17,7 +17,7 @@ from slipstream.speculators.checkpoint import load_speculator
 from slipstream.targets.loading import load_target
 from slipstream.training.callbacks import StopWhenNotFinite
 from slipstream.training.run import lightning_in_one_sentence
-from slipstream.training.streaming import StreamingTraining
+from slipstream.training.speculator import SpeculatorTraining
 
 SPRINTER = "experiment=sprinter_small"
 
@@ -78,7 +78,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(world, tmp_path, call, own):
 @pytest.mark.parametrize("number", [1, 3])
 def test_no_step_is_taken_with_gradients_that_are_not_finite(world, tmp_path, monkeypatch, number):
     """The weights are those of the step before, and the earlier checkpoints stay."""
-    step, seen = StreamingTraining.training_step, []
+    step, seen = SpeculatorTraining.training_step, []
 
     def spoiled(module, batch, place):
         seen.append([p.detach().clone() for p in module.speculator.parameters()])
@@ -89,7 +89,7 @@ def test_no_step_is_taken_with_gradients_that_are_not_finite(world, tmp_path, mo
         trained = zip(module.speculator.parameters(), seen[-1], strict=True)
         assert all(parameter.equal(before) for parameter, before in trained)
 
-    monkeypatch.setattr(StreamingTraining, "training_step", spoiled)
+    monkeypatch.setattr(SpeculatorTraining, "training_step", spoiled)
     monkeypatch.setattr(StopWhenNotFinite, "on_exception", on_exception)
     state = tmp_path / "checkpoints" / "last.ckpt"
     text = refused(lambda: train(world, tmp_path))
@@ -103,7 +103,7 @@ def test_weights_that_are_not_finite_are_not_saved(world, tmp_path, monkeypatch)
     def spoil(module):
         module.speculator.pruning.up.data[0] = torch.inf
 
-    monkeypatch.setattr(StreamingTraining, "on_train_end", spoil)
+    monkeypatch.setattr(SpeculatorTraining, "on_train_end", spoil)
     own = ["trainer.max_steps=1", "callbacks.best=null", "callbacks.last=null"]
     text = refused(lambda: train(world, tmp_path, *own))
     assert text.startswith("training: it ended with NaN or infinity in speculator.")
@@ -116,8 +116,8 @@ def test_weights_that_are_not_finite_are_not_saved(world, tmp_path, monkeypatch)
         (["training.learning_rate=nan"], "training.learning_rate"),
         (["training.learning_rate=-1"], "training.learning_rate"),
         (["training.weight_decay=inf"], "training.weight_decay"),
-        (["training.stream_weights=[1,nan]"], "training.stream_weights"),
-        (["speculator=streaming_shared", "training.main_weight=inf"], "training.main_weight"),
+        (["speculator.stream_weights=[1,nan]"], "speculator.stream_weights"),
+        (["speculator=streaming_shared", "speculator.main_weight=inf"], "speculator.main_weight"),
         (["training.lora_learning_rate=nan"], "training.lora_learning_rate"),
         (["trainer.gradient_clip_val=nan"], "trainer.gradient_clip_val"),
     ],

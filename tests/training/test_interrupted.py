@@ -12,10 +12,11 @@ import time
 import pytest
 import torch
 from tests.commands import ROOT, config_of
+from tests.exhaustive import sparing
 from tests.training.worlds import STREAMS, make_world, overrides_of, train, weights
 
 from slipstream import app
-from slipstream.training.streaming import StreamingTraining
+from slipstream.training.speculator import SpeculatorTraining
 from slipstream.training.verifier import VerifierTraining
 
 
@@ -37,9 +38,16 @@ def classify(world, output, *overrides):
     )  # fmt: skip
 
 
+def train_heads(world, output, *overrides):
+    """Train Medusa heads, whose accuracies every validation measures anew."""
+    own = [*overrides_of(world, output), "training.validation_prompts=2", "speculator=medusa"]
+    return app.train(config_of("train", *own, "speculator.num_heads=2", *overrides))
+
+
 TRAINED = {
-    "streaming": (train, StreamingTraining, []),
-    "accumulating": (train, StreamingTraining, ["trainer.accumulate_grad_batches=4"]),
+    "medusa": (train_heads, SpeculatorTraining, []),
+    "streaming": (train, SpeculatorTraining, []),
+    "accumulating": (train, SpeculatorTraining, ["trainer.accumulate_grad_batches=4"]),
     "sprinter": (classify, VerifierTraining, ["experiment=sprinter_small"]),
     "acceptance": (
         classify, VerifierTraining,
@@ -71,7 +79,13 @@ class Run:
             return self.train(self.world, output, *self.own, *overrides)
 
 
-@pytest.fixture(scope="module", params=TRAINED)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[] if name == "streaming" else pytest.mark.exhaustive)
+        for name in TRAINED
+    ],
+)
 def run(request, world, tmp_path_factory):
     return Run(request.param, world, tmp_path_factory.mktemp("whole"))
 
@@ -80,7 +94,7 @@ def resume(output) -> str:
     return f"resume={output}/checkpoints/interrupted.ckpt"
 
 
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize(("share",), sparing(zip([0.3, 0.5, 0.7, 0.9]), lambda share: share == 0.5))
 def test_ctrl_c_in_a_batch_loses_nothing(run, tmp_path, share):
     """Twice in the same run, and each time it goes on where it stopped."""
 
@@ -104,7 +118,7 @@ def streaming(world, tmp_path_factory):
     return Run("streaming", world, tmp_path_factory.mktemp("streaming"))
 
 
-@pytest.mark.parametrize("share", [0, 0.5, 0.51, 1])
+@pytest.mark.parametrize(("share",), sparing(zip([0, 0.5, 0.51, 1]), lambda share: share in (0, 1)))
 @pytest.mark.parametrize("name, code", [("SIGTERM", 143), ("SIGINT", 130)])
 def test_a_signal_waits_for_the_end_of_the_batch(streaming, tmp_path, capsys, name, code, share):
     """Also in the first and the last batch of an epoch, and in the last of the run."""
@@ -145,6 +159,7 @@ def test_a_validation_that_is_broken_off_is_repeated(world, tmp_path, monkeypatc
     assert told[1].splitlines()[-1].split(",")[1:] == told[0].splitlines()[-1].split(",")[1:]
 
 
+@pytest.mark.exhaustive
 def test_train_py_saves_on_sigterm_and_goes_on(world, tmp_path):
     """The script: exit code 143, the checkpoint, the line that says how to go on."""
     common = ["trainer.max_epochs=null", "trainer.max_steps=40", "callbacks.best=null"]

@@ -1,6 +1,5 @@
 """Segments against the dense reference, and the dense reference against single rows."""
 
-from functools import partial
 from itertools import product
 
 import pytest
@@ -12,12 +11,11 @@ from tests.tiny import ARCHITECTURES, tiny_speculator, tiny_target
 from slipstream.core.masks import causal_mask
 from slipstream.data.batches import Batch, collate
 from slipstream.data.rendering import Sample
+from slipstream.speculators import head_loss as head_losses
+from slipstream.speculators.labels import NO_LABEL, future_tokens
+from slipstream.speculators.streaming.losses import StreamLosses
 from slipstream.speculators.streaming.pairs import PairScores
-from slipstream.training import head_loss as head_losses
-from slipstream.training import stream_losses
-from slipstream.training.segments import lossless_losses, shared_losses
-from slipstream.training.stream_labels import NO_LABEL, stream_labels
-from slipstream.training.stream_losses import StreamLosses
+from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
 
 ALPHAS = torch.tensor([0.5, 1.25, 2.0], dtype=torch.float64)
 CASES = list(product(sorted(ARCHITECTURES), ("lossless", "shared")))
@@ -147,24 +145,28 @@ def test_unknown_roots_are_those_of_a_speculator_without_them():
     assert_same(untold, losses_of(target, speculator, ragged_batch(), 4), speculator)
 
 
+def counted(monkeypatch, target) -> list[int]:
+    """How many rows have logits at a time, from now on no more than 7."""
+    calls, cross_entropy = [], F.cross_entropy
+
+    def count(logits, *others, **options):
+        calls.append(len(logits))
+        return cross_entropy(logits, *others, **options)
+
+    monkeypatch.setattr(head_losses.F, "cross_entropy", count)
+    monkeypatch.setattr(head_losses, "LOGITS", 7 * target.vocab_size)
+    return calls
+
+
 @pytest.mark.parametrize(("architecture", "mode"), CASES)
-def test_slices_of_the_vocabulary_change_nothing(architecture, mode, monkeypatch):
-    """The vocabulary of all other tests here is smaller than a slice."""
+def test_logits_of_a_few_rows_at_a_time_change_nothing(architecture, mode, monkeypatch):
+    """All other tests here have all of them at once."""
     target, speculator = pair(architecture, mode)
-    batch, starts = ragged_batch(), set()
+    batch = ragged_batch()
     whole = losses_of(target, speculator, batch, None)
-
-    def slices(*arguments):
-        for start, logits in all_slices(*arguments):
-            starts.add(start)
-            yield start, logits
-
-    all_slices = head_losses._slices
-    monkeypatch.setattr(head_losses, "_slices", slices)
-    monkeypatch.setattr(stream_losses, "head_loss", partial(head_losses.head_loss, slice_size=7))
-    sliced = losses_of(target, speculator, batch, 4)
-    assert_same(sliced, whole, speculator)
-    assert starts == set(range(0, 40, 7))
+    calls = counted(monkeypatch, target)
+    assert_same(losses_of(target, speculator, batch, 4), whole, speculator)
+    assert len(calls) > 4 and max(calls) == 7
 
 
 @pytest.mark.parametrize("num_segments", [None, 2])
@@ -173,15 +175,7 @@ def test_scores_of_pairs_a_few_rows_at_a_time_change_nothing(mode, num_segments,
     target, batch = tiny_target("llama"), ragged_batch()
     speculator = tiny_speculator(target, mode=mode, **OPTIONS[mode]["pair_scores"])
     whole = losses_of(target, speculator, batch, None)
-    calls = []
-    at_once = stream_losses.BatchLosses._pair_losses
-
-    def counted(work, streams, *others):
-        calls.append(len(streams))
-        return at_once(work, streams, *others)
-
-    monkeypatch.setattr(stream_losses.BatchLosses, "_pair_losses", counted)
-    monkeypatch.setattr(stream_losses, "PAIR_LOGITS", 7 * target.vocab_size)
+    calls = counted(monkeypatch, target)
     assert_same(losses_of(target, speculator, batch, num_segments), whole, speculator)
     assert len(calls) > 4 and max(calls) == 7
 
@@ -199,7 +193,7 @@ def test_the_dense_reference_equals_one_sample_at_a_time_and_explicit_masks(arch
         alone = collate(
             [Sample(batch.ids[row, :length].tolist(), int(batch.supervised[row].int().argmax()))]
         )
-        labels = stream_labels(alone, gamma)
+        labels = future_tokens(alone, gamma)
         positions = labels.positions[0]
         everywhere = torch.arange(length)[None]
         rows = adapted.embed(alone.ids[:, :length], everywhere, causal_mask(length)[None, None])

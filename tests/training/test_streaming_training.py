@@ -5,8 +5,8 @@ from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
 
 from slipstream.data.batches import collate
 from slipstream.data.rendering import Sample
-from slipstream.training.segments import lossless_losses
-from slipstream.training.stream_losses import StreamLosses
+from slipstream.speculators.streaming.losses import StreamLosses
+from slipstream.speculators.streaming.segments import lossless_losses
 
 SAMPLES = [Sample([5, 9, 5, 9, 7, 5], 3), Sample([4, 8, 4, 8, 8, 1, 2, 30], 5)]
 

@@ -16,7 +16,9 @@ from tests.tiny import save_tiny_target, tiny_tokenizer
 
 from slipstream.data.rendering import Sample
 from slipstream.evaluation.comparison import Record
-from slipstream.evaluation.report import print_tables
+from slipstream.evaluation.report import tables_of
+from slipstream.results.record import Result
+from slipstream.results.writer import show
 from slipstream.training.callbacks import _masked
 from slipstream.training.tracking import log_config, wandb_logger
 
@@ -91,5 +93,5 @@ def test_no_name_of_a_prompt_set_or_method_is_taken_for_markup(name):
     numbers = {field.name: 1 for field in fields(Record)}
     record = Record(**numbers | {"method": name, "prompt_set": name, "details": name})
     console = Console(file=io.StringIO(), width=400)
-    print_tables([record], console)
+    show(Result("", [], shown=tables_of([record])), console)
     assert console.file.getvalue().count(name) == 3

@@ -22,9 +22,9 @@ from slipstream.configuration import build, check_keys, own_part
 from slipstream.core.errors import InputError
 from slipstream.data.labelled_drafts import labelled_drafts
 from slipstream.data.prompt_completion import PromptCompletionData
-from slipstream.speculators.acceptance import AcceptanceHead
-from slipstream.speculators.checkpoint import load_speculator, new_speculator
-from slipstream.speculators.sprinter import SprinterVerifier
+from slipstream.speculators.base import new_speculator
+from slipstream.speculators.checkpoint import load_speculator
+from slipstream.speculators.classifiers import AcceptanceHead, SprinterVerifier
 from slipstream.targets.loading import load_target
 from slipstream.training import run
 from slipstream.training.verifier_curves import THRESHOLDS, calibration, rates
@@ -156,7 +156,7 @@ def test_a_folder_for_the_draft_model_and_no_other(trained, world):
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_the_sets_are_the_labelled_drafts_of_their_prompts(trained, split):
     """And so never divided by token."""
-    features, labels = trained.module.sets[split].tensors
+    features, labels = trained.module.sets[split]
     drafts = trained.drafts(split)
     raw = trained.raw_features(split, load_speculator(trained.folder, trained.draft))
     found = features * trained.module.scale + trained.module.mean
@@ -172,7 +172,7 @@ def test_the_sets_are_the_labelled_drafts_of_their_prompts(trained, split):
 
 
 def test_features_are_standardised_by_the_training_set(trained):
-    features, _ = trained.module.sets["train"].tensors
+    features, _ = trained.module.sets["train"]
     torch.testing.assert_close(features.mean(0), torch.zeros_like(features[0]), rtol=0, atol=1e-4)
     torch.testing.assert_close(features.std(0), torch.ones_like(features[0]), rtol=0, atol=1e-4)
 

@@ -1,4 +1,4 @@
-"""The models that ship with the package: a small target, a smaller draft model, speculators.
+"""What ships with the package: a small target, a smaller draft model, speculators, and prompts.
 
 They exist so that everything can be tried, tested and measured without a download. Each folder has
 a card (README.md) that tells data, licence, command and results.
@@ -6,6 +6,8 @@ a card (README.md) that tells data, licence, command and results.
 
 from pathlib import Path
 
+PROMPTS = Path(__file__).parent / "prompts"
+"""A folder for each kind of generated prompts, with a `.jsonl.gz` file for each split."""
 SHIPPED = {
     "slipstream/small-target": "small_target",
     "slipstream/small-draft": "small_draft",

@@ -22,11 +22,12 @@ class StepCache:
     """Keys and values of L layers for B sequences, each of its own length.
 
     device: of all layers, or of each of them. `layers` are their (keys, values), each
-    (B, H_kv, capacity, D_head), views of buffers that neighbours on one device share. `lengths`
-    counts the committed slots of each sequence, `length` those of the longest. Rows are staged
-    behind slot `slots` in all sequences: `length` rounded up to a multiple of `granularity`, so
-    that steps of compiled layers have few shapes. What lies between a sequence's end and there
-    belongs to nothing.
+    (B, H_kv, capacity, D_head), views of buffers that neighbours on one device share. `ends`: (B,),
+    how many slots of each sequence are committed; `lengths`: the same on the host, which after a
+    `commit` knows no more than that nothing lies beyond slot `bound`, until it is told (`learn`).
+    Rows are staged behind slot `slots` in all sequences: `bound` rounded up to a multiple of
+    `granularity`, so that steps of compiled layers have few shapes. What lies between a sequence's
+    end and there belongs to nothing.
     """
 
     is_compileable = False
@@ -54,8 +55,17 @@ class StepCache:
             ]
         )
         self.capacity, self.granularity = capacity, granularity
-        self.lengths = [0] * batch_size
         self.staged = [0] * num_layers
+        self.settle([0] * batch_size)
+
+    def settle(self, lengths: list[int]) -> None:
+        """So many slots of each sequence are committed."""
+        self.learn(lengths)
+        self.ends = on_device(self.lengths, self._buffers[0].device)
+
+    def learn(self, lengths: list[int]) -> None:
+        """The host learns of the lengths that the last commit has led to."""
+        self.lengths, self.bound = list(lengths), max(lengths, default=0)
 
     @property
     def length(self) -> int:
@@ -63,7 +73,16 @@ class StepCache:
 
     @property
     def slots(self) -> int:
-        return -(-self.length // self.granularity) * self.granularity
+        return -(-self.bound // self.granularity) * self.granularity
+
+    @property
+    def level(self) -> bool:
+        """Whether all sequences are committed up to the staged rows, as far as the host knows."""
+        return self.bound == self.slots == min(self.lengths)
+
+    def sees(self) -> torch.Tensor | None:
+        """(B,) ends of what the staged rows may see, None where that is all before them."""
+        return None if self.level else self.ends
 
     @property
     def nbytes(self) -> int:
@@ -110,64 +129,85 @@ class StepCache:
     def emptied(self) -> "StepCache":
         """An empty cache over the same buffers, of all sequences they were made for."""
         cache = copy.copy(self)
-        cache.lengths, cache.staged = [0] * len(self.lengths), [0] * len(self.staged)
+        cache.settle([0] * len(self.lengths))
+        cache.forget_staged()
         return cache
 
-    def commit(self, groups: list[tuple[range, list[int]]]) -> None:
-        """Keep some staged rows of each group of layers, in order, and forget the rest.
+    def commit(
+        self,
+        rows: torch.Tensor,
+        counts: torch.Tensor,
+        below: tuple[int, torch.Tensor] | None = None,
+    ) -> None:
+        """Keep some staged rows of each sequence, in order, and forget the rest; does not wait.
 
-        groups: (layers, rows) pairs that together cover all layers; `rows` are indices among the
-        rows staged there, the same for every sequence (all of one length), and every group keeps
-        equally many.
+        rows: (B, P) indices among the staged rows, padded with any, the first of them 0; counts:
+        (B,), how many of them are kept; below: a layer, and other indices for those before it.
 
-        Example: 10 committed, staged rows 0..3 in every layer: `commit([(range(L), [0, 2])])`
-        leaves 12 committed, row 2 in slot 11.
+        Example: 10 and 7 committed, 4 rows staged: rows [[0, 2], [0, 3]] and counts [2, 1] leave 12
+        and 8 committed, row 2 in slot 11 of the first, row 0 in slot 7 of the second.
         """
-        kept = len(groups[0][1])
-        for layers, rows in groups:
-            ahead = self.slots - self.length
-            moved = [place for place, row in enumerate(rows) if row + ahead != place]
-            if moved:
-                first, start = moved[0], self.length + moved[0]
-                for part in self._within(layers):
-                    source = on_device(rows[first:], part.device) + self.slots
-                    part[..., start : start + len(source), :] = part.index_select(-2, source)
-        self.lengths = [length + kept for length in self.lengths]
+        if below is None:
+            self._move(range(len(self.staged)), rows)
+        else:
+            self._move(range(below[0]), below[1])
+            self._move(range(below[0], len(self.staged)), rows)
+        self.ends = self.ends + counts
+        self.bound += rows.shape[1]
         self.forget_staged()
 
-    def commit_each(self, rows: list[list[int]]) -> None:
-        """Keep staged rows of all layers, others for each sequence, and forget the rest.
+    def _move(self, layers: range, rows: torch.Tensor) -> None:
+        """Staged rows to behind the committed ones; padding comes to lie beyond their new end."""
+        first = 1 if self.level else 0  # the first row is in its place already
+        rows = rows[:, first:]
+        if not rows.shape[1]:
+            return
+        places = torch.arange(first, first + rows.shape[1], device=rows.device)
+        source, place = rows + self.slots, self.ends[:, None] + places
+        for part in self._within(layers):
+            if len(rows) == 1:
+                moved = part.index_select(-2, source[0].to(part.device))
+                part.index_copy_(-2, place[0].to(part.device), moved)
+            else:
+                each = torch.arange(len(rows), device=part.device)[:, None]
+                from_, to = source.to(part.device), place.to(part.device)
+                # Indexed on both sides of the heads: (B, P, L, 2, H_kv, D_head), a copy.
+                part[:, :, each, :, to] = part[:, :, each, :, from_]
 
-        Example: 10 and 7 committed, 4 rows staged: `commit_each([[0, 2], [0]])` leaves 12 and 8
-        committed, row 2 in slot 11 of the first, row 0 in slot 7 of the second.
-        """
-        if len(rows) == 1:
-            return self.commit([(range(len(self.staged)), rows[0])])
-        moves = [
-            (sequence, self.slots + row, length + place)
-            for sequence, (length, own) in enumerate(zip(self.lengths, rows, strict=True))
-            for place, row in enumerate(own)
-            if self.slots + row != length + place
-        ]
-        for buffer in self._buffers if moves else ():
-            sequence, source, place = on_device(moves, buffer.device).unbind(1)
-            # Indexed on both sides of the heads: (moves, L, 2, H_kv, D_head), a copy.
-            buffer[:, :, sequence, :, place] = buffer[:, :, sequence, :, source]
-        self.lengths = [length + len(own) for length, own in zip(self.lengths, rows, strict=True)]
+    def commit_first(self, counts: list[int]) -> None:
+        """Keep the first so many staged rows of each sequence, as the host says."""
+        lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        if not self.level:
+            device = self._buffers[0].device
+            rows = torch.arange(max(counts), device=device).expand(len(counts), -1)
+            self._move(range(len(self.staged)), rows)
+        self.settle(lengths)
         self.forget_staged()
 
     def keep_sequences(self, sequences: list[int]) -> None:
         """Let only these of the B sequences go on (ascending)."""
-        slots = max((self.lengths[sequence] for sequence in sequences), default=0)
+        lengths = [self.lengths[sequence] for sequence in sequences]
+        slots = max(lengths, default=0)
         for buffer in self._buffers:
             for place, sequence in enumerate(sequences):
                 if place != sequence:
                     buffer[:, :, place, :, :slots] = buffer[:, :, sequence, :, :slots]
         self._set([buffer[:, :, : len(sequences)] for buffer in self._buffers])
-        self.lengths = [self.lengths[sequence] for sequence in sequences]
+        self.settle(lengths)
+
+    def take_in(self, *others: "StepCache") -> None:
+        """Copy the sequences of `others`, one cache after the other, in place of its own."""
+        first = 0
+        for other in others:
+            stop, slots = first + len(other.lengths), other.bound
+            for own, given in zip(self.layers, other.layers, strict=True):
+                for to, from_ in zip(own, given, strict=True):
+                    to[first:stop, :, :slots] = from_[:, :, :slots]
+            first = stop
+        self.settle([length for other in others for length in other.lengths])
 
     @contextmanager
-    def passing(self) -> Iterator[None]:
+    def scratch(self) -> Iterator[None]:
         """Rows that are staged within are forgotten at the end, those of before are not."""
         staged = list(self.staged)
         yield
@@ -183,7 +223,7 @@ class StepCache:
         for now, length in zip(self.lengths, lengths, strict=True):
             if not 0 <= length <= now:
                 raise ValueError(f"cannot roll back to {length}: {now} rows are committed")
-        self.lengths = list(lengths)
+        self.settle(lengths)
         self.forget_staged()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -6,28 +6,22 @@ forward in order. Masks come from positions and parents alone; nothing here know
 
 import torch
 
-from slipstream.core.transfer import on_device
 
-
-def tree_mask(
-    lengths: list[int], ancestors: torch.Tensor, slots: int | None = None
-) -> torch.Tensor:
+def tree_mask(ancestors: torch.Tensor, slots: int, ends: torch.Tensor | None) -> torch.Tensor:
     """(B, 1, N, slots + N): every node sees its sequence's committed tokens, its ancestors and
     itself.
 
-    lengths: committed tokens of each of B sequences; ancestors: (B, N, N) from
-    `DraftTree.ancestor_mask`; slots: columns before those of the nodes, None for the longest
-    length.
+    ancestors: (B, N, N) of `Trees`; slots: columns before those of the nodes; ends: (B,), how many
+    of them each sequence has committed, None for all.
 
-    >>> tree_mask([2, 1], torch.ones(2, 1, 1, dtype=torch.bool)).int().tolist()
+    >>> tree_mask(torch.ones(2, 1, 1, dtype=torch.bool), 2, torch.tensor([2, 1])).int().tolist()
     [[[[1, 1, 1]]], [[[1, 0, 1]]]]
     """
-    slots = max(lengths) if slots is None else slots
-    mask = torch.nn.functional.pad(ancestors, (slots, 0), value=True)[:, None]
-    if min(lengths) < slots:
-        ends = on_device(lengths, ancestors.device)[:, None, None, None]
-        mask[..., :slots] = torch.arange(slots, device=ancestors.device) < ends
-    return mask
+    if ends is None:
+        before = ancestors.new_ones(1, 1, slots)
+    else:
+        before = torch.arange(slots, device=ancestors.device) < ends[:, None, None]
+    return torch.cat([before.expand(*ancestors.shape[:2], -1), ancestors], -1)[:, None]
 
 
 def causal_mask(length: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -35,15 +29,18 @@ def causal_mask(length: int, device: torch.device | str = "cpu") -> torch.Tensor
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
-def window_mask(looked_at: torch.Tensor, looking: torch.Tensor, window: int) -> torch.Tensor:
-    """(B, 1, R, K): which of K slots lie less than `window` positions behind each of R rows.
+def window_mask(slots: int, positions: torch.Tensor, window: int) -> torch.Tensor:
+    """(B, 1, R, slots + R): which of the slots before the rows, in the order of their positions,
+    and of the rows lie less than `window` positions behind each of R rows.
 
-    looked_at: (B, K) positions of the slots; looking: (B, R) positions of the rows.
+    positions: (B, R) of the rows.
 
-    >>> window_mask(torch.tensor([[0, 1, 2]]), torch.tensor([[2]]), 2).int().tolist()
+    >>> window_mask(2, torch.tensor([[2]]), 2).int().tolist()
     [[[[0, 1, 1]]]]
     """
-    return (looking[:, None, :, None] - looked_at[:, None, None, :]) < window
+    before = torch.arange(slots, device=positions.device).expand(len(positions), -1)
+    seen = torch.cat([before, positions], 1)
+    return (positions[:, None, :, None] - seen[:, None, None, :]) < window
 
 
 def stream_mask(main_mask: torch.Tensor, num_streams: int) -> torch.Tensor:

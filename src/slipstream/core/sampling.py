@@ -1,12 +1,11 @@
-"""The one place that turns logits into probabilities, and the one source of randomness.
+"""The one place that turns logits into probabilities, and the one source of uniform numbers.
 
-Verification and drafters ask a `Randomness` to accept with a probability or to draw from a
-distribution; tests put in its place one that enumerates every outcome.
+Tokens are drawn by inverse CDF, each with the number that belongs to its place in the answer, so
+that a seed gives the answer of plain sampling, however the answer is drafted.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -57,27 +56,57 @@ class Sampling:
             probabilities = probabilities / probabilities.sum(-1, keepdim=True)
         return probabilities
 
+    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
+        """(..., V) logits -> (..., V) probabilities; greedy, all of it is the likeliest token's."""
+        if not self.greedy:
+            return self.probabilities(logits)
+        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
 
-class Randomness(Protocol):
-    """What verification and drafters need of chance."""
+    def choose(self, logits: torch.Tensor, points: torch.Tensor | None) -> torch.Tensor:
+        """(..., V) logits -> (...) tokens: the likeliest, or drawn with the (...) uniform numbers
+        `points` (None for greedy decoding)."""
+        return logits.argmax(-1) if self.greedy else draw(self.probabilities(logits), points)
+
+
+def draw(probabilities: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """One token of each (..., V) distribution, by inverse CDF in float64, from (...) `points` in
+    [0, 1).
+
+    >>> draw(torch.tensor([[0.5, 0.0, 0.5]]), torch.tensor([0.5])).tolist()
+    [2]
+    """
+    cumulative = probabilities.double().cumsum(-1)
+    total = cumulative[..., -1:]
+    below = torch.nextafter(total, torch.zeros_like(total))
+    points = torch.minimum(points[..., None].double() * total, below)
+    return torch.searchsorted(cumulative, points, right=True)[..., 0]
+
+
+class Chance:
+    """The uniform numbers of one request, by its seed alone.
+
+    decide: (count,) float64, one for each token of the answer: with it the token is drawn from the
+    target's distribution, whatever is drafted. keep: (count,), whether a drawn draft token in this
+    place stays. All other numbers, for what is drawn in order to draft, come from a third stream;
+    trees must depend on nothing else.
+    """
+
+    def __init__(self, seed: int, count: int):
+        streams = torch.randint(2**31, (3,), generator=torch.Generator().manual_seed(seed))
+        decide, keep, self._drafting = (
+            torch.Generator().manual_seed(stream) for stream in streams.tolist()
+        )
+        self.decide = torch.rand(count, dtype=torch.float64, generator=decide)
+        self.keep = torch.rand(count, dtype=torch.float64, generator=keep)
+
+    def number(self) -> torch.Tensor:
+        """A scalar, of the third stream."""
+        return torch.rand((), dtype=torch.float64, generator=self._drafting)
+
+    def draw(self, probabilities: torch.Tensor) -> int:
+        """An index drawn from (V,) `probabilities`; waits for their device."""
+        return int(draw(probabilities, self.number().to(probabilities.device)))
 
     def accept(self, probability: float) -> bool:
         """True with `probability`."""
-
-    def draw(self, probabilities: torch.Tensor) -> int:
-        """An index drawn from (V,) `probabilities`."""
-
-
-class SeededRandomness:
-    """Randomness from one generator per prompt, so a prompt's answer depends on its seed alone."""
-
-    def __init__(self, seed: int):
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def accept(self, probability: float) -> bool:
-        return torch.rand((), generator=self.generator, dtype=torch.float64).item() < probability
-
-    def draw(self, probabilities: torch.Tensor) -> int:
-        cumulative = probabilities.detach().double().cpu().cumsum(-1)
-        point = torch.rand((), generator=self.generator, dtype=torch.float64) * cumulative[-1]
-        return int(torch.searchsorted(cumulative, point, right=True))
+        return float(self.number()) < probability

@@ -1,108 +1,118 @@
-"""Which of a tree's nodes the target agrees with, and the token that follows them.
+"""Which of a tree's nodes the target agrees with, and the token that follows them, on the device.
 
 Every rule here is exact: greedy output is the target's own, sampled output has the target's
-distribution. Sampling goes down the tree level by level; testing whole paths and keeping the
-longest would be biased. Sources: Leviathan et al. 2023 (sampled chain), SpecInfer (recursive
-rejection over siblings), SPECTRA algorithm 4 (deterministic siblings).
+distribution. Deterministic children need no rejection: one token is chosen at every node, the
+target's argmax or a draw from its distribution, and the tree is followed as far as it goes. A child
+is then accepted exactly with its probability. Children that were drawn themselves are kept or
+rejected (Leviathan et al. 2023; SpecInfer's recursive rejection over siblings), level by level:
+testing whole paths and keeping the longest would be biased.
 """
 
-from dataclasses import dataclass
-
 import torch
+import torch.nn.functional as F
 
-from slipstream.core.sampling import Randomness
-from slipstream.core.tree import DraftTree
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """path: accepted nodes from the root (root included); next_token: correction or bonus."""
-
-    path: list[int]
-    next_token: int
+from slipstream.core.sampling import draw
+from slipstream.core.trees import Trees
 
 
-def verify_greedy(tree: DraftTree, choices: list[int]) -> Verdict:
-    """Follow the target's argmax. choices: N token ids, the argmax after each node.
+def follow(trees: Trees, choices: torch.Tensor) -> torch.Tensor:
+    """(B,) last accepted nodes: those reached by following the (B, N) tokens chosen after each
+    node. What comes next is the choice there.
 
-    >>> verify_greedy(DraftTree([7, 1, 2], [-1, 0, 0]), [2, 5, 9])
-    Verdict(path=[0, 2], next_token=9)
-    """
-    path, parents, tokens = [0], tree.parents, tree.tokens
-    for node in range(1, len(tokens)):
-        if parents[node] == path[-1] and tokens[node] == choices[path[-1]]:
-            path.append(node)
-    return Verdict(path, choices[path[-1]])
-
-
-def last_accepted(
-    ids: torch.Tensor, parents: torch.Tensor, ancestors: torch.Tensor, choices: torch.Tensor
-) -> torch.Tensor:
-    """(B,) last accepted nodes: what `verify_greedy` finds, for B trees, wherever the tensors are.
-
-    ids, parents, choices: (B, N), parents -1 for roots (node 0) and for padding; ancestors:
-    (B, N, N) of `DraftTree.ancestor_mask`.
-
-    >>> tree = DraftTree([7, 1, 2], [-1, 0, 0])
-    >>> ids, parents, choices = torch.tensor([[tree.tokens, tree.parents, [2, 5, 9]]]).unbind(1)
-    >>> last_accepted(ids, parents, tree.ancestor_mask()[None], choices).tolist()
+    >>> from slipstream.core.drafts import Draft
+    >>> follow(Trees.of([Draft([7, 1, 2], [-1, 0, 0])]), torch.tensor([[2, 5, 9]])).tolist()
     [2]
     """
-    agrees = (ids == choices.gather(1, parents.clamp(min=0))) & (parents >= 0)
+    agrees = trees.tokens == choices.gather(1, trees.parents.clamp(min=0))
+    agrees &= trees.parents >= 0
     agrees[:, 0] = True
-    accepted = (agrees[:, None] | ~ancestors).all(-1)
-    return (accepted * ancestors.sum(-1)).argmax(-1)
+    return (trees.along(agrees) * (trees.depths + 1)).argmax(-1)
 
 
-def verify_sampling(
-    tree: DraftTree, probabilities: torch.Tensor, randomness: Randomness
-) -> Verdict:
-    """Sample from the target, keeping drafted tokens where the laws of rejection allow it.
+def paths_to(trees: Trees, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, depth + 1) nodes from the roots to the (B,) last ones, padded with any, and (B,) how many
+    they are."""
+    rows = last[:, None, None].expand(-1, 1, trees.width)
+    on_path = trees.ancestors.gather(1, rows)[:, 0]
+    paths = on_path.byte().argsort(dim=-1, descending=True, stable=True)
+    return paths[:, : trees.depth + 1], on_path.sum(-1)
 
-    probabilities: (N, V), the target's distribution after each node (same temperature, top-k and
-    top-p as plain sampling). Children are tried in order; the distribution of every emitted token
-    is the target's whatever the tree proposes.
+
+def compared(trees: Trees, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, N) tokens that the answers have in the place of each node, and (B, N) whether the path to
+    it is the answer's.
+
+    answers: (B, T), what came after the roots, -1 for padding.
     """
-    path = [0]
-    while True:
-        remaining = probabilities[path[-1]].clone()
-        children = tree.children(path[-1])
-        proposal = tree.proposals.get(path[-1])
-        drawn_from = None if proposal is None else proposal.probabilities.clone()
-        for child in children:
-            token = tree.tokens[child]
-            if drawn_from is None:
-                accepted = randomness.accept(float(remaining[token]))
-            else:
-                ratio = float(remaining[token]) / float(drawn_from[token])
-                accepted = randomness.accept(min(1.0, ratio))
-            if accepted:
-                path.append(child)
-                break
-            remaining = residual(remaining, token, drawn_from)
-            if proposal is not None and not proposal.replacement:
-                drawn_from = _without(drawn_from, token)
-        else:
-            return Verdict(path, randomness.draw(remaining))
+    answers = F.pad(answers, (0, max(0, trees.depth - answers.shape[1])), value=-1)
+    wanted = answers.gather(1, (trees.depths - 1).clamp(min=0))
+    agrees = (trees.tokens == wanted) & (trees.parents >= 0)
+    return wanted, trees.along(agrees | (trees.depths == 0))
 
 
-def residual(remaining: torch.Tensor, token: int, drawn_from: torch.Tensor | None) -> torch.Tensor:
-    """What is left of the target's distribution, (V,), after one child was rejected.
+def agreement(trees: Trees, answers: torch.Tensor) -> torch.Tensor:
+    """(B,): how many tokens of the answers, as in `compared`, follow the roots on some path.
 
-    drawn_from: (V,) what the child was drawn from, None for a deterministic child.
+    >>> from slipstream.core.drafts import Draft
+    >>> trees = Trees.of([Draft([7, 1, 2, 3], [-1, 0, 0, 2])])
+    >>> agreement(trees, torch.tensor([[2, 3, 9]])).tolist()
+    [2]
     """
-    if drawn_from is None:
-        return _without(remaining, token)
+    _, right = compared(trees, answers)
+    return (right * trees.depths).amax(-1)
+
+
+def keep_or_reject(
+    trees: Trees, probabilities: torch.Tensor, accept: torch.Tensor, decide: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B,) last accepted nodes of trees whose children were drawn, and (B,) tokens that follow.
+
+    probabilities: (B, N, V), the target's after each node; accept: (B, depth, siblings) and decide:
+    (B, depth + 1) uniform numbers of the places in the answer. Children are tried in order, kept
+    with min(1, p / q); after the last one the token is drawn from what rejections have left.
+    """
+    each = torch.arange(len(trees), device=trees.tokens.device)
+    drawn_from, replacement = trees.drawn.probabilities, trees.drawn.replacement
+    node = torch.zeros_like(each)
+    depths, going, remaining = node, node == 0, probabilities[:, 0]
+    for depth in range(trees.depth + 1):
+        left, child = trees.parents == node[:, None], torch.zeros_like(each)
+        now, proposed = probabilities[each, node], drawn_from[each, node]
+        for rank in range(accept.shape[-1] if depth < trees.depth else 0):
+            trying = going & left.any(-1) & (child == 0)
+            tried = left.byte().argmax(-1)
+            left = left.scatter(1, tried[:, None], False)
+            token = trees.tokens[each, tried]
+            ratios = now[each, token] / proposed[each, token]
+            kept = keeps(accept[:, depth, rank], ratios, trying)
+            child = torch.where(kept, tried, child)
+            rejected = (trying & ~kept)[:, None]
+            now = torch.where(rejected, residual(now, proposed), now)
+            if not replacement:
+                proposed = torch.where(rejected, without(proposed, token), proposed)
+        remaining = torch.where(going[:, None], now, remaining)
+        going = going & (child > 0)
+        node, depths = torch.where(going, child, node), depths + going
+    return node, draw(remaining, decide.gather(1, depths[:, None])[:, 0])
+
+
+def keeps(points: torch.Tensor, ratios: torch.Tensor, trying: torch.Tensor) -> torch.Tensor:
+    """(B,): whether a drawn child is kept where one is tried, with min(1, p / q)."""
+    return trying & (points < ratios)
+
+
+def residual(remaining: torch.Tensor, drawn_from: torch.Tensor) -> torch.Tensor:
+    """What is left of the target's distributions, (B, V), after a draw from `drawn_from` was
+    rejected: norm(max(0, p - q))."""
     return _normalised((remaining - drawn_from).clamp(min=0), remaining)
 
 
-def _without(probabilities: torch.Tensor, token: int) -> torch.Tensor:
-    left = probabilities.clone()
-    left[token] = 0
-    return _normalised(left, probabilities)
+def without(probabilities: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """(B, V) distributions with one token of each left out, (B,)."""
+    return _normalised(probabilities.scatter(1, tokens[:, None], 0.0), probabilities)
 
 
 def _normalised(left: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """`left` as a distribution; `before` where only rounding let a certain token be rejected."""
-    total = left.sum()
-    return left / total if total > 0 else before / before.sum()
+    """`left` as distributions; `before` where only rounding let a certain token be rejected."""
+    total = left.sum(-1, keepdim=True)
+    return torch.where(total > 0, left / total, before / before.sum(-1, keepdim=True))

@@ -36,9 +36,8 @@ class Batch:
 
 def collate(samples: list[Sample]) -> Batch:
     """Right-pad `samples` into one batch; padding is known by length, never by its token (0)."""
-    longest = max(padded_length(sample) for sample in samples)
-    ids = torch.zeros(len(samples), longest, dtype=torch.long)
-    supervised = torch.zeros(len(samples), longest, dtype=torch.bool)
+    ids = torch.zeros(len(samples), max(map(padded_length, samples)), dtype=torch.long)
+    supervised = torch.zeros_like(ids, dtype=torch.bool)
     for row, sample in enumerate(samples):
         ids[row, : len(sample.ids)] = torch.tensor(sample.ids)
         for start, stop in sample.supervised:
@@ -117,7 +116,7 @@ class TokenBatches(ResumableBatches):
         return collate([self.samples[row] for row in rows])
 
     def order(self, generator: torch.Generator) -> list[list[int]]:
-        lengths = torch.tensor([padded_length(sample) for sample in self.samples])
+        lengths = torch.tensor(list(map(padded_length, self.samples)))
         ranks = lengths.double()
         if self.shuffle:
             ranks += torch.rand(len(lengths), generator=generator, dtype=torch.float64)

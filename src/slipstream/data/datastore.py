@@ -5,8 +5,6 @@ answers. They may be refined: those that the target finds least surprising stay 
 3.2). A store is found again by a hash of tokenizer, texts and settings.
 """
 
-import hashlib
-import json
 import logging
 from pathlib import Path
 
@@ -14,13 +12,16 @@ import torch
 from tqdm import tqdm
 
 from slipstream.core.errors import InputError
+from slipstream.core.files import key_of, replaced_folder
 from slipstream.core.sampling import Sampling
 from slipstream.data.batches import collate
+from slipstream.data.hub import HubSource
 from slipstream.data.regeneration import regenerate
 from slipstream.data.rendering import Sample, render_prompt, render_sample
-from slipstream.data.rows import HubSource, Row, read_rows, spread
-from slipstream.data.synthetic import SyntheticPrompts
+from slipstream.data.rows import Row, read_rows, spread
+from slipstream.data.sources import Sources
 from slipstream.drafters.suffixes import SuffixStore
+from slipstream.speculators.base import causal_rows
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.targets.target import Target
 
@@ -54,19 +55,17 @@ class TrainingTexts:
     ):
         if not 0 < share <= 1:
             raise InputError("corpus.share: must be above 0 and at most 1")
-        self.paths = [path] if isinstance(path, str | Path) else list(path or [])
-        self.hub, self.synthetic_kinds = list((hub or {}).values()), list(synthetic_kinds or [])
-        self.max_rows, self.share, self.seed = max_rows, share, seed
+        self.sources = Sources(path, hub, synthetic_kinds, seed)
+        self.max_rows, self.share = max_rows, share
         self.cache_dir = Path(cache_dir)
 
     def store(self, target: Target) -> SuffixStore:
         """The store of these texts; made and written if it is not there yet."""
         samples = self._samples(target)
-        content = [target.fingerprint, self.share, [sample.ids for sample in samples]]
-        key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
+        key = key_of(target.fingerprint, self.share, [sample.ids for sample in samples])
         folder = self.cache_dir / key
         if not (folder / "store.json").exists():
-            check_writable(folder, "corpus.cache_dir")
+            check_writable(self.cache_dir, "corpus.cache_dir")
             if not samples:
                 raise InputError(
                     "corpus: it has no text; raise corpus.max_rows, or name other data with "
@@ -75,32 +74,30 @@ class TrainingTexts:
             kept = refined(samples, target, self.share)
             log.info("sorting the suffixes of %d texts", len(kept))
             store = SuffixStore.of_texts([sample.ids for sample in kept])
-            store.save(folder, {"texts": len(kept), "of": len(samples), "tokens": len(store)})
+            with replaced_folder(folder) as made:
+                store.save(made, {"texts": len(kept), "of": len(samples), "tokens": len(store)})
         return SuffixStore.open(folder)
 
     def _samples(self, target: Target) -> list[Sample]:
-        if not self.paths and not self.hub:
-            kinds, count = self.synthetic_kinds, self.max_rows
-            rows = SyntheticPrompts(kinds, count, self.seed, "train").rows()
+        if not self.sources.given:
+            rows = self.sources.synthetic(self.max_rows, "train")
             prompts = [render_prompt(target.tokenizer, row.prompt) for row in rows]
             answers = self.cache_dir / "answers"
             return regenerate(
                 target, prompts, MAX_NEW_TOKENS, answers, Sampling(), field="corpus.cache_dir"
             )
-        rows = [row for source in self._sources() for row in spread(source, self.max_rows)]
+        rows = [row for table in self._tables() for row in spread(table, self.max_rows)]
         return [render_sample(target.tokenizer, row.prompt, row.completion) for row in rows]
 
-    def _sources(self) -> list[list[Row]]:
-        if not self.paths:
-            return [source.rows("train") for source in self.hub]
-        folders = [Path(path) for path in self.paths]
+    def _tables(self) -> list[list[Row]]:
+        folders = [Path(path) for path in self.sources.paths]
         training = [folder for folder in folders if any(folder.glob("train.jsonl*"))]
-        if not training:
+        if folders and not training:
             raise InputError(
                 "corpus.path: no folder here has a training split (train.jsonl) to retrieve from; "
                 "give one, or leave out what retrieves"
             )
-        return [read_rows(folder, "train") for folder in training]
+        return [read_rows(path, "train") for path in training] or self.sources.tables("train")
 
 
 def refined(samples: list[Sample], target: Target, share: float) -> list[Sample]:
@@ -124,8 +121,7 @@ def perplexities(samples: list[Sample], target: Target) -> list[float]:
         places, order = order[-count:], order[:-count]
         progress.update(len(places))
         batch = collate([samples[place] for place in places]).to(target.device)
-        positions = torch.arange(batch.ids.shape[1], device=target.device).expand_as(batch.ids)
-        rows = target.forward(batch.ids, positions, None, None)
+        rows = causal_rows(target, batch.ids)
         predicts = batch.supervised[:, 1:]
         logits = target.logits(rows.hidden[:, :-1][predicts]).float()
         losses = torch.nn.functional.cross_entropy(

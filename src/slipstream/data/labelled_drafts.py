@@ -7,8 +7,6 @@ by lengths, so nothing is ever read from a pad position. Parts are written as th
 hash of both models, the texts and the settings, so an interrupted run goes on where it stopped.
 """
 
-import hashlib
-import json
 import logging
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,14 +17,14 @@ import torch
 from tqdm import tqdm
 
 from slipstream.core.errors import InputError
-from slipstream.core.files import write_atomically
+from slipstream.core.files import key_of, write_atomically
 from slipstream.core.sampling import Sampling
+from slipstream.data.regeneration import in_bfloat16
 from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.speculators.draft_features import DraftFeatures, shape_of
 from slipstream.targets.loading import check_vocabularies
-from slipstream.targets.packed import is_packed
-from slipstream.targets.reading import Reader
+from slipstream.targets.reading import CachedModel, read_on
 from slipstream.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -75,22 +73,19 @@ def labelled_drafts(
     `InputError` for models of different vocabularies, where no text has a second token to draft,
     and for a folder that cannot be written."""
     check_vocabularies(target, draft, "training.draft")
-    longest = min(draft.max_positions, target.max_positions)
-    fitting = [sample for sample in samples if len(sample.ids) <= longest]
-    if len(fitting) < len(samples):
-        left_out = len(samples) - len(fitting)
-        log.warning("left out %d of %d texts of over %d tokens", left_out, len(samples), longest)
-    samples = fitting
-    folder = Path(cache_dir) / _key(draft, target, samples, max_new_tokens, seed, batch_size)
+    longest, count = min(draft.max_positions, target.max_positions), len(samples)
+    samples = [sample for sample in samples if len(sample.ids) <= longest]
+    if len(samples) < count:
+        left_out = count - len(samples)
+        log.warning("left out %d of %d texts of over %d tokens", left_out, count, longest)
+    models = [[model.fingerprint, str(model.dtype)] for model in (draft, target)]
+    texts = [[sample.ids, sample.prompt_length] for sample in samples]
+    folder = Path(cache_dir) / key_of(models, texts, (max_new_tokens, seed, batch_size))
     check_writable(folder, "training.cache_dir")
     parts = []
-    starts = range(0, len(samples), batch_size)
-    paths = [folder / f"part_{number:05d}.safetensors" for number in range(len(starts))]
-    known = [_opened(path) for path in paths]
-    done = all(part is not None for part in known)
-    for start, path, part in zip(
-        tqdm(starts, desc="labelling", disable=done), paths, known, strict=True
-    ):
+    for start in tqdm(range(0, len(samples), batch_size), desc="labelling"):
+        path = folder / f"part_{start // batch_size:05d}.safetensors"
+        part = _opened(path)
         if part is None:
             generator = torch.Generator().manual_seed(seed + start)
             batch = samples[start : start + batch_size]
@@ -98,13 +93,16 @@ def labelled_drafts(
             content = safetensors.torch.save(part)
             write_atomically(path, lambda file, content=content: file.write(content))
         parts.append(part)
-    names = [field.name for field in fields(LabelledDrafts)]
     if not any(len(part["tokens"]) for part in parts):
         raise InputError(
             "data: no text has a second token that could be drafted; give longer completions, or a "
             "larger data.max_new_tokens"
         )
-    return LabelledDrafts(*(torch.cat([part[name] for part in parts]) for name in names))
+    return LabelledDrafts(**_together(parts))
+
+
+def _together(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _opened(path: Path) -> dict[str, torch.Tensor] | None:
@@ -126,32 +124,28 @@ def _labelled(
     generator: torch.Generator,
 ) -> dict[str, torch.Tensor]:
     """The tensors of `LabelledDrafts` for a few samples; first: the number of the first one."""
-    prompts = [sample.ids[: sample.prompt_length] for sample in samples]
+    prompts = [sample.prompt for sample in samples]
     texts = {
-        kind: [sample.ids for sample in samples]
-        if share is None
-        else complete(draft, target, prompts, share, max_new_tokens, generator)
+        kind: complete(draft, target, prompts, share, max_new_tokens, generator)
         for kind, share in KINDS.items()
-    }
+        if share is not None
+    } | {"text": [sample.ids for sample in samples]}
     # The first token of an answer is the target's own: drafting begins with the second. Each
     # prompt has as many positions of every kind as its shortest text of any kind.
-    counts = [
-        min(len(texts[kind][place]) for kind in KINDS) - len(prompt) - 1
-        for place, prompt in enumerate(prompts)
-    ]
     parts = []
     for number, kind in enumerate(KINDS):
         rows, ends = [], []
-        for place, (prompt, count) in enumerate(zip(prompts, counts, strict=True)):
-            room = len(texts[kind][place]) - len(prompt) - 1
-            chosen = torch.randperm(room, generator=generator)[: max(0, count)].sort().values
+        for place, prompt in enumerate(prompts):
+            rooms = {each: len(texts[each][place]) - len(prompt) - 1 for each in KINDS}
+            chosen = torch.randperm(rooms[kind], generator=generator)
+            chosen = chosen[: max(0, min(rooms.values()))].sort().values
             rows += [place] * len(chosen)
             ends += (chosen + len(prompt)).tolist()
         part = judged(draft, target, texts[kind], rows, ends, generator)
         part["prompts"] = torch.tensor(rows, dtype=torch.long) + first
         part["kinds"] = torch.full((len(rows),), number)
         parts.append(part)
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return _together(parts)
 
 
 def judged(
@@ -190,17 +184,12 @@ def complete(
     generator: torch.Generator,
 ) -> list[list[int]]:
     """Prompts with sampled completions, each token from the target with probability `share`, else
-    from the draft model; up to an end token or `max_new_tokens` tokens.
-
-    Float32 models draw in bfloat16 arithmetic, which is faster and good enough for texts to be
-    judged at; weights reordered for small batches know float32 alone.
-    """
+    from the draft model; up to an end token or `max_new_tokens` tokens."""
     models = (draft, target)
-    readers, texts = [Reader(model) for model in models], [list(prompt) for prompt in prompts]
+    texts = [list(prompt) for prompt in prompts]
     longest = min(model.max_positions for model in models)
-    capacity = min(longest, max(map(len, prompts)) + max_new_tokens)
-    for reader in readers:
-        reader.begin(capacity, len(texts))
+    most = [min(longest, len(prompt) + max_new_tokens) for prompt in prompts]
+    readers = [CachedModel(model, max(most), len(texts)) for model in models]
     going = list(range(len(texts)))
     while going:
         chosen = torch.rand(len(going), generator=generator) < share
@@ -209,8 +198,7 @@ def complete(
             drawing = own.nonzero()[:, 0].tolist()
             if not drawing:
                 continue
-            lower = model.dtype == torch.float32 and not is_packed(model.model)
-            with torch.autocast(model.device.type, torch.bfloat16, enabled=lower):
+            with in_bfloat16(model):
                 hidden = reader.read(reader.unread([texts[place] for place in going]))
                 logits = model.logits(hidden[drawing])
             probabilities = TEMPERATURE.probabilities(logits).cpu()
@@ -221,25 +209,15 @@ def complete(
         kept = [
             place
             for place, number in enumerate(going)
-            if texts[number][-1] not in target.end_ids
-            and len(texts[number]) < min(longest, len(prompts[number]) + max_new_tokens)
+            if texts[number][-1] not in target.end_ids and len(texts[number]) < most[number]
         ]
         if kept and len(kept) < len(going):
             for reader in readers:
-                reader.leave(kept)
+                reader.keep(kept)
         going = [going[place] for place in kept]
     return texts
 
 
 def _states(model: Target, texts: list[list[int]]) -> torch.Tensor:
     """(B, T, D) states before the final norm of right-padded texts."""
-    reader = Reader(model)
-    reader.begin(max(map(len, texts)), len(texts))
-    return reader.states(texts)
-
-
-def _key(draft: Target, target: Target, samples: list[Sample], *settings: int) -> str:
-    models = [[model.fingerprint, str(model.dtype)] for model in (draft, target)]
-    texts = [[sample.ids, sample.prompt_length] for sample in samples]
-    content = json.dumps([models, texts, settings])
-    return hashlib.sha256(content.encode()).hexdigest()[:24]
+    return read_on(model, texts, model.new_cache(max(map(len, texts)), len(texts))).hidden

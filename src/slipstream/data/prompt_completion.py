@@ -1,11 +1,10 @@
 """The Lightning data module for prompt/completion data.
 
-Rows come from local files, from the hub or from the generator of synthetic prompts; completions
-are the given ones or the target's own answers. It serves batches and knows no speculator.
+Completions are the given ones or the target's own answers. It serves batches and knows no
+speculator.
 """
 
 import logging
-from pathlib import Path
 
 import lightning as L
 
@@ -13,6 +12,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.batches import TokenBatches
 from slipstream.data.copying import copying_rows
+from slipstream.data.hub import HubSource
 from slipstream.data.regeneration import regenerate
 from slipstream.data.rendering import (
     Sample,
@@ -20,8 +20,8 @@ from slipstream.data.rendering import (
     render_prompt,
     render_sample,
 )
-from slipstream.data.rows import HubSource, Row, distinct, read_rows, spread
-from slipstream.data.synthetic import SyntheticPrompts
+from slipstream.data.rows import Row, by_prompt, messages_of, spread
+from slipstream.data.sources import Sources
 from slipstream.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -30,13 +30,11 @@ log = logging.getLogger(__name__)
 class PromptCompletionData(L.LightningDataModule):
     """Prompt/completion rows of one or several sources.
 
-    path: local file or folder, or a list of them; wins over the others. hub: data sets on the hub,
-    by name. synthetic_kinds: kinds of generated prompts, used when neither path nor hub is given.
-    max_train_rows, max_validation_rows: most rows of each source (spread evenly over it), or the
-    count of generated prompts. copying_rows: how many rows that ask for a text to be repeated are
-    added to the training split. generated_rows: how many generated prompts (of synthetic_kinds) are
-    added to it, with answers that the target samples at temperature 1; a twentieth as many to the
-    validation split.
+    path, hub, synthetic_kinds: as `Sources` has them. max_train_rows, max_validation_rows: most
+    rows of each source (spread evenly over it), or the count of shipped prompts. copying_rows: how
+    many rows that ask for a text to be repeated are added to the training split. generated_rows:
+    how many shipped prompts (of synthetic_kinds) are added to it, with answers that the target
+    samples at temperature 1; a twentieth as many to the validation split.
     max_length: longer samples are dropped, counted and reported. batch_tokens: padded tokens of a
     batch. regenerate: take the target's own answers, of up to max_new_tokens tokens, kept in
     cache_dir; of conversations to their last question, and earlier answers are not learned, which
@@ -61,10 +59,7 @@ class PromptCompletionData(L.LightningDataModule):
         seed: int,
     ):
         super().__init__()
-        self.paths = [path] if isinstance(path, str | Path) else list(path or [])
-        self.hub, self.synthetic_kinds = list((hub or {}).values()), list(synthetic_kinds or [])
-        if not (self.paths or self.hub or self.synthetic_kinds):
-            raise InputError("data.path: no data given; name a JSONL file or folder")
+        self.sources = Sources(path, hub, synthetic_kinds, seed)
         self.max_rows = {"train": max_train_rows, "validation": max_validation_rows}
         self.copying_rows = copying_rows
         self.generated_rows = {"train": generated_rows, "validation": generated_rows // 20}
@@ -83,23 +78,17 @@ class PromptCompletionData(L.LightningDataModule):
 
     def rows(self, split: str) -> list[Row]:
         """The rows of `split` ('train' or 'validation'); prompts to be answered come once each."""
-        rows = self._found(split)
-        if split == "train":
-            rows = rows + copying_rows(rows, self.copying_rows, self.seed)
-        return rows
-
-    def _found(self, split: str) -> list[Row]:
         cap = self.max_rows[split]
-        if self.paths:
-            needed = not self.regenerate
-            sources = [read_rows(path, split, needed) for path in self.paths]
-        elif self.hub:
-            sources = [source.rows(split) for source in self.hub]
+        if not self.sources.given:
+            rows = self.sources.synthetic(cap, split)
         else:
-            return SyntheticPrompts(self.synthetic_kinds, cap, self.seed, split).rows()
-        if self.regenerate:
-            sources = [distinct(rows) for rows in sources]
-        return [row for rows in sources for row in spread(rows, cap)]
+            tables = self.sources.tables(split, completion_required=not self.regenerate)
+            if self.regenerate:
+                tables = [[own[-1] for own in by_prompt(table)] for table in tables]
+            rows = [row for table in tables for row in spread(table, cap)]
+        if split == "train":
+            rows += copying_rows(rows, self.copying_rows, self.seed)
+        return rows
 
     def prepare(self, tokenizer, target: Target | None = None) -> None:
         """Render both splits; must be called before training. `target` answers, if asked to."""
@@ -110,13 +99,11 @@ class PromptCompletionData(L.LightningDataModule):
                 samples = self._answered(rows, target, Sampling())
             else:
                 # of the row of most messages: a template may render later turns in a way of its own
-                row = max(
-                    rows, key=lambda row: 0 if isinstance(row.prompt, str) else len(row.prompt)
-                )
+                row = max(rows, key=lambda row: len(messages_of(row.prompt)))
                 check_generation_markers(tokenizer, row.prompt, row.completion)
                 samples = [render_sample(tokenizer, row.prompt, row.completion) for row in rows]
             if count := self.generated_rows[split]:
-                more = SyntheticPrompts(self.synthetic_kinds, count, self.seed, split).rows()
+                more = self.sources.synthetic(count, split)
                 samples += self._answered(more, target, Sampling(temperature=1.0))
             self.samples[split] = self._usable(samples, split)
             self.loaders[split] = TokenBatches(
@@ -126,7 +113,7 @@ class PromptCompletionData(L.LightningDataModule):
     def prompts(self, split: str, count: int) -> list[list[int]]:
         """Token ids of `count` prompts of a split, spread evenly over it."""
         samples = self.samples[split]
-        return [sample.ids[: sample.prompt_length] for sample in spread(samples, count)]
+        return [sample.prompt for sample in spread(samples, count)]
 
     @property
     def longest(self) -> int:
@@ -149,46 +136,28 @@ class PromptCompletionData(L.LightningDataModule):
 
     def _answered(self, rows: list[Row], target: Target | None, sampling: Sampling) -> list[Sample]:
         if target is None:
-            raise InputError(
-                "data.regenerate, data.generated_rows: need a target that answers; set them to "
-                "false and 0"
-            )
+            both = "data.regenerate, data.generated_rows"
+            raise InputError(f"{both}: need a target that answers; set them to false and 0")
         prompts = [render_prompt(self.tokenizer, row.prompt) for row in rows]
-        fitting = [prompt for prompt in prompts if len(prompt) < self.max_length]
-        if len(fitting) < len(prompts):
-            log.warning(
-                "dropped %d of %d prompts of data.max_length=%d tokens or more",
-                len(prompts) - len(fitting),
-                len(prompts),
-                self.max_length,
-            )
-        return regenerate(
-            target,
-            fitting,
-            self.max_new_tokens,
-            self.cache_dir,
-            sampling,
-            keep_unfinished=self.keep_unfinished,
-        )
+        most = self.max_length
+        fitting = [prompt for prompt in prompts if len(prompt) < most]
+        _tell_dropped(prompts, fitting, f"prompts of data.max_length={most} tokens or more")
+        settings = self.max_new_tokens, self.cache_dir, sampling
+        return regenerate(target, fitting, *settings, keep_unfinished=self.keep_unfinished)
 
     def _usable(self, samples: list[Sample], split: str) -> list[Sample]:
-        kept = [
-            sample
-            for sample in samples
-            if len(sample.ids) <= self.max_length and len(sample.ids) > sample.prompt_length
-        ]
-        if len(kept) < len(samples):
-            log.warning(
-                "dropped %d of %d %s samples that are longer than data.max_length=%d tokens or "
-                "have no answer",
-                len(samples) - len(kept),
-                len(samples),
-                split,
-                self.max_length,
-            )
+        most = self.max_length
+        kept = [sample for sample in samples if sample.prompt_length < len(sample.ids) <= most]
+        reason = f"that are longer than data.max_length={most} tokens or have no answer"
+        _tell_dropped(samples, kept, f"{split} samples {reason}")
         if not any(sample.ids[sample.prompt_length + 1 :] for sample in kept):
             raise InputError(
                 f"data: nothing is supervised in the {split} split ({len(samples)} samples); "
                 "check the completions, data.max_length and data.max_new_tokens"
             )
         return kept
+
+
+def _tell_dropped(given: list, kept: list, what: str) -> None:
+    if len(kept) < len(given):
+        log.warning("dropped %d of %d %s", len(given) - len(kept), len(given), what)

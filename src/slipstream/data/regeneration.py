@@ -5,7 +5,6 @@ answers. They are kept as token ids under a hash of target, prompts and settings
 goes on where it stopped.
 """
 
-import hashlib
 import json
 import logging
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from slipstream.core.files import appended, key_of
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import Sample
 from slipstream.decoding.answer import Limits
@@ -38,60 +38,39 @@ def regenerate(
     """The target's answers to token-id `prompts`, as samples in the order given; where it samples,
     each prompt's seed is its place.
 
-    A float32 target answers in bfloat16 arithmetic, which is twice as fast and good enough to
-    learn from; weights reordered for small batches know float32 alone.
     Answers that do not end within `max_new_tokens` are left out (and counted in the log), or kept
     as far as they go: nothing follows their last token, so no end is learned.
     Raises `InputError` if answers are missing and the folder of config `field` cannot be written.
     """
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    path = Path(cache_dir) / f"{_key(target, prompts, max_new_tokens, sampling)}.jsonl"
+    settings = [str(target.dtype), max_new_tokens, str(sampling)]
+    path = Path(cache_dir) / f"{key_of(target.fingerprint, settings, prompts)}.jsonl"
     answers = _read_answers(path)
     missing = [batch for batch in batches if not all(index in answers for index in batch)]
     if missing:
         check_writable(path.parent, field)
         decoder = PlainDecoder(target, sampling, Limits(max_new_tokens))
-        _answer(decoder, prompts, missing, path, answers)
+        with appended(path) as add, uncompiled(target), in_bfloat16(target):
+            for batch in tqdm(missing, desc="regenerating"):
+                found = decoder.generate_batch([prompts[index] for index in batch], batch)
+                made = {index: answer.ids for index, answer in zip(batch, found, strict=True)}
+                answers |= made
+                add("\n".join(json.dumps(item) for item in made.items()))
     ended = [index for index in range(len(prompts)) if answers[index][-1] in target.end_ids]
     if len(ended) < len(prompts):
-        log.warning(
-            "%s %d of %d regenerated answers that did not end within %d tokens",
-            "kept" if keep_unfinished else "left out",
-            len(prompts) - len(ended),
-            len(prompts),
-            max_new_tokens,
-        )
+        done, count = "kept" if keep_unfinished else "left out", len(prompts) - len(ended)
+        what = f"regenerated answers that did not end within {max_new_tokens} tokens"
+        log.warning("%s %d of %d %s", done, count, len(prompts), what)
     chosen = range(len(prompts)) if keep_unfinished else ended
     return [Sample(prompts[index] + answers[index], len(prompts[index])) for index in chosen]
 
 
-def _answer(
-    decoder: PlainDecoder,
-    prompts: list[list[int]],
-    batches: list[list[int]],
-    path: Path,
-    answers: dict[int, list[int]],
-) -> None:
-    """Answer prompts batch by batch; every batch is added to `answers`, and to the file."""
-    target = decoder.target
+def in_bfloat16(target: Target) -> torch.autocast:
+    """Within, a float32 target computes in bfloat16, which is twice as fast and good enough for
+    texts to learn from; weights reordered for small batches know float32 alone."""
     lower = target.dtype == torch.float32 and not is_packed(target.model)
-    with path.open("a+b") as file, uncompiled(target):
-        if file.tell() and not path.read_bytes().endswith(b"\n"):
-            file.write(b"\n")  # what was cut off by an interruption is a line of its own
-        for batch in tqdm(batches, desc="regenerating"):
-            with torch.autocast(target.device.type, torch.bfloat16, enabled=lower):
-                found = decoder.generate_batch([prompts[index] for index in batch], batch)
-            for index, answer in zip(batch, found, strict=True):
-                answers[index] = answer.ids
-                file.write(json.dumps([index, answer.ids]).encode() + b"\n")
-            file.flush()
-
-
-def _key(target: Target, prompts: list[list[int]], max_new_tokens: int, sampling: Sampling) -> str:
-    settings = [str(target.dtype), max_new_tokens, str(sampling)]
-    content = json.dumps([target.fingerprint, settings, prompts])
-    return hashlib.sha256(content.encode()).hexdigest()[:24]
+    return torch.autocast(target.device.type, torch.bfloat16, enabled=lower)
 
 
 def _read_answers(path: Path) -> dict[int, list[int]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jinja2 import TemplateError
 
 from slipstream.core.errors import InputError
-from slipstream.data.rows import Messages, check_messages
+from slipstream.data.rows import Messages, check_messages, messages_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class Sample:
     earlier: tuple[tuple[int, int], ...] = ()
 
     @property
+    def prompt(self) -> list[int]:
+        """The tokens before the last answer."""
+        return self.ids[: self.prompt_length]
+
+    @property
     def supervised(self) -> list[tuple[int, int]]:
         """(start, stop) of every span of supervised tokens, in their order."""
         return [*self.earlier, (self.prompt_length, len(self.ids))]
@@ -38,17 +43,16 @@ def render_prompt(tokenizer, prompt: str | Messages) -> list[int]:
     Raises `InputError` for messages that are malformed or end with an answer, and where the
     tokenizer has no chat template for them, or one that does not take them.
     """
-    if isinstance(prompt, str):
-        if tokenizer.chat_template is None:
-            return tokenizer(prompt).input_ids
-        prompt = [{"role": "user", "content": prompt}]
-    check_messages(prompt)
-    if prompt[-1]["role"] in ("assistant", "system"):
+    if isinstance(prompt, str) and tokenizer.chat_template is None:
+        return tokenizer(prompt).input_ids
+    messages = messages_of(prompt)
+    check_messages(messages)
+    if messages[-1]["role"] in ("assistant", "system"):
         raise InputError(
-            f"messages: the last one is of the {prompt[-1]['role']}, so there is nothing to answer "
-            "and one of the user must follow"
+            f"messages: the last one is of the {messages[-1]['role']}, so there is nothing to "
+            "answer and one of the user must follow"
         )
-    return _render(tokenizer, prompt, add_generation_prompt=True)["input_ids"]
+    return _render(tokenizer, messages, add_generation_prompt=True)["input_ids"]
 
 
 def render_sample(tokenizer, prompt: str | Messages, completion: str) -> Sample:
@@ -99,8 +103,7 @@ def check_generation_markers(tokenizer, prompt: str | Messages, completion: str)
 
 def _conversation(prompt: str | Messages, completion: str) -> Messages:
     """All messages of a row."""
-    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return [*asked, {"role": "assistant", "content": completion}]
+    return [*messages_of(prompt), {"role": "assistant", "content": completion}]
 
 
 def _render(tokenizer, messages: Messages, **options):
@@ -125,22 +128,20 @@ def _render(tokenizer, messages: Messages, **options):
 def _check_roles(tokenizer, messages: Messages) -> None:
     """`InputError` for a role that the template renders as an answer, or not at all, as some do
     with those that they do not know."""
+
+    def text(messages: Messages) -> str | None:
+        """As the template renders it; None where it refuses to."""
+        try:
+            return tokenizer.apply_chat_template(messages, tokenize=False)
+        except TemplateError:
+            return None
+
     for role in {message["role"] for message in messages} - {"user", "assistant"}:
         others = [message for message in messages if message["role"] != role]
-        answers = [
-            message | {"role": "assistant"} if message["role"] == role else message
-            for message in messages
-        ]
-        if _text(tokenizer, messages) in (_text(tokenizer, others), _text(tokenizer, answers)):
+        named = {role: "assistant"}
+        answers = [m | {"role": named.get(m["role"], m["role"])} for m in messages]
+        if text(messages) in (text(others), text(answers)):
             raise InputError(
                 f"messages: the target's chat template knows no {role} role; leave such messages "
                 "out, or set target.chat_template"
             )
-
-
-def _text(tokenizer, messages: Messages) -> str | None:
-    """A conversation as the template renders it; None where it refuses to."""
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False)
-    except TemplateError:
-        return None

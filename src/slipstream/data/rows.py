@@ -1,4 +1,4 @@
-"""Prompt/completion rows from local JSON Lines files or from the Hugging Face hub.
+"""Prompt/completion rows, and local JSON Lines files of them.
 
 A row is one example: a prompt, and the completion that answers it. Local files are `.jsonl` or
 `.jsonl.gz`, one JSON object a line with the strings `prompt` and `completion`, and possibly
@@ -10,11 +10,11 @@ read as prompts, too: the first turn of each. This file knows nothing of tokens.
 import gzip
 import json
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, naming
 
 Item = TypeVar("Item")
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -34,43 +34,12 @@ class Row:
     @property
     def prompt_text(self) -> str:
         """The text of the prompt; of a conversation that of its messages, one after the other."""
-        if isinstance(self.prompt, str):
-            return self.prompt
-        return "\n".join(message["content"] for message in self.prompt)
+        return "\n".join(message["content"] for message in messages_of(self.prompt))
 
 
-@dataclass(frozen=True)
-class HubSource:
-    """A data set on the hub, with templates that turn its columns into prompt and completion.
-
-    splits: what the hub calls a split where that differs, slices included ("train[:90%]");
-    revision: branch or commit, e.g. the hub's own conversion to Parquet of a scripted data set.
-    """
-
-    name: str
-    prompt: str
-    completion: str
-    source: str
-    splits: dict[str, str] = field(default_factory=dict)
-    revision: str | None = None
-
-    def rows(self, split: str) -> list[Row]:
-        """Download `split` and render it. Raises `InputError` when the hub cannot be reached."""
-        import datasets
-
-        try:
-            table = datasets.load_dataset(
-                self.name, split=self.splits.get(split, split), revision=self.revision
-            )
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"data.hub: {self.name!r} could not be loaded ({type(error).__name__}); check the "
-                "network, or give local JSONL files with data.path=FILE"
-            ) from error
-        return [
-            Row(self.prompt.format(**columns), self.completion.format(**columns), self.source)
-            for columns in table
-        ]
+def messages_of(prompt: str | Messages) -> Messages:
+    """A prompt as the messages of a conversation: a text is one of the user."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def read_rows(path: str | Path, split: str, completion_required: bool = True) -> list[Row]:
@@ -80,27 +49,24 @@ def read_rows(path: str | Path, split: str, completion_required: bool = True) ->
     Raises `InputError` for a missing, empty, truncated, non-UTF-8 or malformed file.
     """
     path = Path(path)
+    source = path.name.split(".")[0]
     if path.is_dir():
-        found = [
-            path / (split + suffix) for suffix in SUFFIXES if (path / (split + suffix)).exists()
-        ]
-        if not found:
+        source, found = path.name, [path / (split + suffix) for suffix in SUFFIXES]
+        path = next((file for file in found if file.exists()), path)
+        if path.is_dir():
             raise InputError(
                 f"data.path: folder {path} holds no {split}.jsonl or {split}.jsonl.gz; "
                 "name a file, or a folder with that split"
             )
-        path, source = found[0], path.name
-    else:
-        source = path.name.split(".")[0]
-        if source in ("train", "validation", "test", "questions"):
-            source = path.resolve().parent.name
+    elif source in ("train", "validation", "test", "questions"):
+        source = path.resolve().parent.name
     if not path.exists():
         raise InputError(f"data.path: {path} does not exist; give a .jsonl or .jsonl.gz file")
-    rows = [
-        _parse_line(path, number, line, source, completion_required)
-        for number, line in enumerate(_read_text(path).split("\n"), start=1)
-        if line.strip()
-    ]
+    rows = []
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
+        if line.strip():
+            where = f"data.path: {path} line {number}"
+            rows.append(_parse_line(where, line, source, completion_required))
     if not rows:
         raise InputError(
             f"data.path: {path} holds no rows; give a file with one JSON object a line"
@@ -108,9 +74,12 @@ def read_rows(path: str | Path, split: str, completion_required: bool = True) ->
     return rows
 
 
-def distinct(rows: list[Row]) -> list[Row]:
-    """The rows of different prompts: of each prompt the last one, in the place of the first."""
-    return list({json.dumps(row.prompt): row for row in rows}.values())
+def by_prompt(rows: list[Row]) -> list[list[Row]]:
+    """The rows of each prompt, in the order in which prompts first come."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(json.dumps(row.prompt), []).append(row)
+    return list(found.values())
 
 
 def spread(items: list[Item], count: int | None) -> list[Item]:
@@ -142,38 +111,32 @@ def _read_text(path: Path) -> str:
         raise InputError(f"data.path: {path} cannot be read ({error.strerror})") from error
 
 
-def _parse_line(path: Path, number: int, line: str, source: str, completion_required: bool) -> Row:
+def _parse_line(where: str, line: str, source: str, completion_required: bool) -> Row:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise InputError(
-            f"data.path: {path} line {number} is not valid JSON ({error.msg}); "
-            "the file may be truncated: mend or remove that line"
+            f"{where} is not valid JSON ({error.msg}); the file may be truncated: mend or remove "
+            "that line"
         ) from error
     record = record if isinstance(record, dict) else {}
-    system = record.get("system")
+    system, turns = record.get("system"), record.get("turns")
+    before = [] if system is None else [{"role": "system", "content": system}]
     if "messages" in record and record.get("prompt") is None:
         messages = record["messages"]
-        if system is not None and isinstance(messages, list):
-            messages = [{"role": "system", "content": system}, *messages]
-        try:
+        messages = [*before, *messages] if isinstance(messages, list) else messages
+        with naming(where):
             return _of_messages(messages, source, completion_required)
-        except InputError as error:
-            raise InputError(f"data.path: {path} line {number}: {error}") from error
-    turns = record.get("turns")
     if isinstance(turns, list) and turns and "prompt" not in record:
         record["prompt"] = turns[0]
     needed = ["prompt", "completion"] if completion_required else ["prompt"]
-    for name in needed + ["system"] * (system is not None):
+    for name in needed + ["system"] * len(before):
         if not isinstance(record.get(name), str):
+            every = " and ".join(map(repr, needed))
             raise InputError(
-                f"data.path: {path} line {number} has no text field {name!r}; every row needs "
-                + " and ".join(map(repr, needed))
-                + ", or 'messages'"
+                f"{where} has no text field {name!r}; every row needs {every}, or 'messages'"
             )
-    prompt = record["prompt"]
-    if system is not None:
-        prompt = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+    prompt = [*before, *messages_of(record["prompt"])] if before else record["prompt"]
     return Row(prompt, record.get("completion") or "", source)
 
 

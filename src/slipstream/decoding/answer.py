@@ -25,9 +25,8 @@ class Limits:
         if self.max_new_tokens < 1:
             raise InputError("max_new_tokens: must be at least 1")
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
-        if not isinstance(stop, list | tuple) or not all(
-            isinstance(each, str) and each for each in stop
-        ):
+        several = isinstance(stop, list | tuple)
+        if not several or not all(isinstance(each, str) and each for each in stop):
             raise InputError("stop: give a text of at least one character, or a list of such texts")
         object.__setattr__(self, "stop", tuple(stop))
 
@@ -42,8 +41,7 @@ class Limits:
             if room < 1:
                 raise InputError(
                     f"{name}: {len(ids)} tokens do not fit the target's context of "
-                    f"{target.max_positions}; shorten the prompt or choose a target with a longer "
-                    "one"
+                    f"{target.max_positions}; shorten it, or choose a target with a longer one"
                 )
             rooms.append(min(self.max_new_tokens, room))
         return rooms
@@ -68,13 +66,15 @@ class Run:
 @dataclass(frozen=True)
 class Generation:
     """ids: emitted tokens, the end token included; text: without special tokens, cut before a
-    stop string; finished: 'end', 'stop' or 'length'; runs: of SPRINTER alone."""
+    stop string; finished: 'end', 'stop' or 'length'; accepted: drafted tokens that each step of
+    the tree engine kept; runs: of SPRINTER alone."""
 
     ids: list[int]
     text: str
     finished: str
     statistics: Statistics
     runs: tuple[Run, ...] = ()
+    accepted: tuple[int, ...] = ()
 
 
 class Answer:
@@ -94,6 +94,7 @@ class Answer:
         self.ids: list[int] = []
         self.drafted = 0
         self.finished: str | None = None
+        self._stream = TextStream(self.tokenizer)
         self._told = 0
 
     def emit(self, token: int, drafted: bool) -> None:
@@ -102,9 +103,11 @@ class Answer:
             return
         self.ids.append(token)
         self.drafted += drafted
+        if self.limits.stop or self.callback is not None:
+            self._stream.add(token)
         if token in self.end_ids:
             self.finished = "end"
-        elif self.limits.stop and self._stop_at(self._decoded()) is not None:
+        elif self._stop_at(self._stream.text) is not None:
             self.finished = "stop"
         elif len(self.ids) >= self.room:
             self.finished = "length"
@@ -115,13 +118,10 @@ class Answer:
 
     def text(self) -> str:
         """Without special tokens, cut before a stop string; "" without a tokenizer."""
-        text = self._decoded()
-        return text[: self._stop_at(text)]
-
-    def _decoded(self) -> str:
         if self.tokenizer is None:
             return ""
-        return self.tokenizer.decode(self.ids, skip_special_tokens=True)
+        text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
+        return text[: self._stop_at(text)]
 
     def _stop_at(self, text: str) -> int | None:
         """Where the first stop string begins."""
@@ -131,9 +131,33 @@ class Answer:
         """The part of the text that tokens to come will not change."""
         if self.finished is not None:
             return self.text()
-        text = self._decoded()
-        whole = text.rstrip(INCOMPLETE)
-        return whole[: len(whole) - max(_begun(whole, stop) for stop in (*self.limits.stop, ""))]
+        text = self._stream.text
+        return text[: len(text) - max(_begun(text, stop) for stop in (*self.limits.stop, ""))]
+
+
+class TextStream:
+    """The text of growing tokens, whole characters only; each token costs as much as the last few.
+
+    A tokenizer says of some tokens only together how they are spelled, so the tokens since the last
+    whole characters are decoded with some before them, and what those alone give is left out.
+    """
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.text = tokenizer, ""
+        self._recent: list[int] = []
+        self._known = 0
+
+    def add(self, token: int) -> None:
+        if self.tokenizer is None:
+            return
+        self._recent.append(token)
+        before, now = self._decoded(self._recent[: self._known]), self._decoded(self._recent)
+        if len(now) > len(before) and not now.endswith(INCOMPLETE):
+            self.text += now[len(before) :]
+            self._recent, self._known = self._recent[self._known :], len(self._recent) - self._known
+
+    def _decoded(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def _begun(text: str, stop: str) -> int:

@@ -11,23 +11,26 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import Progress
-from scipy.interpolate import BSpline, make_lsq_spline
-from scipy.optimize import differential_evolution
+from rich.progress import track
+from scipy.interpolate import LSQUnivariateSpline
 
+from slipstream.assets import locate
 from slipstream.core.device import device_name
 from slipstream.core.errors import InputError
+from slipstream.core.files import key_of, write_json
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.base import Drafter
+from slipstream.drafters.base import Attached
+from slipstream.speculators.checkpoint import WEIGHTS
 from slipstream.targets.packed import is_packed
 from slipstream.targets.target import Target
 
@@ -63,56 +66,37 @@ class Curve:
     def seconds(self, budgets: np.ndarray) -> np.ndarray:
         """Fitted seconds of a step: a spline of degree 2 with 8 knots among the sizes measured, of
         fewer where there are not enough points."""
-        return self._spline(budgets)
+        measured, seconds = self._column("budget"), self._column("seconds")
+        if len(measured) == 1:
+            return np.full_like(budgets, seconds[0], dtype=float)
+        degree = min(DEGREE, len(measured) - 1)
+        inner = max(0, min(KNOTS - 2, len(measured) - degree - 2))
+        # Knots where the points are, so that each piece of the spline has some.
+        knots = np.quantile(measured, np.linspace(0, 1, inner + 2))[1:-1]
+        return LSQUnivariateSpline(measured, seconds, knots, k=degree)(budgets)
 
     def tau(self, budgets: np.ndarray) -> np.ndarray:
         """Fitted tokens of a step: a cubic polynomial of log g. (UNISPEC has one of g, which misses
         the steep beginning: by 14 % at 2 nodes where tau is 3.5 - 2.5 / sqrt(g).)"""
-        return np.polyval(self._polynomial, np.log(budgets))
+        sizes, power = np.log(self._column("budget")), min(POWER, len(self.points) - 1)
+        return np.polyval(np.polyfit(sizes, self._column("tau"), power), np.log(budgets))
+
+    def rate(self, budgets: np.ndarray) -> np.ndarray:
+        return self.tau(budgets) / self.seconds(budgets)
 
     def at(self, budget: int) -> tuple[float, float]:
         """Fitted seconds and tokens of a step."""
         place = np.asarray(float(budget))
         return float(self.seconds(place)), float(self.tau(place))
 
-    def rate(self, budgets: np.ndarray) -> np.ndarray:
-        return self.tau(budgets) / self.seconds(budgets)
-
     def best(self) -> int:
-        """The size with the highest fitted rate, by differential evolution."""
-        sizes = [point.budget for point in self.points]
-        if min(sizes) == max(sizes):
-            return sizes[0]
-        found = differential_evolution(
-            lambda budget: -float(self.rate(np.rint(budget))[0]),
-            [(min(sizes), max(sizes))],
-            integrality=[True],
-            rng=42,
-            maxiter=1000,
-            tol=1e-6,
-            atol=1e-6,
-        )
-        return round(float(found.x[0]))
+        """The size with the highest fitted rate, of all between the smallest and the largest."""
+        measured = [point.budget for point in self.points]
+        sizes = np.arange(min(measured), max(measured) + 1)
+        return int(sizes[self.rate(sizes).argmax()])
 
-    @property
-    def _measured(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        columns = zip(*((p.budget, p.seconds, p.tau) for p in self.points), strict=True)
-        return tuple(np.asarray(column, dtype=float) for column in columns)
-
-    @property
-    def _spline(self) -> BSpline:
-        budgets, seconds, _ = self._measured
-        degree = min(DEGREE, len(budgets) - 1)
-        inner = max(0, min(KNOTS - 2, len(budgets) - degree - 2))
-        # Knots where the points are, so that each piece of the spline has some.
-        places = np.quantile(budgets, np.linspace(0, 1, inner + 2))
-        knots = np.r_[[places[0]] * degree, places, [places[-1]] * degree]
-        return make_lsq_spline(budgets, seconds, knots, degree)
-
-    @property
-    def _polynomial(self) -> np.ndarray:
-        budgets, _, tau = self._measured
-        return np.polyfit(np.log(budgets), tau, min(POWER, len(budgets) - 1))
+    def _column(self, name: str) -> np.ndarray:
+        return np.array([getattr(point, name) for point in self.points], dtype=float)
 
 
 @dataclass(frozen=True)
@@ -140,7 +124,7 @@ class Calibration:
 
 def calibrate(
     target: Target,
-    drafters: dict[str, Drafter],
+    drafters: dict[str, Attached],
     prompts: list[list[int]],
     sampling: Sampling,
     limits: Limits,
@@ -153,21 +137,21 @@ def calibrate(
     """
     if not budgets or min(budgets) < 2 or sorted(set(budgets)) != list(budgets):
         raise InputError("calibration.budgets: give sizes of at least 2, in ascending order")
-    plain = PlainDecoder(target, sampling, limits)
-    decoders: dict[tuple[str, int], Decoder] = {("plain", 1): plain} | {
+    decoders: dict[tuple[str, int], Decoder] = {
         (way, budget): Engine(target, drafter, sampling, limits, budget)
         for way, drafter in drafters.items()
         for budget in budgets
     }
+    decoders["plain", 1] = PlainDecoder(target, sampling, limits)
     found = measured(decoders, prompts, repeats)
     points = {way: [point_of(budget, found[way, budget]) for budget in budgets] for way in drafters}
     return chosen(points, point_of(1, found["plain", 1]))
 
 
-def undrafted(target: Target, drafter: Drafter, sampling: Sampling, limits: Limits) -> Decoder:
+def undrafted(target: Target, drafter: Attached, sampling: Sampling, limits: Limits) -> Decoder:
     """What drafting is compared with: plain decoding, or of a target that the drafter was
     fine-tuned with, its own decoding without drafts."""
-    if drafter.bind(target) is target:
+    if drafter.target is target:
         return PlainDecoder(target, sampling, limits)
     return Engine(target, drafter, sampling, limits, budget=1)
 
@@ -177,17 +161,17 @@ def chosen(points: dict[str, list[Point]], plain: Point) -> Calibration:
     way, budget = fastest(points)
     best = Point(budget, *Curve(tuple(points[way])).at(budget))
     if best.rate <= plain.rate:
-        return Calibration("plain", 1, plain.seconds, 1.0, plain.seconds, points)
+        way, best = "plain", plain
     speedup = best.rate / plain.rate
-    return Calibration(way, budget, best.seconds, speedup, plain.seconds, points)
+    return Calibration(way, best.budget, best.seconds, speedup, plain.seconds, points)
 
 
 def fastest(points: dict[str, list[Point]]) -> tuple[str, int]:
     """The way and the size of the highest fitted rate."""
     curves = {way: Curve(tuple(own)) for way, own in points.items()}
-    best = {way: Point(curve.best(), *curve.at(curve.best())) for way, curve in curves.items()}
-    way = max(best, key=lambda each: best[each].rate)
-    return way, best[way].budget
+    best = {way: curve.best() for way, curve in curves.items()}
+    way = max(curves, key=lambda each: curves[each].rate(np.asarray(float(best[each]))))
+    return way, best[way]
 
 
 def measured(
@@ -200,15 +184,11 @@ def measured(
         # Compiled steps wait for the first rows of each shape.
         for prompt in prompts if decoder.target.compiled else prompts[:1]:
             decoder.generate(prompt)
-    with Progress() as progress:
-        task = progress.add_task("calibrating", total=repeats * len(prompts) * len(decoders))
-        for seed in range(repeats):
-            for place, prompt in enumerate(prompts):
-                for key, decoder in decoders.items():
-                    if isinstance(decoder, Engine):  # one drafter serves all budgets
-                        decoder.drafter.forget()
-                    found[key][place] += decoder.generate(prompt, seed).statistics
-                    progress.advance(task)
+    turns = list(product(range(repeats), enumerate(prompts), decoders.items()))
+    for seed, (place, prompt), (key, decoder) in track(turns, "calibrating"):
+        if isinstance(decoder, Engine):  # one drafter serves all budgets
+            decoder.attached.forget()
+        found[key][place] += decoder.generate(prompt, seed).statistics
     return found
 
 
@@ -229,9 +209,8 @@ class Calibrations:
         self.folder = Path(folder)
 
     def save(self, key: str, calibration: Calibration) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}.json"
-        path.write_text(json.dumps(asdict(calibration), indent=1), encoding="utf-8")
+        write_json(path, asdict(calibration))
         return path
 
     def load(self, key: str) -> Calibration:
@@ -252,31 +231,37 @@ class Calibrations:
 
 
 def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
-    """Tells apart device, model, dtype, layout, sampling and drafter, `described` before use."""
+    """Tells apart device, model, dtype, layout, sampling and drafter, as `described`."""
     device, compiled = target.device, target.compiled is not None
     threads = torch.get_num_threads() if device.type == "cpu" else None
     settings = [described(target), target.num_parallel, compiled, str(sampling)]
-    content = json.dumps([device_name(device), threads, settings, drafter])
-    return hashlib.sha256(content.encode()).hexdigest()[:24]
+    return key_of(device_name(device), threads, settings, drafter)
 
 
 def described(part: object, within: tuple[int, ...] = ()) -> object:
-    """What a component that was not used yet was made with, as JSON: its class and all that it
-    keeps; of what is not ours, and of what it is a part of itself, the class alone."""
+    """What a component was made with, as JSON: its class and all that it keeps; of the folder of a
+    speculator also which weights it has now; of what is not ours, and of what it is a part of
+    itself, the class alone."""
     if isinstance(part, Target):
         return [part.fingerprint or part.name, str(part.dtype), is_packed(part.model)]
     if isinstance(part, dict):
         return {str(name): described(each, within) for name, each in part.items()}
     if isinstance(part, list | tuple):
         return [described(each, within) for each in part]
-    if part is None or isinstance(part, str | int | float | bool):
+    if isinstance(part, str | Path):
+        weights = Path(locate(part)) / WEIGHTS
+        return [str(part), _digest(weights)] if weights.is_file() else str(part)
+    if part is None or isinstance(part, int | float | bool):
         return part
-    if isinstance(part, Path):
-        return str(part)
     ours = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
     kept = vars(part) if ours and id(part) not in within and hasattr(part, "__dict__") else {}
     within = (*within, id(part))
     return {type(part).__name__: {name: described(each, within) for name, each in kept.items()}}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Drift:

@@ -1,191 +1,204 @@
-"""What plain and speculative decoding share: prompts in, answers out.
+"""What plain and speculative decoding share: requests in, answers out.
 
-Several prompts may be answered together, each at its own length; one that is finished leaves the
-batch. Prompts run in parts, right-padded, so that no mask is quadratic in a prompt's length.
+Requests may join and leave between steps; `generate` and `generate_batch` are loops over steps. A
+prompt runs in parts, so that no mask is quadratic in its length, and the last parts of a batch of
+prompts run together: one forward decides all first tokens.
 """
 
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
-from slipstream.core.cache import StepCache
-from slipstream.core.clock import Clock
-from slipstream.core.masks import causal_mask, tree_mask
-from slipstream.core.sampling import Sampling, SeededRandomness
-from slipstream.decoding.answer import Answer, Generation, Limits, Run, TokenCallback
-from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.base import Context
-from slipstream.targets.target import LayerVisitor, Rows, Target
+from slipstream.core.sampling import Chance, Sampling
+from slipstream.core.transfer import on_device
+from slipstream.core.trees import Trees
+from slipstream.decoding.answer import Answer, Generation, Limits, TokenCallback
+from slipstream.decoding.request import Answering, Batch
+from slipstream.drafters.base import Verified
+from slipstream.targets.reading import joined, read_on
+from slipstream.targets.rows import LayerVisitor, Rows
+from slipstream.targets.target import Target
 
 PREFILL_ROWS = 1024
 """Most rows of a prompt in one forward."""
 
 
-@dataclass
-class Line:
-    """One prompt of a batch: what a drafter may know of it, its answer so far, the target's
-    forwards and their rows, and SPRINTER's runs."""
+class Decoder(ABC):
+    """Decoding of `target`; subclasses say what a step is. sampling, limits: of requests that have
+    none of their own."""
 
-    context: Context
-    answer: Answer
-    forwards: int = 0
-    rows: int = 0
-    runs: list[Run] = field(default_factory=list)
-
-    def count(self, rows: int) -> None:
-        """The target worked on so many rows of this prompt in one forward."""
-        self.forwards, self.rows = self.forwards + 1, self.rows + rows
-
-
-@dataclass(frozen=True)
-class First:
-    """The first token of the answer to prompt `place`; part: the prompt's tokens in the forward
-    that decided it, with `logits` (1, V)."""
-
-    place: int
-    part: list[int]
-    token: int
-    logits: torch.Tensor
-
-
-class Decoder:
-    """Decoding of `target`; subclasses say what a step is.
-
-    visitors: their part in the forwards, if any.
-    """
-
-    visitors: Sequence[LayerVisitor] = ()
+    exact = True
 
     def __init__(self, target: Target, sampling: Sampling, limits: Limits):
         self.target, self.sampling, self.limits = target, sampling, limits
+        self.running: Batch | None = None
 
     def generate(
         self, prompt_ids: list[int], seed: int = 0, callback: TokenCallback | None = None
     ) -> Generation:
         """Answer `prompt_ids`; raises `InputError` for a prompt beyond the target's context."""
-        return self._run([prompt_ids], [seed], callback)[0]
+        return self.generate_batch([prompt_ids], [seed], [callback])[0]
 
     def generate_batch(
-        self, prompts: list[list[int]], seeds: list[int] | None = None
+        self,
+        prompts: list[list[int]],
+        seeds: list[int] | None = None,
+        callbacks: Sequence[TokenCallback | None] | None = None,
     ) -> list[Generation]:
         """Answer several prompts together, each as it is answered alone (rounding apart).
 
         Their statistics are shares of the batch: seconds add up to those of the call.
         """
+        if not prompts:
+            return []
+        self.limits.check_prompts(self.target, prompts)
         seeds = [0] * len(prompts) if seeds is None else seeds
-        return self._run(prompts, seeds) if prompts else []
+        callbacks = [None] * len(prompts) if callbacks is None else callbacks
+        requests = [self.request(*each) for each in zip(prompts, seeds, callbacks, strict=True)]
+        batch = self._started(requests)
+        while batch.requests:
+            self._advance(batch)
+        return [request.generation() for request in requests]
+
+    def request(
+        self,
+        prompt_ids: list[int],
+        seed: int = 0,
+        callback: TokenCallback | None = None,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+    ) -> Answering:
+        """A request for `start`; raises `InputError` for a prompt beyond the target's context."""
+        limits = limits or self.limits
+        (room,) = limits.check_prompts(self.target, [prompt_ids])
+        answer = Answer(self.target, limits, room, callback)
+        chance = Chance(seed, room)
+        return Answering(list(prompt_ids), sampling or self.sampling, chance, room, answer)
+
+    def start(self, requests: Sequence[Answering]) -> None:
+        """Let these requests join those that are being answered; decides their first tokens."""
+        fresh, batch = self._started(requests, alone=self.running is None), self.running
+        if not fresh.requests:
+            return
+        if batch is None or not batch.requests:
+            self.running = fresh
+        else:
+            batch.join(fresh, joined(self.target, batch.cache, fresh.cache))
+
+    def step(self) -> list[Answering]:
+        """Decide at least one more token of every request; returns those that it finished."""
+        if self.running is None:
+            return []
+        before = self.running.requests
+        self._advance(self.running)
+        if not self.running.requests:
+            self.running = None
+        return [request for request in before if request.finished]
+
+    def finish(self, request: Answering) -> Generation:
+        """The answer so far; a request that is not finished leaves."""
+        if not request.finished:
+            request.answer.finished = "length"
+            self.running.leave()
+            self.running = self.running if self.running.requests else None
+        return request.generation()
 
     @torch.inference_mode()
-    def _run(
-        self, prompts: list[list[int]], seeds: list[int], callback: TokenCallback | None = None
-    ) -> list[Generation]:
-        started, target, clock = time.perf_counter(), self.target, Clock()
-        rooms = self.limits.check_prompts(target, prompts)
-        longest = max(len(ids) + room for ids, room in zip(prompts, rooms, strict=True))
-        cache = target.new_cache(longest + self._extra_rows(), len(prompts))
-        lines = [
-            Line(
-                Context(list(ids), cache, self.sampling, SeededRandomness(seed), clock),
-                Answer(target, self.limits, room, callback),
-            )
-            for ids, room, seed in zip(prompts, rooms, seeds, strict=True)
-        ]
-        self._begin([line.context for line in lines])
-        self._prefill(lines, cache, clock)
-        going = self._unfinished(lines, cache)
-        while going:
-            self._step(going, cache, clock)
-            going = self._unfinished(going, cache)
-        count = len(lines)
-        seconds = (time.perf_counter() - started) / count
-        shares = {name: spent / count for name, spent in clock.seconds.items()}
-        return [
-            Generation(
-                line.answer.ids,
-                line.answer.text(),
-                line.answer.finished,
-                Statistics(
-                    1,
-                    len(line.answer.ids),
-                    line.forwards,
-                    seconds,
-                    dict(shares),
-                    line.rows,
-                    line.answer.drafted,
-                ),
-                tuple(line.runs),
-            )
-            for line in lines
-        ]
+    def _started(self, requests: Sequence[Answering], alone: bool = True) -> Batch:
+        """A batch of new requests with their first tokens; alone: whether no other is at work,
+        whose cache a compiled target may reuse."""
+        longest = max(len(request.tokens) + request.room for request in requests)
+        session = self._session(requests, longest)
+        capacity = longest + self._extra_rows(session)
+        cache = self.target.new_cache(capacity, len(requests), steps=alone)
+        batch = Batch(requests, cache, session)
+        with batch.charged():
+            self._prefill(batch)
+        batch.leave()
+        return batch
 
-    def _prefill(self, lines: list[Line], cache: StepCache, clock: Clock) -> None:
+    @torch.inference_mode()
+    def _advance(self, batch: Batch) -> None:
+        with batch.charged():
+            self._step(batch)
+        batch.leave()
+
+    def _prefill(self, batch: Batch) -> None:
         """Run the prompts and decide the first token of each answer."""
-        target, prompts = self.target, [line.context.tokens.copy() for line in lines]
-        for start in range(0, max(map(len, prompts)), PREFILL_ROWS):
-            parts = [prompt[start : start + PREFILL_ROWS] for prompt in prompts]
-            width = max(map(len, parts))
-            padded = [part + [0] * (width - len(part)) for part in parts]
-            ids = torch.tensor(padded, device=target.device)
-            positions = torch.arange(start, start + width, device=target.device)
-            mask = None
-            if start:
-                mask = tree_mask([start], causal_mask(width, target.device)[None], cache.slots)
-            ended = [
-                place
-                for place, prompt in enumerate(prompts)
-                if start < len(prompt) <= start + PREFILL_ROWS
-            ]
-            with clock.share("prefill"):
-                positions = positions.expand(len(parts), -1)
-                rows = target.forward(ids, positions, mask, cache, self.visitors)
-            cache.commit_each([list(range(len(part))) for part in parts])
-            if not ended:
-                continue
-            with clock.share("prefill"):
-                last = [len(parts[place]) - 1 for place in ended]
-                logits = target.logits(rows.hidden[ended, last])
-            tokens = self._choose(logits, [lines[place].context for place in ended])
-            firsts = [
-                First(place, parts[place], token, own)
-                for place, token, own in zip(ended, tokens, logits.split(1), strict=True)
-            ]
-            self._first(lines, firsts, start, rows, ids)
+        target, prompts = self.target, [request.tokens for request in batch.requests]
+        before = -(-max(map(len, prompts)) // PREFILL_ROWS) - 1
+        parts = [
+            [_part(prompt, len(prompt) - part * PREFILL_ROWS) for prompt in prompts]
+            for part in range(before, -1, -1)
+        ]
+        with batch.clock.share("prefill"):
+            for part in parts[:-1]:
+                read_on(target, part, batch.cache, self._visitors(batch))
+            ends = [len(own) - 1 for own in parts[-1]]
+            last = on_device(ends, target.device)
+            rows = read_on(target, parts[-1], batch.cache, self._visitors(batch), last)
+            each = torch.arange(len(last), device=last.device)
+            logits = target.logits(rows.hidden[each, last])
+            tokens = batch.choose(logits[:, None], torch.zeros_like(last)[:, None])[:, 0]
+            verified = _of_prompts(batch, rows, parts[-1], last, tokens)
+            self._decided(batch, verified)
 
-    def _unfinished(self, lines: list[Line], cache: StepCache) -> list[Line]:
-        """Let the finished ones leave."""
-        kept = [place for place, line in enumerate(lines) if line.answer.finished is None]
-        if kept and len(kept) < len(lines):
-            cache.keep_sequences(kept)
-            self._leave(kept)
-        return [lines[place] for place in kept]
+    def _decided(self, batch: Batch, verified: Verified) -> None:
+        """Tokens are decided and committed: prepare the next step, and tell the requests."""
+        batch.room = verified.room
+        with batch.clock.share("draft"):
+            self._draft(batch, verified)
+        for request, tokens in zip(batch.requests, verified.host(), strict=True):
+            request.emit(tokens)
 
-    def _choose(self, logits: torch.Tensor, contexts: list[Context]) -> list[int]:
-        """The next token of each sequence, from (B, V) logits."""
-        if self.sampling.greedy:
-            return logits.argmax(-1).tolist()
-        probabilities = self.sampling.probabilities(logits).cpu()
-        pairs = zip(contexts, probabilities, strict=True)
-        return [context.randomness.draw(each) for context, each in pairs]
+    def _draft(self, batch: Batch, verified: Verified) -> None:
+        """Prepare the next step."""
 
-    def _extra_rows(self) -> int:
+    def _session(self, requests: Sequence[Answering], longest: int):
+        """What a new batch needs beside the target's cache, with `keep` and `join`, None for
+        nothing; longest: tokens of a prompt and its answer."""
+        return None
+
+    def _visitors(self, batch: Batch) -> Sequence[LayerVisitor]:
+        """Their part in the forwards."""
+        return ()
+
+    def _extra_rows(self, session) -> int:
         """How many rows are staged at most beyond the tokens of prompt and answer."""
-        return 0
+        return 1
 
-    def _begin(self, contexts: list[Context]) -> None:
-        """Called before the prefill."""
+    @abstractmethod
+    def _step(self, batch: Batch) -> None:
+        """At most one more forward of the target: decide at least one token of each request."""
 
-    def _first(
-        self, lines: list[Line], firsts: list[First], start: int, rows: Rows, ids: torch.Tensor
-    ) -> None:
-        """First tokens are decided. start: tokens before those of the forward; rows, ids: of it,
-        ids (B, R)."""
-        raise NotImplementedError
 
-    def _step(self, lines: list[Line], cache: StepCache, clock: Clock) -> None:
-        """At most one more forward of the target: decide at least one token of each line."""
-        raise NotImplementedError
+def _part(prompt: list[int], stop: int) -> list[int]:
+    """Up to `PREFILL_ROWS` tokens that come before a place, which may be before the prompt."""
+    return prompt[max(0, stop - PREFILL_ROWS) : max(0, stop)]
 
-    def _leave(self, kept: list[int]) -> None:
-        """Called when only these of the sequences go on."""
+
+def _of_prompts(
+    batch: Batch, rows: Rows, parts: list[list[int]], last: torch.Tensor, tokens: torch.Tensor
+) -> Verified:
+    """The last parts of the prompts as chains, of which the last node was verified."""
+    width, device = max(map(len, parts)), last.device
+    ids = on_device([own + [0] * (width - len(own)) for own in parts], device)
+    parents = torch.arange(-1, width - 1, device=device).expand_as(ids)
+    parents = parents.masked_fill(parents >= last[:, None], -1)
+    chains = Trees(ids, parents, torch.ones_like(ids, dtype=torch.float32), width - 1)
+    return Verified(
+        batch.requests,
+        batch.cache,
+        chains,
+        rows,
+        None,
+        last[:, None],
+        torch.ones_like(last),
+        last,
+        tokens,
+        batch.room - 1,
+        max(request.room for request in batch.requests) - 1,
+        partial(batch.clock.share, "prefill"),
+    )

@@ -1,41 +1,39 @@
 """Plain decoding: one forward, one token. The reference for exactness and the baseline for speed.
 
-It uses the same target calls and the same cache as the engine, and nothing of trees or drafters.
+It uses the same target calls and the same cache as the engine, and nothing of drafters.
 """
 
 import torch
 
-from slipstream.core.cache import StepCache
-from slipstream.core.clock import Clock
 from slipstream.core.masks import tree_mask
-from slipstream.core.transfer import on_device
-from slipstream.decoding.decoder import Decoder, Line
+from slipstream.core.transfer import on_host
+from slipstream.core.trees import Trees
+from slipstream.decoding.decoder import Decoder
+from slipstream.decoding.request import Batch
+from slipstream.drafters.base import Verified
 
 
 class PlainDecoder(Decoder):
     """Greedy or sampled decoding without drafts."""
 
-    def _first(self, lines, firsts, start, rows, ids) -> None:
-        for first in firsts:
-            self._emit(lines[first.place], first.token)
+    def _draft(self, batch: Batch, verified: Verified) -> None:
+        batch.trees = Trees.roots(verified.next_tokens)
 
-    def _step(self, lines: list[Line], cache: StepCache, clock: Clock) -> None:
-        device, lengths = self.target.device, cache.lengths
-        ids = on_device([line.context.tokens[-1:] for line in lines], device)
-        positions = on_device(lengths, device)[:, None]
-        mask = None
-        if self.target.compiled is not None or min(lengths) < cache.slots:
-            own = torch.ones(len(lengths), 1, 1, dtype=torch.bool, device=device)
-            mask = tree_mask(lengths, own, cache.slots)
-        with clock.share("verify"):
-            rows = self.target.forward(ids, positions, mask, cache, repeats=True)
-            logits = self.target.logits(rows.hidden[:, 0])
-            tokens = self._choose(logits, [line.context for line in lines])
-        cache.commit_each([[0]] * len(lines))
-        for line, token in zip(lines, tokens, strict=True):
-            line.count(rows=1)
-            self._emit(line, token)
-
-    def _emit(self, line: Line, token: int) -> None:
-        line.answer.emit(token, drafted=False)
-        line.context.tokens.append(token)
+    def _step(self, batch: Batch) -> None:
+        target, cache = self.target, batch.cache
+        with batch.clock.share("verify"):
+            ids, mask = batch.trees.tokens, None
+            if target.compiled is not None or not cache.level:
+                own = torch.ones(len(ids), 1, 1, dtype=torch.bool, device=ids.device)
+                mask = tree_mask(own, cache.slots, cache.sees())
+            rows = target.forward(ids, cache.ends[:, None], mask, cache, repeats=True)
+            logits = target.logits(rows.hidden)
+            tokens = batch.choose(logits, torch.zeros_like(ids))
+            cache.commit_first([1] * len(ids))
+            batch.room, batch.trees = batch.room - 1, Trees.roots(tokens[:, 0])
+            decided = on_host(tokens)[0].tolist()
+        for request, own in zip(batch.requests, decided, strict=True):
+            request.tokens += own
+            request.room -= 1
+            request.count(rows=1, accepted=0)
+            request.emit(own)

@@ -7,24 +7,23 @@ reaches `cap` tokens also ends with the target's forward, but its last token was
 stays, and the target's own next token follows. What is written has not the target's distribution.
 """
 
-import torch
-from torch import nn
+from collections.abc import Iterable, Sequence
 
-from slipstream.core.cache import StepCache
-from slipstream.core.clock import Clock
+import torch
+
 from slipstream.core.errors import InputError
-from slipstream.core.masks import causal_mask, tree_mask
 from slipstream.core.sampling import Sampling
 from slipstream.core.transfer import on_device
 from slipstream.core.verification import residual
 from slipstream.decoding.answer import Limits, Run
-from slipstream.decoding.decoder import Decoder, Line
-from slipstream.drafters.base import Context
-from slipstream.speculators.checkpoint import load_speculator
-from slipstream.speculators.sprinter import SprinterVerifier
+from slipstream.decoding.decoder import Decoder
+from slipstream.decoding.request import Answering, Batch
+from slipstream.drafters.base import Verified
+from slipstream.speculators.checkpoint import opened
+from slipstream.speculators.classifiers import SprinterVerifier
 from slipstream.targets.compiled import compile_like
 from slipstream.targets.loading import check_vocabularies
-from slipstream.targets.reading import Reader
+from slipstream.targets.reading import CachedModel, read_on
 from slipstream.targets.target import Target
 
 
@@ -60,79 +59,83 @@ class SprinterDecoder(Decoder):
         if cap < 1:
             raise InputError("cap: must be at least 1")
         check_vocabularies(target, draft, "draft")
-        if isinstance(verifier, str):
-            verifier = load_speculator(verifier, draft)
-        self.verifier, self.draft = _checked(verifier, draft, target), draft
+        verifier = opened(verifier, draft, SprinterVerifier, "verifier")
+        _check_models(verifier, draft, target)
+        self.verifier, self.draft = verifier, draft
         self.output, self.threshold, self.cap = verifier.output_of(ratio), threshold, cap
-        self.reader = Reader(draft)
         compile_like(draft, target)
 
-    def _extra_rows(self) -> int:
+    def _session(self, requests: Sequence[Answering], longest: int) -> CachedModel:
+        return CachedModel(self.draft, longest, len(requests), ahead=self.cap + 1)
+
+    def _extra_rows(self, session: CachedModel) -> int:
         return self.cap + 1
 
-    def _begin(self, contexts: list[Context]) -> None:
-        self.reader.begin(contexts[0].cache.capacity, len(contexts))
+    def _draft(self, batch: Batch, verified: Verified) -> None:
+        """Let the draft model read the prompts, before other requests join."""
+        verified.host()
+        prompts = [request.tokens[:-1] for request in batch.requests]
+        read = [own if len(own) < self.draft.max_positions else [] for own in prompts]
+        if any(read):
+            batch.session.read(read)
 
-    def _leave(self, kept: list[int]) -> None:
-        self.reader.leave(kept)
-
-    def _first(self, lines, firsts, start, rows, ids) -> None:
-        for first in firsts:
-            self._emit(lines[first.place], first.token, drafted=False)
-
-    def _step(self, lines: list[Line], cache: StepCache, clock: Clock) -> None:
-        """One run of each sequence, and the forward of the target that ends it."""
-        before = [len(line.answer.ids) for line in lines]
-        with clock.share("draft"):
-            doubted = self._run_ahead(lines)
-        asking = [place for place, line in enumerate(lines) if line.answer.finished is None]
-        for place, (line, doubt) in enumerate(zip(lines, doubted, strict=True)):
+    def _step(self, batch: Batch) -> None:
+        """One run of each request, and the forward of the target that ends it."""
+        before = [len(request.tokens) for request in batch.requests]
+        with batch.clock.share("draft"):
+            doubted = self._run_ahead(batch)
+        asking = [place for place, request in enumerate(batch.requests) if not request.finished]
+        for place, (request, doubt) in enumerate(zip(batch.requests, doubted, strict=True)):
             ended = "end" if place not in asking else "cap" if doubt is None else "doubt"
-            line.runs.append(Run(len(line.answer.ids) - before[place], ended))
+            request.runs.append(Run(len(request.tokens) - before[place], ended))
         if not asking:
             return
         unseen = [
-            line.context.tokens[seen:] if place in asking else []
-            for place, (line, seen) in enumerate(zip(lines, cache.lengths, strict=True))
+            request.tokens[seen:] if place in asking else []
+            for place, (request, seen) in enumerate(
+                zip(batch.requests, batch.cache.lengths, strict=True)
+            )
         ]
-        with clock.share("verify"):
-            probabilities = self._ask(unseen, cache)
+        with batch.clock.share("verify"):
+            probabilities = self._ask(unseen, batch)
         for place in asking:
-            line, last = lines[place], probabilities[place]
-            line.count(len(unseen[place]))
+            request, last = batch.requests[place], probabilities[place]
             if doubted[place] is None:
-                self._emit(line, line.context.randomness.draw(last), drafted=False)
+                self._emit(request, request.chance.draw(last), drafted=False)
             else:
-                self._judge(line, last, *doubted[place])
+                self._judge(request, last, *doubted[place])
+            request.count(len(unseen[place]), request.runs[-1].kept)
 
-    def _run_ahead(self, lines: list[Line]) -> list[tuple[int, torch.Tensor] | None]:
-        """Draft until every run has ended. Returns each one's token in doubt, which is not yet
-        part of the text, and the distribution it was drawn from; None where the run ended
-        otherwise."""
-        texts = [line.context.tokens for line in lines]
-        doubted: list[tuple[int, torch.Tensor] | None] = [None] * len(lines)
-        running = self._with_room(lines, range(len(lines)))
+    def _run_ahead(self, batch: Batch) -> list[tuple[int, torch.Tensor] | None]:
+        """Draft until every run has ended; the verifier's word on each token is waited for.
+
+        Returns each one's token in doubt, which is not yet part of the text, and the distribution
+        it was drawn from; None where the run ended otherwise.
+        """
+        requests, reader = batch.requests, batch.session
+        doubted: list[tuple[int, torch.Tensor] | None] = [None] * len(requests)
+        running = self._with_room(requests, range(len(requests)))
         for _ in range(self.cap):
             if not running:
                 break
-            unread = self.reader.unread(texts)
+            unread = reader.unread([request.tokens for request in requests])
             fed = [own if place in running else [] for place, own in enumerate(unread)]
-            normed = self.draft.norm(self.reader.read(fed)[running])
+            normed = self.draft.norm(reader.read(fed)[running])
             logits = self.draft.logits_of_normed(normed)
-            drawn_from = self.sampling.probabilities(logits).cpu()
+            drawn_from = self.sampling.probabilities(logits)
             tokens = [
-                lines[place].context.randomness.draw(own)
+                requests[place].chance.draw(own)
                 for place, own in zip(running, drawn_from, strict=True)
             ]
             for place, token, own, kept in zip(
                 running, tokens, drawn_from, self._acceptable(normed, logits, tokens), strict=True
             ):
                 if kept:
-                    self._emit(lines[place], token, drafted=True)
+                    self._emit(requests[place], token, drafted=True)
                 else:
                     doubted[place] = token, own
             going = [place for place in running if doubted[place] is None]
-            running = self._with_room(lines, going)
+            running = self._with_room(requests, going)
         return doubted
 
     def _acceptable(
@@ -145,52 +148,40 @@ class SprinterDecoder(Decoder):
         scores = self.verifier(features)[:, self.output]
         return (scores.sigmoid() >= self.threshold).tolist()
 
-    def _with_room(self, lines: list[Line], places) -> list[int]:
+    def _with_room(self, requests: Sequence[Answering], places: Iterable[int]) -> list[int]:
         """Those whose text may go on and still fits the draft model."""
         longest = self.draft.max_positions
         return [
             place
             for place in places
-            if lines[place].answer.finished is None and len(lines[place].context.tokens) <= longest
+            if not requests[place].finished and len(requests[place].tokens) <= longest
         ]
 
-    def _ask(self, unseen: list[list[int]], cache: StepCache) -> torch.Tensor:
+    def _ask(self, unseen: list[list[int]], batch: Batch) -> torch.Tensor:
         """(B, V): the target's distribution after all that it had not seen; commits that."""
-        device, width = self.target.device, max(map(len, unseen))
-        if self.target.compiled is not None:
-            width = self.cap + 1
-        ids = on_device([own + [0] * (width - len(own)) for own in unseen], device)
-        positions = on_device(cache.lengths, device)[:, None] + torch.arange(width, device=device)
-        positions = positions.clamp(max=self.target.max_positions - 1)
-        causal = causal_mask(width, device).repeat(len(unseen), 1, 1)
-        mask = tree_mask(cache.lengths, causal, cache.slots)
-        rows = self.target.forward(ids, positions, mask, cache, repeats=True)
-        cache.commit_each([list(range(len(own))) for own in unseen])
+        width = 0 if self.target.compiled is None else self.cap + 1
+        rows = read_on(self.target, unseen, batch.cache, width=width)
         last = rows.hidden[range(len(unseen)), [max(0, len(own) - 1) for own in unseen]]
-        return self.sampling.probabilities(self.target.logits(last)).cpu()
+        return self.sampling.probabilities(self.target.logits(last))
 
     def _judge(
-        self, line: Line, probabilities: torch.Tensor, token: int, drawn_from: torch.Tensor
+        self, request: Answering, probabilities: torch.Tensor, token: int, drawn_from: torch.Tensor
     ) -> None:
         """Keep the token in doubt, or draw another: one step of exact verification."""
-        randomness = line.context.randomness
-        kept = randomness.accept(min(1.0, float(probabilities[token] / drawn_from[token])))
+        chance = request.chance
+        kept = chance.accept(min(1.0, float(probabilities[token] / drawn_from[token])))
         if not kept:
-            token = randomness.draw(residual(probabilities, token, drawn_from))
-        self._emit(line, token, drafted=kept)
+            token = chance.draw(residual(probabilities, drawn_from))
+        self._emit(request, token, drafted=kept)
 
-    def _emit(self, line: Line, token: int, drafted: bool) -> None:
-        line.answer.emit(token, drafted)
-        line.context.tokens.append(token)
+    def _emit(self, request: Answering, token: int, drafted: bool) -> None:
+        request.answer.emit(token, drafted)
+        request.tokens.append(token)
+        request.room -= 1
 
 
-def _checked(verifier: nn.Module, draft: Target, target: Target) -> SprinterVerifier:
-    """The verifier, if it is one and belongs to these models."""
-    if verifier.kind != SprinterVerifier.kind:
-        raise InputError(
-            f"verifier: a speculator of kind {verifier.kind!r} is no SPRINTER verifier; train one "
-            "with experiment=sprinter_small"
-        )
+def _check_models(verifier: SprinterVerifier, draft: Target, target: Target) -> None:
+    """`InputError` unless the verifier belongs to these models."""
     features = verifier.features
     if features.draft.hidden_size != draft.hidden_size:
         raise InputError(
@@ -202,4 +193,3 @@ def _checked(verifier: nn.Module, draft: Target, target: Target) -> SprinterVeri
         raise InputError(
             "verifier: it was trained to judge drafts for another target; train one for this one"
         )
-    return verifier

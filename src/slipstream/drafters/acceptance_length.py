@@ -1,12 +1,13 @@
 """Rules for the length of a draft that ask a trained acceptance head: SpecDec++ and DISCO."""
 
+import copy
+
 from torch import nn
 
 from slipstream.core.errors import InputError
-from slipstream.core.transfer import on_device
-from slipstream.drafters.draft_length import DraftLength, Drawn
-from slipstream.speculators.acceptance import AcceptanceHead
-from slipstream.speculators.checkpoint import load_speculator
+from slipstream.drafters.draft_length import Below, DraftLength, Drawn, Length
+from slipstream.speculators.checkpoint import opened
+from slipstream.speculators.classifiers import AcceptanceHead
 from slipstream.targets.target import Target
 
 
@@ -20,25 +21,21 @@ class _Classified(DraftLength):
             raise InputError("length.threshold: must be between 0 and 1, both excluded")
         self.given, self.threshold = head, threshold
 
-    def bind(self, model: Target) -> None:
-        head = load_speculator(self.given, model) if isinstance(self.given, str) else self.given
-        kind = getattr(head, "kind", type(head).__name__)
-        if kind != AcceptanceHead.kind:
-            raise InputError(
-                f"length.head: a speculator of kind {kind!r} is no acceptance head; train one with "
-                "experiment=acceptance_small"
-            )
+    def attach(self, model: Target | None = None) -> DraftLength:
+        head = opened(self.given, model, AcceptanceHead, "length.head")
         if head.features.draft is not model:
             raise InputError(
                 "length.head: it was made for another draft model; open it for this one, by its "
                 "folder"
             )
-        self.head = head
+        attached = copy.copy(self)
+        attached.head = head
+        return attached
 
-    def accepted(self, drawn: Drawn) -> list[float]:
+    def scores(self, drawn: Drawn) -> list[float]:
         """What the head says of each token drawn: how surely it is accepted."""
-        features, tokens = self.head.features, on_device(drawn.tokens, drawn.hidden.device)
-        told = features.of_drawn(features.draft.norm(drawn.hidden), tokens, drawn.logits)
+        features = self.head.features
+        told = features.of_drawn(features.draft.norm(drawn.hidden), drawn.tokens, drawn.logits)
         return self.head(told)[:, 0].sigmoid().tolist()
 
 
@@ -46,19 +43,21 @@ class AnyRejected(_Classified):
     """SpecDec++: stop once the probability that some token of the draft is rejected exceeds the
     threshold: 1 - a_1 a_2 ... a_n > threshold."""
 
-    def begin(self, count: int) -> None:
-        self.all_accepted = [1.0] * count
+    def start(self) -> Length:
+        return _AllAccepted(self.threshold)
 
-    def start(self) -> None:
-        self.all_accepted = [1.0] * len(self.all_accepted)
 
-    def stops(self, drawn: Drawn) -> list[bool]:
-        for place, accepted in zip(drawn.places, self.accepted(drawn), strict=True):
-            self.all_accepted[place] *= accepted
-        return [1 - self.all_accepted[place] > self.threshold for place in drawn.places]
+class _AllAccepted(Length):
+    def __init__(self, threshold: float):
+        self.threshold = threshold
+        self.begin()
 
-    def leave(self, kept: list[int]) -> None:
-        self.all_accepted = [self.all_accepted[place] for place in kept]
+    def begin(self) -> None:
+        self.all_accepted = 1.0
+
+    def stops(self, score: float) -> bool:
+        self.all_accepted *= score
+        return 1 - self.all_accepted > self.threshold
 
 
 class LastRejected(_Classified):
@@ -66,5 +65,5 @@ class LastRejected(_Classified):
     says less than the threshold of a token. It was trained with rejections weighted up, so what it
     says is below the true probability of acceptance."""
 
-    def stops(self, drawn: Drawn) -> list[bool]:
-        return [accepted < self.threshold for accepted in self.accepted(drawn)]
+    def start(self) -> Length:
+        return Below(self.threshold)

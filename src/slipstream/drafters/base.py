@@ -1,165 +1,247 @@
-"""What the engine asks of a drafter, and what it tells it.
+"""Drafter, Attached, Session: what proposes tokens, in three stages of its life.
 
-A drafter is one file and one YAML. It proposes a tree for each prompt, may take part in the
-verifying forward through its `visitors`, and is told what was accepted. It never changes what is
-emitted: verification is the engine's.
+A `Drafter` holds settings alone. Attached to a target it has weights and stores that outlive a
+prompt; a `Session` is one batch of requests, with all drafting state. A drafter is one file and one
+YAML. It never changes what is emitted: verification is the engine's.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from slipstream.core.cache import StepCache
-from slipstream.core.clock import Clock
-from slipstream.core.sampling import Randomness, Sampling
-from slipstream.core.transfer import on_device
-from slipstream.core.tree import DraftTree
-from slipstream.targets.target import LayerVisitor, Rows, Target
+from slipstream.core.drafts import Draft
+from slipstream.core.sampling import Chance, Sampling
+from slipstream.core.transfer import on_host
+from slipstream.core.trees import Trees
+from slipstream.targets.rows import LayerVisitor, Rows
+from slipstream.targets.target import Target
 
 
-@dataclass
-class Context:
-    """What is known while one prompt is being answered.
+@dataclass(eq=False)
+class Request:
+    """One prompt that is being answered, as far as drafters may know it.
 
-    tokens: prompt and answer so far; the last one is the root of the next tree. cache, sampling,
-    clock: of the whole batch. max_depth: how many tokens beyond the root can still be used.
-    state: the drafter's own.
+    tokens: prompt and answer so far; room: how many more tokens the answer may have.
     """
 
     tokens: list[int]
-    cache: StepCache
     sampling: Sampling
-    randomness: Randomness
-    clock: Clock = field(default_factory=Clock)
-    max_depth: int = 0
-    state: Any = None
+    chance: Chance
+    room: int
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """Where the accepted paths of B sequences end, as tensors on the device: the host may not know
-    it yet.
+@dataclass
+class Verified:
+    """One verified forward of B requests, with the accepted rows committed; tensors on the device,
+    which the host need not wait for.
 
-    rows: of the forward; ids: (B, N) tokens of its node rows; starts: how many tokens of each
-    context come before them; paths: (B, N), whether a node is accepted; last: (B,) the last
-    accepted nodes; tokens: (B,) what follows them; sees: (B, K), which cached slots these nodes
-    see, their own included; seen: (B, K) positions of these slots, None for 0, 1, 2 and so on.
-    logits: (B, N, V) after the nodes, None in a prefill. Sequences whose prompt is not through yet
-    hold something meaningless.
+    cache: the target's; trees: as verified (pruned nodes gone), of a prompt the chain of its last
+    tokens; rows: of the forward; logits: (B, N, V) after the nodes, None for a prompt; paths: (B,
+    P) accepted nodes, the root first, padded with any; counts: (B,) how many they are; last: (B,)
+    the last of them; next_tokens: (B,) what follows, the roots of the next trees; room: (B,) how
+    many more tokens the answers may have, and at most `most_room`; wait: the context of the step's
+    one wait.
     """
 
+    requests: Sequence[Request]
+    cache: StepCache
+    trees: Trees
     rows: Rows
-    ids: torch.Tensor
-    starts: list[int]
+    logits: torch.Tensor | None
     paths: torch.Tensor
+    counts: torch.Tensor
     last: torch.Tensor
-    tokens: torch.Tensor
-    sees: torch.Tensor
-    seen: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-
-    def texts(self, contexts: list["Context"]) -> torch.Tensor:
-        """(B, T): all tokens of each sequence up to `tokens`, with -1 on both sides."""
-        known = [
-            context.tokens[:start] for context, start in zip(contexts, self.starts, strict=True)
-        ]
-        longest = max(map(len, known))
-        known = [[-1] * (longest - len(text)) + text for text in known]
-        order = self.paths.int().argsort(dim=-1, descending=True, stable=True)
-        ends = self.paths.sum(-1, keepdim=True)
-        accepted = self.ids.gather(1, order)
-        accepted = accepted.masked_fill(
-            torch.arange(order.shape[1], device=order.device) >= ends, -1
-        )
-        accepted = torch.nn.functional.pad(accepted, (0, 1), value=-1)
-        accepted = accepted.scatter(1, ends, self.tokens[:, None])
-        return torch.cat([on_device(known, order.device).long(), accepted], 1)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One verified forward, as one of its sequences sees it.
-
-    tree: as verified (pruned nodes gone); path: accepted nodes of it, root included; next_token:
-    what follows; rows: the forward's result, nodes first, then rows the visitor added (prefill is
-    a step, too: a chain of the prompt's last tokens, all accepted); logits: (N, V) of the nodes, or
-    (1, V) of the last prompt token; sequence: its place in `rows`; foreseen: what `foresee`
-    returned, this sequence's part of each.
-    """
-
-    tree: DraftTree
-    path: list[int]
-    next_token: int
-    rows: Rows
-    logits: torch.Tensor
-    sequence: int = 0
-    foreseen: tuple[torch.Tensor, ...] = ()
+    next_tokens: torch.Tensor
+    room: torch.Tensor
+    most_room: int
+    wait: Callable[[], AbstractContextManager] = nullcontext
+    _waiting: list["Brought"] = field(default_factory=list)
+    _decided: list[list[int]] | None = None
 
     @property
-    def answer(self) -> list[int]:
-        """What the target went on with after the root."""
-        return [*(self.tree.tokens[node] for node in self.path[1:]), self.next_token]
+    def prompt(self) -> bool:
+        """Whether this was the prompt, and no draft yet."""
+        return self.logits is None
+
+    @property
+    def each(self) -> torch.Tensor:
+        """(B,) 0, 1, 2 and so on: with `last`, the place of the last accepted nodes."""
+        return torch.arange(len(self.last), device=self.last.device)
+
+    def decided(self) -> torch.Tensor:
+        """(B, P + 1): the accepted tokens after the roots and the next ones, padded with -1."""
+        places = torch.arange(self.paths.shape[1], device=self.paths.device)
+        tokens = self.trees.tokens.gather(1, self.paths)
+        tokens = tokens.masked_fill(places >= self.counts[:, None], -1)
+        following = self.next_tokens[:, None]
+        tokens = torch.cat([tokens, torch.full_like(following, -1)], 1)
+        return tokens.scatter(1, self.counts[:, None], following)[:, 1:]
+
+    def bring(self, *tensors: torch.Tensor) -> "Brought":
+        """Let the step's one transfer bring these to the host, too."""
+        if self._decided is not None:
+            return Brought(self, on_host(*tensors))
+        brought = Brought(self, list(tensors))
+        self._waiting.append(brought)
+        return brought
+
+    def host(self) -> list[list[int]]:
+        """The tokens that were decided for each request, after the step's one wait; from here on
+        the requests' own `tokens` have them."""
+        if self._decided is None:
+            tensors = [tensor for brought in self._waiting for tensor in brought.tensors]
+            with self.wait():
+                decided, *copies = on_host(self.decided(), *tensors)
+            for brought in self._waiting:
+                count = len(brought.tensors)
+                brought.tensors, copies = copies[:count], copies[count:]
+            self._decided = [[token for token in own if token >= 0] for own in decided.tolist()]
+            for request, own in zip(self.requests, self._decided, strict=True):
+                request.tokens += own
+                request.room -= len(own)
+        return self._decided
 
 
-class Drafter:
-    """Base of all drafters; a plain one needs `propose` alone.
+@dataclass
+class Brought:
+    """Tensors on their way to the host."""
 
-    exact: whether outputs keep the target's distribution (all verified drafters do). visitors: its
-    part in the verifying forward, if any. mergeable: whether its trees may be verified as a part
-    of larger ones; draws: whether they hold drawn tokens where the target's are. keep: whether
-    later prompts find what earlier ones stored. store_bytes: memory of what it looks drafts up in,
-    for the last batch of prompts.
+    verified: Verified
+    tensors: list[torch.Tensor]
+
+    def __call__(self) -> list[torch.Tensor]:
+        """On the host, after the step's one wait."""
+        self.verified.host()
+        return self.tensors
+
+
+class Session(ABC):
+    """A drafter at work on one batch of requests: all drafting state, dropped with it.
+
+    visitors: its part in the verifying forward; extra_rows: rows that it stages beyond the trees.
     """
 
-    exact, mergeable, draws = True, True, False
     visitors: Sequence[LayerVisitor] = ()
-    keep = False
-    store_bytes = 0
+    extra_rows: int = 0
 
-    def bind(self, target: Target) -> Target:
-        """Called when an engine is made: check that the drafter fits, prepare what it needs.
+    def ask(self, verified: Verified) -> None:
+        """Name, with `verified.bring`, what the host needs in order to draft."""
 
-        Returns the target that verifies: the given one, unless the drafter was trained together
-        with a fine-tuned copy of it (shared mode).
-        """
-        return target
+    @abstractmethod
+    def draft(self, verified: Verified, budget: int) -> Trees:
+        """The next trees of up to `budget` nodes, from what was verified last (the prompts, to
+        begin with)."""
 
-    def ways(self) -> dict[str, "Drafter"]:
-        """What a calibration chooses between: itself alone, or variants; called once bound."""
-        return {type(self).__name__: self}
+    def keep(self, indices: list[int]) -> None:
+        """Only these requests go on (ascending)."""
 
-    def begin(self, contexts: list[Context], budget: int) -> None:
-        """Called before the prefill of a batch of prompts, whose trees will have up to `budget`
-        nodes."""
+    def join(self, other: "Session") -> None:
+        """The requests of `other`, a session of the same drafter, go on after these."""
 
-    def forget(self) -> None:
-        """Forget what earlier prompts taught: stores that are kept, lengths, records."""
 
-    def extra_rows(self, budget: int) -> int:
-        """How many rows it may stage in a forward or a draft beyond the tree's `budget` nodes."""
+class Attached(ABC):
+    """A drafter that was made ready for one target.
+
+    exact: as in `Drafter`; target: what verifies: the given one, unless the drafter was trained
+    together with a fine-tuned copy of it (shared mode). mergeable: whether its trees may be parts
+    of larger ones; draws: whether their tokens are drawn where the target's are; keeps: whether
+    later prompts find what earlier ones stored.
+    """
+
+    exact, mergeable, draws, keeps = True, True, False, False
+
+    def __init__(self, target: Target):
+        self.target = target
+
+    @abstractmethod
+    def start(self, requests: Sequence[Request], budget: int) -> Session:
+        """A session for requests whose trees will have up to `budget` nodes."""
+
+    def memory(self) -> int:
+        """Bytes of the stores that drafts are looked up in."""
         return 0
 
-    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
-        """A tree of at most `budget` nodes for each context, with its last token as the root."""
+    def forget(self) -> None:
+        """Forget what earlier prompts taught: stores, lengths, records."""
+
+
+class Drafter(ABC):
+    """Settings of something that proposes tokens. exact: whether outputs keep the target's
+    distribution (all verified drafters do)."""
+
+    exact = True
+
+    @abstractmethod
+    def attach(self, target: Target) -> Attached:
+        """Load what it needs and check that it fits (`InputError`)."""
+
+    def variants(self, attached: Attached) -> dict[str, Attached]:
+        """What a calibration chooses between, `attached` among them."""
+        return {type(self).__name__: attached}
+
+    def attached(self, target: Target) -> Attached:
+        """Attached to `target`, once for calls with the same one."""
+        kept = _ATTACHED.get(self)
+        if kept is None or kept[0] is not target:
+            kept = _ATTACHED[self] = target, self.attach(target)
+        return kept[1]
+
+
+_ATTACHED: WeakKeyDictionary[Drafter, tuple[Target, Attached]] = WeakKeyDictionary()
+
+
+class HostSession(Session):
+    """A session that drafts on the host, one request after the other.
+
+    states: of each request what the drafter keeps.
+    """
+
+    def __init__(self, attached: "AttachedHost", requests: Sequence[Request], states: list):
+        self.attached, self.requests, self.states = attached, list(requests), states
+
+    def draft(self, verified: Verified, budget: int) -> Trees:
+        verified.host()
+        self.learn(verified)
+        drafts = [
+            self.drafted(request, state, budget)
+            for request, state in zip(self.requests, self.states, strict=True)
+        ]
+        return Trees.of(drafts, self.attached.target.device)
+
+    def learn(self, verified: Verified) -> None:
+        """Take up what was verified, before the next drafts."""
+
+    def drafted(self, request: Request, state: object, budget: int) -> Draft:
+        """The next draft of one request, of up to `request.room` tokens to be of use."""
         raise NotImplementedError
 
-    def replaced(self, trees: list[DraftTree]) -> None:
-        """Called after `propose` when other trees are verified in place of those that it proposed:
-        parts of them, and of others' trees."""
+    def keep(self, indices: list[int]) -> None:
+        self.requests = [self.requests[index] for index in indices]
+        self.states = [self.states[index] for index in indices]
 
-    def foresee(self, contexts: list[Context], outlook: Outlook) -> tuple[torch.Tensor, ...]:
-        """Called after every forward, prefill included: work for the next trees that the device can
-        do while the host still waits for the verdicts.
+    def join(self, other: "HostSession") -> None:
+        self.requests += other.requests
+        self.states += other.states
 
-        What it returns, (B, ...) each, comes to the host together with them, for `observe`.
-        """
-        return ()
 
-    def observe(self, context: Context, step: Step) -> None:
-        """Called for each context that goes on, after every forward, prefill included, with the
-        accepted path committed."""
+class AttachedHost(Attached):
+    """A drafter with `HostSession`s. session: their class; states: of the last one."""
 
-    def leave(self, kept: list[int]) -> None:
-        """Called when only these sequences of the batch go on (ascending)."""
+    session: type[HostSession]
+
+    def __init__(self, target: Target, settings: Drafter):
+        super().__init__(target)
+        self.settings, self.states = settings, []
+
+    def start(self, requests: Sequence[Request], budget: int) -> HostSession:
+        self.states = [self.state(request, budget) for request in requests]
+        return self.session(self, requests, list(self.states))
+
+    @abstractmethod
+    def state(self, request: Request, budget: int) -> object:
+        """What the session keeps of a new request."""

@@ -1,274 +1,273 @@
 """One tree of several drafters' trees, under one budget: each node as confident as it has proven.
 
-What the drafters say of a token, given the one before, is taken at its word only until it has been
-put to the test: how often tokens of which they said the like were right is counted, also of those
-that found no room in the tree, whenever the target's answer is known. All drafters' words together
-are what is counted, because a token that one of them is sure of means less where another, which
+What a drafter claims of a token, given the one before, is believed only until it has been put to
+the test: how often tokens of which the like was claimed were right is counted, also of those that
+found no room in the tree, whenever the target's answer is known. What is counted is what all
+drafters claim together, because a token that one of them is sure of means less where another, which
 knows the text better, has named others. Texts differ in which drafter knows them, so the count of
-all prompts is corrected by how well the first drafter's and the others' tokens do in this one.
+all prompts is corrected by how well the first drafter's and the others' tokens do in this one. All
+of it happens on the device.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from math import ceil
-from typing import Any
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
+import torch.nn.functional as F
 
 from slipstream.core.errors import InputError
-from slipstream.core.tree import DraftTree, most_confident, union
-from slipstream.drafters.base import Context, Drafter, Outlook, Step
+from slipstream.core.transfer import on_device
+from slipstream.core.trees import Trees, merge, most_probable
+from slipstream.core.verification import compared
+from slipstream.drafters.base import Attached, Drafter, Request, Session, Verified
 from slipstream.targets.target import Target
 
+# Kinds of confidence of one drafter that are told apart.
 BINS = 3
-"""Kinds of confidence of one drafter that are told apart."""
+# The drafters' claims count as much as tests in which so many tokens were right.
 TRUST = 3.0
-"""The drafters' word counts as much as tests in which so many tokens were right."""
+# What all prompts have shown counts as much as tests in this one that expected so many right.
 PROMPT_TRUST = 1.0
-"""What all prompts have shown counts as much as tests in this one that expected so many right."""
+# Tokens that the first drafter has not named are believed so much, to begin with, in each prompt.
+# The four were measured on validation prompts, streams being the first.
 DOUBT = 0.3
-"""Tokens that the first drafter has not named are believed so much, to begin with, in each prompt.
-The four were measured on validation prompts, streams being the first."""
-
-Words = tuple[float | None, ...]
-"""How sure each drafter is of a token, given its parent: 0 where it has named others, None where it
-has named none."""
+# Confidences are float32, and shares such as 2/3 are bounds of a bin.
+ROUNDING = 1e-5
 
 
 class Combined(Drafter):
     """Merges the trees of `drafters`, by name, the one that is trusted most first, None where one
-    is left out. `record` goes on from prompt to prompt."""
-
-    mergeable = False
+    is left out."""
 
     def __init__(self, drafters: dict[str, Drafter | None]):
-        drafters = {name: each for name, each in drafters.items() if each is not None}
-        if not drafters:
+        self.drafters = {name: each for name, each in drafters.items() if each is not None}
+        if not self.drafters:
             raise InputError("drafter.drafters: name at least one drafter")
-        for name, drafter in drafters.items():
-            if not drafter.mergeable:
+        self.exact = all(drafter.exact for drafter in self.drafters.values())
+
+    def attach(self, target: Target) -> "AttachedCombined":
+        """Each drafter to the target that the one before it verifies with."""
+        parts: list[Attached] = []
+        for name, drafter in self.drafters.items():
+            parts.append(drafter.attach(target))
+            if not parts[-1].mergeable:
                 raise InputError(
                     f"drafter.drafters.{name}: trees of {type(drafter).__name__} cannot be parts "
                     "of larger ones; leave it out"
                 )
-        self.drafters = list(drafters.values())
-        self.record = Record()
-        self.exact = all(drafter.exact for drafter in self.drafters)
-        self.trees: list[tuple[DraftTree, list[Words]]] | None = None
-        self.foreseen: list[slice] = []
+            target = parts[-1].target
+        return AttachedCombined(target, parts)
 
-    @property
-    def keep(self) -> bool:
-        return any(drafter.keep for drafter in self.drafters)
 
-    @property
-    def store_bytes(self) -> int:
-        return sum(drafter.store_bytes for drafter in self.drafters)
+class AttachedCombined(Attached):
+    """record: of all prompts, those that are answered at the same time as well. They share it
+    without harm: it changes which tokens are drafted, and no answer depends on that."""
 
-    def bind(self, target: Target) -> Target:
-        for drafter in self.drafters:
-            target = drafter.bind(target)
-        self.visitors = [visitor for drafter in self.drafters for visitor in drafter.visitors]
-        return target
+    mergeable = False
 
-    def begin(self, contexts: list[Context], budget: int) -> None:
-        if not contexts[0].sampling.greedy and any(each.draws for each in self.drafters):
+    def __init__(self, target: Target, parts: list[Attached]):
+        super().__init__(target)
+        self.parts, self.record = parts, Record(len(parts), target.device)
+        self.draws = any(part.draws for part in parts)
+        self.keeps = any(part.keeps for part in parts)
+
+    def start(self, requests: Sequence[Request], budget: int) -> "CombinedSession":
+        if self.draws and not all(request.sampling.greedy for request in requests):
             raise InputError(
                 "drafter.drafters: a draft model that samples cannot be combined with others; "
                 "leave it out, or set sampling.temperature=0"
             )
-        self.trees = None
-        for context in contexts:
-            context.state = _PromptState([None] * len(self.drafters), PromptRecord())
-        for drafter in self._each(contexts):
-            drafter.begin(contexts, budget)
+        sessions = [part.start(requests, budget) for part in self.parts]
+        return CombinedSession(self, sessions, len(requests))
 
-    def extra_rows(self, budget: int) -> int:
-        return sum(drafter.extra_rows(budget) for drafter in self.drafters)
-
-    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
-        proposed = [drafter.propose(contexts, budget) for drafter in self._each(contexts)]
-        with contexts[0].clock.share("draft"):
-            self.trees = [together(trees) for trees in zip(*proposed, strict=True)]
-            chosen = [
-                self._chosen(*each, context.state.record, budget)
-                for each, context in zip(self.trees, contexts, strict=True)
-            ]
-        for drafter in self.drafters:
-            drafter.replaced(chosen)
-        return chosen
-
-    def _chosen(
-        self, tree: DraftTree, words: list[Words], here: "PromptRecord", budget: int
-    ) -> DraftTree:
-        confidences = [1.0]
-        for parent, said in zip(tree.parents[1:], words[1:], strict=True):
-            sure = min(1.0, self.record.proven(said) * here.correction(said))
-            confidences.append(confidences[parent] * sure)
-        proven = replace(tree, confidences=confidences)
-        return proven.keep(most_confident(proven, budget))
-
-    def foresee(self, contexts: list[Context], outlook: Outlook) -> tuple[torch.Tensor, ...]:
-        found: list[torch.Tensor] = []
-        self.foreseen = []
-        for drafter in self._each(contexts):
-            own = drafter.foresee(contexts, outlook)
-            self.foreseen.append(slice(len(found), len(found) + len(own)))
-            found += own
-        return tuple(found)
-
-    def observe(self, context: Context, step: Step) -> None:
-        for place, drafter in enumerate(self._each([context])):
-            drafter.observe(context, replace(step, foreseen=step.foreseen[self.foreseen[place]]))
-        if self.trees is not None:
-            tree, words = self.trees[step.sequence]
-            with context.clock.share("draft"):
-                for node, right in outcomes(tree, step.answer):
-                    context.state.record.count(words[node], right, self.record.proven(words[node]))
-                    self.record.count(words[node], right)
+    def memory(self) -> int:
+        return sum(part.memory() for part in self.parts)
 
     def forget(self) -> None:
-        self.record = Record()
-        for drafter in self.drafters:
-            drafter.forget()
-
-    def leave(self, kept: list[int]) -> None:
-        for drafter in self.drafters:
-            drafter.leave(kept)
-
-    def _each(self, contexts: list[Context]) -> Iterator[Drafter]:
-        """The drafters in turn, each with its own state in the contexts."""
-        for place, drafter in enumerate(self.drafters):
-            with _own_state(contexts, place):
-                yield drafter
+        self.record = Record(len(self.parts), self.target.device)
+        for part in self.parts:
+            part.forget()
 
 
-@dataclass
-class _PromptState:
-    """Of one prompt: each drafter's state, and how well their tokens do."""
+class CombinedSession(Session):
+    """The sessions of all drafters; of their last trees together, what each claimed of the nodes,
+    (B, M, drafters), and how well tokens do in each prompt."""
 
-    states: list[Any]
-    record: "PromptRecord"
+    def __init__(self, attached: AttachedCombined, sessions: Sequence[Session], batch: int):
+        self.attached, self.sessions = attached, sessions
+        self.visitors = [visitor for session in sessions for visitor in session.visitors]
+        self.extra_rows = sum(session.extra_rows for session in sessions)
+        self.prompts = PromptRecords(batch, attached.target.device)
+        self.trees: Trees | None = None
+        self.claims: torch.Tensor | None = None
+
+    def ask(self, verified: Verified) -> None:
+        for session in self.sessions:
+            session.ask(verified)
+
+    def draft(self, verified: Verified, budget: int) -> Trees:
+        if self.trees is not None:
+            tested, right = outcomes(self.trees, verified.decided())
+            expected = self.attached.record.proven(self.claims)
+            self.prompts.count(self.claims, tested, right, expected)
+            self.attached.record.count(self.claims, tested, right)
+        drafted = [session.draft(verified, budget) for session in self.sessions]
+        self.trees, self.claims = together(drafted)
+        proven = self.attached.record.proven(self.claims)
+        return chosen(self.trees, proven * self.prompts.correction(self.claims), budget)
+
+    def keep(self, indices: list[int]) -> None:
+        for session in self.sessions:
+            session.keep(indices)
+        index = on_device(indices, self.claims.device)
+        self.trees, self.claims = self.trees.only(indices), self.claims[index]
+        self.prompts.keep(index)
+
+    def join(self, other: "CombinedSession") -> None:
+        for session, joining in zip(self.sessions, other.sessions, strict=True):
+            session.join(joining)
+        self.trees = self.trees.join(other.trees)
+        padded = [
+            F.pad(claims, (0, 0, 0, self.trees.width - claims.shape[1]))
+            for claims in (self.claims, other.claims)
+        ]
+        self.claims = torch.cat(padded)
+        self.prompts.join(other.prompts)
 
 
-@contextmanager
-def _own_state(contexts: list[Context], place: int) -> Iterator[None]:
-    owns = [context.state for context in contexts]
-    for context, own in zip(contexts, owns, strict=True):
-        context.state = own.states[place]
-    yield
-    for context, own in zip(contexts, owns, strict=True):
-        own.states[place], context.state = context.state, own
+def together(trees: Sequence[Trees]) -> tuple[Trees, torch.Tensor]:
+    """The trees merged, of M nodes, and what each drafter claims of them, (B, M, drafters) float64:
+    how probable a node is given its parent, 0 where it has named others, -1 where none.
 
-
-def together(trees: Sequence[DraftTree]) -> tuple[DraftTree, list[Words]]:
-    """The union of the trees, and what each drafter says of each of its N nodes.
-
-    >>> one = DraftTree([7, 1, 2], [-1, 0, 1], [1.0, 0.8, 0.4])
-    >>> other = DraftTree([7, 1, 3], [-1, 0, 0], [1.0, 0.6, 0.3])
-    >>> together([one, other])[1]
-    [(1.0, 1.0), (0.8, 0.6), (0.5, None), (0, 0.3)]
+    >>> from slipstream.core.drafts import Draft
+    >>> one = Trees.of([Draft([7, 1, 2], [-1, 0, 1], [1.0, 0.8, 0.4])])
+    >>> other = Trees.of([Draft([7, 1], [-1, 0], [1.0, 0.6])])
+    >>> together([one, other])[1][0, 1:3].tolist()
+    [[0.8, 0.6], [0.5, -1.0]]
     """
-    both, places = union(trees)
-    columns = []
-    for tree, own in zip(trees, places, strict=True):
-        named = {own[parent] for parent in tree.parents[1:]}
-        said: list[float | None] = [0 if parent in named else None for parent in both.parents]
-        said[0] = 1.0
-        for node in range(1, len(tree)):
-            above = tree.confidences[tree.parents[node]]
-            sure = min(1.0, tree.confidences[node] / above) if above > 0 else 0
-            said[own[node]] = max(sure, said[own[node]] or 0)
-        columns.append(said)
-    return both, list(zip(*columns, strict=True))
+    (both, now), count = merge(trees), len(trees)
+    confidences = torch.cat([tree.confidences for tree in trees], 1).double()
+    below = torch.cat([tree.parents for tree in trees], 1) >= 0
+    starts = [0, *accumulate(tree.width for tree in trees)]
+    above = [tree.parents_or_root + start for tree, start in zip(trees, starts, strict=False)]
+    drafter = [torch.full_like(tree.parents, place) for place, tree in enumerate(trees)]
+    above, drafter = torch.cat(above, 1), torch.cat(drafter, 1)
+    # Below a node that is certainly wrong all are: 0 / 0.
+    claim = (confidences / confidences.gather(1, above)).nan_to_num(0.0).clamp(max=1)
+    # Of a table (B, M + 1, drafters) the last nodes are for padding.
+    nodes, parents = (
+        place.masked_fill(~below, both.width) * count + drafter
+        for place in (now, now.gather(1, above))
+    )
+    names = now.new_zeros(len(both), (both.width + 1) * count).scatter(1, parents, 1)
+    of_parents = both.parents_or_root[..., None].expand(-1, -1, count)
+    silent = names.unflatten(1, (-1, count)).gather(1, of_parents).double() - 1
+    table = F.pad(silent.flatten(1), (0, count)).scatter_reduce(1, nodes, claim, "amax")
+    return both, table.unflatten(1, (-1, count))[:, :-1]
 
 
-def outcomes(tree: DraftTree, answer: list[int]) -> Iterator[tuple[int, bool]]:
-    """The target went on with `answer`: the children of every node that it reached, and whether
-    they were right.
+def chosen(trees: Trees, probabilities: torch.Tensor, budget: int) -> Trees:
+    """The most confident nodes, as many as `budget` has room for; probabilities: (B, M), of each
+    node given its parent, more than 1 counts as 1."""
+    along = torch.where(trees.ancestors, probabilities.clamp(max=1)[:, None], 1.0)
+    along[:, :, 0] = 1.0
+    trees.confidences = along.prod(-1).masked_fill(~trees.real, 0.0)
+    return trees.select(most_probable(trees, budget))
 
-    >>> list(outcomes(DraftTree([7, 1, 2, 3], [-1, 0, 1, 0]), [1, 5]))
-    [(1, True), (2, False), (3, False)]
+
+def outcomes(trees: Trees, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, M) which nodes are children of nodes that the target reached, and which were right.
+
+    answers: (B, T), what it went on with after the roots, -1 for padding.
+
+    >>> from slipstream.core.drafts import Draft
+    >>> tree = Trees.of([Draft([7, 1, 2, 3], [-1, 0, 1, 0])])
+    >>> [nodes.int().tolist() for nodes in outcomes(tree, torch.tensor([[1, 5]]))]
+    [[[0, 1, 1, 1]], [[0, 1, 0, 0]]]
     """
-    reached = {0: 0}
-    for node in range(1, len(tree)):
-        depth = reached.get(tree.parents[node], len(answer))
-        if depth < len(answer):
-            right = tree.tokens[node] == answer[depth]
-            yield node, right
-            if right:
-                reached[node] = depth + 1
+    wanted, right = compared(trees, answers)
+    tested = (trees.depths > 0) & (wanted >= 0) & right.gather(1, trees.parents_or_root)
+    return tested, tested & right
 
 
 class Record:
-    """How often tokens of which the drafters said the like were right, and should have been.
+    """How often tokens of each kind were right, and should have been by what was claimed: two
+    tables, with an entry for each combination of the drafters' kinds of confidence.
 
-    >>> record = Record()
-    >>> record.proven((0.6, None))
+    >>> record, claims = Record(2, torch.device("cpu")), torch.tensor([[[0.6, -1.0]] * 4]).double()
+    >>> record.proven(claims)[0, 0].item()
     0.6
-    >>> for right in (True, False, False, False):
-    ...     record.count((0.6, None), right)
-    >>> round(record.proven((0.6, None)), 3)  # 3 + 1 right of 3 + 4 * 0.6
-    0.444
+    >>> record.count(claims, torch.tensor([[True] * 4]), torch.tensor([[True] + [False] * 3]))
+    >>> record.proven(claims)[0, 0].item()  # 3 + 1 right of 3 + 4 * 0.6
+    0.4444
     """
 
-    def __init__(self):
-        self.right: Counter[Words] = Counter()
-        self.claimed: dict[Words, float] = defaultdict(float)
+    def __init__(self, num_drafters: int, device: torch.device):
+        kinds = (BINS + 2) ** num_drafters
+        self.right, self.claimed = torch.zeros(2, kinds, dtype=torch.float64, device=device)
 
-    def count(self, said: Words, right: bool) -> None:
-        kind = _kind(said)
-        self.right[kind] += right
-        self.claimed[kind] += _most(said)
+    def count(self, claims: torch.Tensor, tested: torch.Tensor, right: torch.Tensor) -> None:
+        """Nodes with (B, M, drafters) claims were put to the test, (B, M), and right."""
+        kinds = _kinds(claims).flatten()
+        self.right.scatter_add_(0, kinds, right.double().flatten())
+        self.claimed.scatter_add_(0, kinds, (_most(claims) * tested).flatten())
 
-    def proven(self, said: Words) -> float:
-        """The probability of a token of which the drafters say this, given its parent."""
-        kind = _kind(said)
-        proven = (self.right[kind] + TRUST) / (self.claimed[kind] + TRUST)
-        return min(1.0, _most(said) * proven)
-
-
-class PromptRecord:
-    """How often tokens were right in one prompt, and were expected to be: of those that the first
-    drafter has named, where it has named others, and where it has named none.
-
-    >>> here = PromptRecord()
-    >>> here.correction((0.5, 0.9)), here.correction((None, 0.9))
-    (1.0, 0.3)
-    >>> for _ in range(4):
-    ...     here.count((None, 0.9), right=True, expected=0.5)
-    >>> round(here.correction((None, 0.9)), 3)  # 4 + 0.3 right of 4 * 0.5 + 1
-    1.433
-    """
-
-    def __init__(self):
-        self.right: Counter[bool | None] = Counter()
-        self.expected: dict[bool | None, float] = defaultdict(float)
-
-    def count(self, said: Words, right: bool, expected: float) -> None:
-        self.right[_named(said)] += right
-        self.expected[_named(said)] += expected
-
-    def correction(self, said: Words) -> float:
-        """What to multiply the probability by that all prompts have shown."""
-        named = _named(said)
-        prior = PROMPT_TRUST if named else PROMPT_TRUST * DOUBT
-        return (self.right[named] + prior) / (self.expected[named] + PROMPT_TRUST)
+    def proven(self, claims: torch.Tensor) -> torch.Tensor:
+        """(B, M) the probability of tokens of which the drafters claim this, given the parents."""
+        kinds, most = _kinds(claims), _most(claims)
+        proven = (self.right[kinds] + TRUST) / (self.claimed[kinds] + TRUST)
+        return (most * proven).clamp(max=1)
 
 
-def _most(said: Words) -> float:
-    """What is taken at its word: the first drafter's, else the surest of the others'."""
-    return said[0] or max(sure or 0 for sure in said)
+class PromptRecords:
+    """How often tokens were right in each of B prompts, and were expected to be, (B, 3) each: where
+    the first drafter has named none, others, and them."""
+
+    def __init__(self, batch: int, device: torch.device):
+        self.right, self.expected = torch.zeros(2, batch, 3, dtype=torch.float64, device=device)
+
+    def count(
+        self,
+        claims: torch.Tensor,
+        tested: torch.Tensor,
+        right: torch.Tensor,
+        expected: torch.Tensor,
+    ) -> None:
+        """As `Record.count`; expected: (B, M), how probable the nodes were for all prompts."""
+        named = _named(claims)
+        self.right.scatter_add_(1, named, right.double())
+        self.expected.scatter_add_(1, named, expected * tested)
+
+    def correction(self, claims: torch.Tensor) -> torch.Tensor:
+        """(B, M) what to multiply the probabilities by that all prompts have shown."""
+        named = _named(claims)
+        prior = torch.where(named == 2, PROMPT_TRUST, PROMPT_TRUST * DOUBT)
+        expected = self.expected.gather(1, named) + PROMPT_TRUST
+        return (self.right.gather(1, named) + prior) / expected
+
+    def keep(self, index: torch.Tensor) -> None:
+        self.right, self.expected = self.right[index], self.expected[index]
+
+    def join(self, other: "PromptRecords") -> None:
+        self.right = torch.cat([self.right, other.right])
+        self.expected = torch.cat([self.expected, other.expected])
 
 
-@lru_cache(maxsize=4096)  # the same words are looked up when a tree is chosen and judged
-def _kind(said: Words) -> Words:
-    return tuple(None if sure is None else ceil(sure * BINS) for sure in said)
+def _kinds(claims: torch.Tensor) -> torch.Tensor:
+    """(B, M, drafters) claims -> (B, M) places in the tables of a record."""
+    kinds = (claims * BINS - ROUNDING).ceil().clamp(min=1).masked_fill(claims == 0, 0)
+    kinds = kinds.masked_fill(claims < 0, BINS + 1).long()
+    places = (BINS + 2) ** torch.arange(claims.shape[-1], device=claims.device)
+    return (kinds * places).sum(-1)
 
 
-def _named(said: Words) -> bool | None:
-    """By the first drafter: whether it has, None where it has named nothing."""
-    return None if said[0] is None else said[0] > 0
+def _most(claims: torch.Tensor) -> torch.Tensor:
+    """(B, M) what is believed at first: the first drafter's claim, else the highest of the
+    others'."""
+    first = claims[..., 0]
+    return torch.where(first > 0, first, claims.amax(-1).clamp(min=0))
+
+
+def _named(claims: torch.Tensor) -> torch.Tensor:
+    """(B, M) by the first drafter: 2 if it has named the token, 1 if others, 0 if none."""
+    return claims[..., 0].sign().long() + 1

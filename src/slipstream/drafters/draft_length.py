@@ -1,9 +1,13 @@
 """When a draft is long enough: rules that say how far to draft, or look at every token drawn.
 
-Any such rule leaves decoding exact: whether one more token is drafted depends only on tokens that
-are part of the draft already, and verification goes level by level.
+A rule holds settings; each request has a `Length` of its own that follows it. Any such rule leaves
+decoding exact: whether one more token is drafted depends only on tokens that are part of the draft
+already, and verification goes level by level. Where drafts are drawn (a draft model, sampling), a
+length that is carried from prompt to prompt makes an answer's tokens depend on earlier prompts,
+though not their distribution.
 """
 
+import copy
 import sys
 from dataclasses import dataclass
 from math import ceil, inf
@@ -11,81 +15,77 @@ from math import ceil, inf
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.transfer import on_device
 from slipstream.speculators.draft_features import shape_of
 from slipstream.targets.target import Target
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """P sequences of a batch that have just drawn a token each.
+    """P drafts of a batch that have just grown by a token each.
 
-    places: of them in the batch; logits: (P, V) that the tokens were drawn from, before
-    temperature, top-k and top-p, None where there are none; tokens: P of them, or the likeliest
-    ones where a level of a tree has several; hidden: (P, D) the draft model's states before the
-    final norm, None for other drafters. sure: P numbers, how sure a drafter without logits is of
-    each token; None with logits.
+    logits: (P, V) that the tokens were drawn from, before temperature, top-k and top-p; tokens:
+    (P,), or the likeliest ones where a level of a tree has several; hidden: (P, D) the draft
+    model's states before the final norm, None for other drafters.
     """
 
-    places: list[int]
-    logits: torch.Tensor | None
-    tokens: list[int]
+    logits: torch.Tensor
+    tokens: torch.Tensor
     hidden: torch.Tensor | None = None
-    sure: list[float] | None = None
 
-    def confidences(self) -> list[float]:
+    def confidences(self) -> torch.Tensor:
         """(P,) how probable the drafter thinks each token."""
-        if self.sure is not None:
-            return self.sure
-        tokens = on_device(self.tokens, self.logits.device)[:, None]
-        return self.logits.float().softmax(-1).gather(1, tokens)[:, 0].tolist()
+        return self.logits.float().softmax(-1).gather(1, self.tokens[:, None])[:, 0]
 
-    def largest(self) -> list[float]:
-        """(P,) how probable the drafter thinks the likeliest token in the place of each."""
-        if self.sure is not None:
-            return self.sure
-        return self.logits.float().softmax(-1).amax(-1).tolist()
+
+class Length:
+    """The draft length of one request, and the simplest rule: as long as there is room."""
+
+    def begin(self) -> None:
+        """Another draft begins."""
+
+    def limit(self) -> int:
+        """Most tokens of that draft."""
+        return sys.maxsize
+
+    def stops(self, score: float) -> bool:
+        """Whether the draft ends with the token of which the rule finds this score."""
+        return False
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """What became of the draft."""
 
 
 class DraftLength:
-    """Base of all rules, and the simplest: as long as there is room.
+    """Base of all rules.
 
-    looks_at: what `stops` needs to know of a draft: "nothing", the "confidence" in its tokens, the
+    looks_at: what `scores` needs to know of a draft: "nothing", the "confidence" in its tokens, the
     "logits" that they are drawn from, or the "states" of a draft model as well.
     """
 
     looks_at = "nothing"
 
-    def bind(self, model: Target) -> None:
-        """Called when an engine is made, with the draft model, by the drafter that has one."""
+    def attach(self, model: Target | None = None) -> "DraftLength":
+        """This rule for a drafter at work, with its draft model if it has one; what it carries from
+        prompt to prompt is its own."""
+        return copy.copy(self)
 
-    def begin(self, count: int) -> None:
-        """A batch of `count` sequences begins."""
+    def start(self) -> Length:
+        """The length of a new request."""
+        return Length()
 
-    def start(self) -> None:
-        """All sequences of the batch begin another draft."""
-
-    def limit(self, place: int) -> int:
-        """Most tokens of the draft that the sequence begins."""
-        return sys.maxsize
-
-    def stops(self, drawn: Drawn) -> list[bool]:
-        """Whether the draft of each of these sequences ends with the token drawn."""
-        return [False] * len(drawn.places)
-
-    def observe(self, place: int, drafted: int, accepted: int) -> None:
-        """What became of the draft of one sequence."""
-
-    def leave(self, kept: list[int]) -> None:
-        """Only these sequences of the batch go on (ascending)."""
+    def scores(self, drawn: Drawn) -> list[float]:
+        """(P,) what the rule finds of each token drawn, for `Length.stops`."""
+        return [0.0] * len(drawn.tokens)
 
     def forget(self) -> None:
         """Forget what earlier prompts taught."""
 
 
-def check_length(length: DraftLength, known: tuple[str, ...], drafter: str) -> DraftLength:
+def check_length(
+    length: DraftLength | None, known: tuple[str, ...], drafter: str
+) -> DraftLength | None:
     """`length`, unless it looks at more than the drafter knows (InputError)."""
-    if length.looks_at not in known:
+    if length is not None and length.looks_at not in known:
         raise InputError(
             f"drafter.length: {type(length).__name__} looks at the {length.looks_at} of a draft "
             f"model, which {drafter} has none of; choose +length@drafter.length=gammatune"
@@ -93,38 +93,54 @@ def check_length(length: DraftLength, known: tuple[str, ...], drafter: str) -> D
     return length
 
 
+class _Counted(Length):
+    """A length that follows how many tokens were accepted."""
+
+    def __init__(self, rule: "_Counting"):
+        self.rule, self.stopped = rule, False
+        self.value: float = rule.carried if rule.carry else rule.initial
+
+    def begin(self) -> None:
+        self.stopped = False
+
+    def limit(self) -> int:
+        return ceil(self.value)
+
+    def stops(self, score: float) -> bool:
+        self.stopped = self.rule.too_unsure(score)
+        return self.stopped
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self.value = self.rule.following(self, drafted, accepted)
+        self.rule.carried = self.value
+
+
 class _Counting(DraftLength):
-    """Rules that follow how many tokens were accepted, with a length for each sequence.
+    """Rules that follow how many tokens were accepted.
 
     initial: the length that the first prompt begins with; carry: whether later prompts begin with
-    the length that the one before ended with (of a batch: the one that was observed last).
+    the length that was reached last.
     """
 
     def __init__(self, initial: float, carry: bool):
         if not 1 <= initial < inf:
             raise InputError("length.initial: must be a finite number of at least 1")
         self.initial, self.carry = initial, carry
-        self.carried = initial
-        self.lengths: list[float] = []
+        self.forget()
 
-    def begin(self, count: int) -> None:
-        self.lengths = [self.carried if self.carry else self.initial] * count
-
-    def limit(self, place: int) -> int:
-        return ceil(self.lengths[place])
-
-    def observe(self, place: int, drafted: int, accepted: int) -> None:
-        self.carried = self.lengths[place] = self.following(place, drafted, accepted)
+    def start(self) -> Length:
+        return _Counted(self)
 
     def forget(self) -> None:
         self.carried = self.initial
 
-    def following(self, place: int, drafted: int, accepted: int) -> float:
+    def too_unsure(self, score: float) -> bool:
+        """Whether a draft ends with a token of this score."""
+        return False
+
+    def following(self, length: _Counted, drafted: int, accepted: int) -> float:
         """The length of the next draft."""
         raise NotImplementedError
-
-    def leave(self, kept: list[int]) -> None:
-        self.lengths = [self.lengths[place] for place in kept]
 
 
 class Heuristic(_Counting):
@@ -132,10 +148,10 @@ class Heuristic(_Counting):
     else one less. It carries its length over from prompt to prompt ("heuristic_transient" does
     not). Source: `GenerationConfig.num_assistant_tokens_schedule`, where the first length is 20."""
 
-    def following(self, place: int, drafted: int, accepted: int) -> float:
-        if drafted < self.limit(place) and accepted == drafted:
-            return self.lengths[place]
-        return max(1.0, self.lengths[place] + (2 if accepted == drafted else -1))
+    def following(self, length: _Counted, drafted: int, accepted: int) -> float:
+        if drafted < length.limit() and accepted == drafted:
+            return length.value
+        return max(1.0, length.value + (2 if accepted == drafted else -1))
 
 
 class GammaTune(_Counting):
@@ -172,24 +188,32 @@ class GammaTune(_Counting):
         self.rate, self.bonus, self.least, self.most = rate, bonus, least, most
         self.threshold = threshold
         self.looks_at = "nothing" if threshold is None else "confidence"
-        self.stopped: set[int] = set()
 
-    def start(self) -> None:
-        self.stopped = set()
-
-    def stops(self, drawn: Drawn) -> list[bool]:
+    def scores(self, drawn: Drawn) -> list[float]:
         if self.threshold is None:
-            return super().stops(drawn)
-        stops = [probability < self.threshold for probability in drawn.largest()]
-        self.stopped |= {place for place, stop in zip(drawn.places, stops, strict=True) if stop}
-        return stops
+            return super().scores(drawn)
+        return drawn.logits.float().softmax(-1).amax(-1).tolist()
 
-    def following(self, place: int, drafted: int, accepted: int) -> float:
-        length, limit = self.lengths[place], self.limit(place)
-        if accepted == drafted < limit and place not in self.stopped:
-            return length
+    def too_unsure(self, score: float) -> bool:
+        return self.threshold is not None and score < self.threshold
+
+    def following(self, length: _Counted, drafted: int, accepted: int) -> float:
+        limit = length.limit()
+        if accepted == drafted < limit and not length.stopped:
+            return length.value
         reached = accepted + (self.bonus if accepted == limit else 0)
-        return min(self.most, max(self.least, (1 - self.rate) * length + self.rate * reached))
+        new = (1 - self.rate) * length.value + self.rate * reached
+        return min(self.most, max(self.least, new))
+
+
+class Below(Length):
+    """A draft ends with a token whose score is below the threshold."""
+
+    def __init__(self, threshold: float):
+        self.threshold = threshold
+
+    def stops(self, score: float) -> bool:
+        return score < self.threshold
 
 
 class AssistantThreshold(DraftLength):
@@ -203,8 +227,11 @@ class AssistantThreshold(DraftLength):
             raise InputError("length.threshold: must be between 0 and 1, both excluded")
         self.threshold = threshold
 
-    def stops(self, drawn: Drawn) -> list[bool]:
-        return [probability < self.threshold for probability in drawn.confidences()]
+    def start(self) -> Length:
+        return Below(self.threshold)
+
+    def scores(self, drawn: Drawn) -> list[float]:
+        return drawn.confidences().tolist()
 
 
 class EntropyBound(DraftLength):
@@ -238,28 +265,26 @@ class EntropyBound(DraftLength):
                 raise InputError(f"length.{name}: must be between 0 and 1")
         self.scale, self.threshold, self.goal, self.step = scale, threshold, goal, step
         self.memory, self.inertia = memory, inertia
-        self.thresholds: list[float] = []
-        self.shares: list[float] = []
 
-    def begin(self, count: int) -> None:
-        self.thresholds, self.shares = [self.threshold] * count, [self.goal] * count
+    def start(self) -> Length:
+        return _Bounded(self)
 
-    def stops(self, drawn: Drawn) -> list[bool]:
+    def scores(self, drawn: Drawn) -> list[float]:
         entropies = shape_of(drawn.logits)[:, 0].tolist()
-        return [
-            1 - (self.scale * entropy) ** 0.5 < self.thresholds[place]
-            for place, entropy in zip(drawn.places, entropies, strict=True)
-        ]
+        return [1 - (self.scale * entropy) ** 0.5 for entropy in entropies]
 
-    def observe(self, place: int, drafted: int, accepted: int) -> None:
+
+class _Bounded(Below):
+    """AdaEDL's threshold of one request, and the share of tokens that were accepted."""
+
+    def __init__(self, rule: EntropyBound):
+        super().__init__(rule.threshold)
+        self.rule, self.share = rule, rule.goal
+
+    def observe(self, drafted: int, accepted: int) -> None:
         if not drafted:
             return
-        share = self.memory * self.shares[place] + (1 - self.memory) * accepted / drafted
-        now = self.thresholds[place]
-        wanted = now + (self.step if share < self.goal else -self.step)
-        self.shares[place] = share
-        self.thresholds[place] = self.inertia * now + (1 - self.inertia) * wanted
-
-    def leave(self, kept: list[int]) -> None:
-        self.thresholds = [self.thresholds[place] for place in kept]
-        self.shares = [self.shares[place] for place in kept]
+        rule = self.rule
+        self.share = rule.memory * self.share + (1 - rule.memory) * accepted / drafted
+        wanted = self.threshold + (rule.step if self.share < rule.goal else -rule.step)
+        self.threshold = rule.inertia * self.threshold + (1 - rule.inertia) * wanted

@@ -1,19 +1,25 @@
 """Two-model speculative decoding: a small model of the same vocabulary drafts a chain.
 
-Greedy targets get the draft model's argmax; sampled ones get samples together with the exact
-distribution they were drawn from; how far is drafted is `draft_length.py`'s business. Source:
-Leviathan et al. 2023, Chen et al. 2023.
+Greedy requests get the draft model's argmax; sampled ones get draws together with the distribution
+they were drawn from; how far is drafted is `draft_length.py`'s business. A rule that looks at each
+token waits for the device after each. Source: Leviathan et al. 2023, Chen et al. 2023.
 """
+
+from collections.abc import Sequence
 
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.tree import DraftTree, Proposal
-from slipstream.drafters.base import Context, Drafter, Step
-from slipstream.drafters.draft_length import DraftLength, Drawn
+from slipstream.core.sampling import draw
+from slipstream.core.transfer import on_device
+from slipstream.core.trees import Drawn, Trees
+from slipstream.core.verification import agreement
+from slipstream.drafters import draft_length
+from slipstream.drafters.base import Attached, Drafter, Request, Session, Verified
+from slipstream.drafters.draft_length import DraftLength
 from slipstream.targets.compiled import compile_like
 from slipstream.targets.loading import check_vocabularies
-from slipstream.targets.reading import Reader
+from slipstream.targets.reading import CachedModel
 from slipstream.targets.target import Target
 
 
@@ -23,85 +29,126 @@ class DraftModel(Drafter):
     length: a rule that may end a draft earlier, None for none.
     """
 
-    draws = True
-
     def __init__(self, model: Target, num_tokens: int, length: DraftLength | None = None):
         if num_tokens < 1:
             raise InputError("drafter.num_tokens: must be at least 1")
         self.model, self.num_tokens = model, num_tokens
         self.length = length or DraftLength()
-        self.reader = Reader(model)
-        self.drafted: list[DraftTree] | None = None
 
-    def bind(self, target: Target) -> Target:
+    def attach(self, target: Target) -> "AttachedDraftModel":
         check_vocabularies(target, self.model, "drafter.model")
         compile_like(self.model, target)
-        self.length.bind(self.model)
-        return target
+        return AttachedDraftModel(target, self, self.length.attach(self.model))
 
-    def begin(self, contexts: list[Context], budget: int) -> None:
-        self.reader.begin(contexts[0].cache.capacity, len(contexts))
-        self.length.begin(len(contexts))
-        self.drafted = None
+
+class AttachedDraftModel(Attached):
+    draws = True
+
+    def __init__(self, target: Target, settings: DraftModel, length: DraftLength):
+        super().__init__(target)
+        self.settings, self.length = settings, length
+
+    def start(self, requests: Sequence[Request], budget: int) -> "DraftModelSession":
+        return DraftModelSession(self.settings, self.length, requests)
 
     def forget(self) -> None:
         self.length.forget()
 
-    def leave(self, kept: list[int]) -> None:
-        self.reader.leave(kept)
-        self.length.leave(kept)
 
-    def observe(self, context: Context, step: Step) -> None:
-        if self.drafted is not None:  # not of the prefill, which drafts nothing
-            own = self.drafted[step.sequence]
-            self.length.observe(step.sequence, len(own) - 1, own.agreement(step.answer))
+class DraftModelSession(Session):
+    """The draft model reads along; each request has its own length."""
 
-    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
-        drafted = [context.tokens[-1:] for context in contexts]
-        proposals: list[dict[int, Proposal]] = [{} for _ in contexts]
+    def __init__(self, settings: DraftModel, rule: DraftLength, requests: Sequence[Request]):
+        self.settings, self.rule, self.requests = settings, rule, list(requests)
+        longest = max(len(each.tokens) + each.room for each in requests)
+        ahead = max(2, settings.num_tokens)
+        self.reader = CachedModel(settings.model, longest, len(requests), ahead)
+        self.lengths = [rule.start() for _ in requests]
+        self.drafted: Trees | None = None
+
+    def ask(self, verified: Verified) -> None:
+        if self.drafted is not None:
+            agreed = agreement(self.drafted, verified.decided())
+            self._outcome = verified.bring(self.drafted.real.sum(-1) - 1, agreed)
+
+    def draft(self, verified: Verified, budget: int) -> Trees:
+        model, rule, lengths = self.settings.model, self.rule, self.lengths
+        verified.host()
+        if self.drafted is not None:
+            for length, *outcome in zip(lengths, *self._outcome(), strict=True):
+                length.observe(*map(int, outcome))
+        for length in lengths:
+            length.begin()
         depths = [
-            min(self._depth(context, budget), self.length.limit(place))
-            for place, context in enumerate(contexts)
+            min(self._room(request, budget), length.limit())
+            for request, length in zip(self.requests, lengths, strict=True)
         ]
-        self.length.start()
-        with contexts[0].clock.share("draft"):
-            fed = self.reader.unread([context.tokens for context in contexts])
-            node = 0
-            while drafting := [place for place, depth in enumerate(depths) if node < depth]:
-                hidden = self.reader.read(fed)[drafting]
-                logits = self.model.logits(hidden)
-                fed = [[] for _ in contexts]
-                drawn = _drawn(logits, [contexts[place] for place in drafting])
-                for place, (token, proposal) in zip(drafting, drawn, strict=True):
-                    drafted[place].append(token)
-                    fed[place] = [token]
-                    if proposal is not None:
-                        proposals[place][node] = proposal
-                tokens = [token for token, _ in drawn]
-                stops = self.length.stops(Drawn(drafting, logits, tokens, hidden))
-                node += 1
-                for place, stop in zip(drafting, stops, strict=True):
-                    depths[place] = node if stop else depths[place]
-                    fed[place] = fed[place] if node < depths[place] else []
-            self.reader.forget_beyond([len(context.tokens) for context in contexts])
-        trees = self.drafted = [DraftTree.chain(tokens) for tokens in drafted]
-        for tree, own in zip(trees, proposals, strict=True):
-            tree.proposals = own
+        texts = [request.tokens for request in self.requests]
+        fed, chain, drawn_from = self.reader.unread(texts), [verified.next_tokens], []
+        for node in range(max(depths)):
+            going = [place for place, depth in enumerate(depths) if node < depth]
+            if not going:
+                break
+            hidden = self.reader.read(fed)
+            logits = model.logits(hidden)
+            tokens, probabilities = self._chosen(logits, going)
+            chain.append(tokens)
+            drawn_from.append(probabilities)
+            drawn = draft_length.Drawn(logits[going], tokens[going], hidden[going])
+            for place, score in zip(going, rule.scores(drawn), strict=True):
+                if lengths[place].stops(score):
+                    depths[place] = node + 1
+            ids = tokens.tolist()
+            fed = [[ids[p]] if node + 1 < depth else [] for p, depth in enumerate(depths)]
+        self.reader.forget_beyond(list(map(len, texts)))
+        self.drafted = self._chains(chain, depths, drawn_from)
+        return self.drafted
+
+    def _chosen(
+        self, logits: torch.Tensor, going: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(B,) tokens from (B, V) logits, and (B, V) what they were drawn from, if they were; with
+        numbers of the requests that are `going` on alone."""
+        samplings = [request.sampling for request in self.requests]
+        if all(sampling.greedy for sampling in samplings):
+            return logits.argmax(-1), None
+        pairs = zip(samplings, logits, strict=True)
+        probabilities = torch.stack([sampling.distribution(own) for sampling, own in pairs])
+        points = torch.zeros(len(samplings), dtype=torch.float64)
+        for place in going:
+            points[place] = self.requests[place].chance.number()
+        return draw(probabilities, on_device(points, logits.device)), probabilities
+
+    def _chains(self, chain, depths: list[int], drawn_from) -> Trees:
+        """Chains of these depths from (B,) tokens of each level."""
+        tokens = torch.stack(chain[: 1 + max(depths)], 1)
+        width, device = tokens.shape[1], tokens.device
+        nodes = torch.arange(width, device=device)
+        inside = nodes <= on_device(depths, device)[:, None]
+        trees = Trees(
+            tokens.masked_fill(~inside, 0),
+            (nodes - 1).masked_fill(~inside, -1),
+            inside.float(),
+            width - 1,
+        )
+        if width > 1 and drawn_from[0] is not None:
+            # Nothing is drawn after the last node.
+            trees.drawn = Drawn(torch.stack([*drawn_from[: width - 1], drawn_from[0]], 1))
         return trees
 
-    def _depth(self, context: Context, budget: int) -> int:
+    def _room(self, request: Request, budget: int) -> int:
         """How many tokens there is room for."""
-        room = self.model.max_positions - len(context.tokens)
-        return max(0, min(self.num_tokens, budget - 1, context.max_depth, room))
+        room = self.settings.model.max_positions - len(request.tokens)
+        return max(0, min(self.settings.num_tokens, budget - 1, request.room - 1, room))
 
+    def keep(self, indices: list[int]) -> None:
+        self.requests = [self.requests[index] for index in indices]
+        self.lengths = [self.lengths[index] for index in indices]
+        self.reader.keep(indices)
+        self.drafted = self.drafted.only(indices)
 
-def _drawn(logits: torch.Tensor, contexts: list[Context]) -> list[tuple[int, Proposal | None]]:
-    """A token for each context from (B, V) logits, and what it was drawn from if it was."""
-    sampling = contexts[0].sampling
-    if sampling.greedy:
-        return [(token, None) for token in logits.argmax(-1).tolist()]
-    probabilities = sampling.probabilities(logits).cpu()
-    return [
-        (context.randomness.draw(each), Proposal(each))
-        for context, each in zip(contexts, probabilities, strict=True)
-    ]
+    def join(self, other: "DraftModelSession") -> None:
+        self.requests += other.requests
+        self.lengths += other.lengths
+        self.reader.join(other.reader)
+        self.drafted = self.drafted.join(other.drafted)

@@ -1,20 +1,18 @@
-"""What Lookahead and SPECTRA share: sequences that ride along in the verifying forward.
+"""What Lookahead and SPECTRA share: branches that the target extends while it verifies others.
 
-Some branches of the draft tree are there to be extended by the target, one token a step, whether
-they are accepted or not; what they become is stored and guessed later. As branches they see what
-they should, and are verified, too.
+These lookahead branches of the draft tree grow by one token a step, whether they are accepted or
+not; what they become is stored and guessed later. As branches they see what they should, and are
+verified, too.
 """
 
 import random
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-import torch
-
+from slipstream.core.drafts import Draft, PathTree
 from slipstream.core.errors import InputError
-from slipstream.core.growth import PathTree
-from slipstream.core.tree import DraftTree
-from slipstream.drafters.base import Context, Drafter, Outlook, Step
+from slipstream.core.transfer import on_device
+from slipstream.drafters.base import AttachedHost, Drafter, HostSession, Request, Verified
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.suffixes import Retrieval
 from slipstream.targets.target import Target
@@ -57,11 +55,11 @@ class GuessPool:
         return reversed(self.continuations.get(token, {}))
 
 
-def riding(most: int, ngram: int, budget: int) -> int:
-    """How many sequences of `ngram` - 1 rows ride along in a tree of `budget` nodes: at least half
-    of them, root apart, are left to guesses.
+def num_branches(most: int, ngram: int, budget: int) -> int:
+    """How many lookahead branches of `ngram` - 1 nodes a tree of `budget` nodes has: at least half
+    of it, root apart, is left to guesses.
 
-    >>> riding(4, 4, 25), riding(4, 4, 13), riding(4, 4, 4)
+    >>> num_branches(4, 4, 25), num_branches(4, 4, 13), num_branches(4, 4, 4)
     (4, 2, 0)
     """
     return min(most, (budget - 1) // 2 // (ngram - 1))
@@ -78,17 +76,14 @@ class Stored(Protocol):
         """The dictionaries, to be counted."""
 
 
-class Riders:
-    """The sequences of one prompt. ends: of the last tree, the node of each one's last token."""
+class Branches:
+    """The lookahead branches of one request. ends: of the last tree, the node of each one's last
+    token."""
 
-    def __init__(self, prompt: list[int], stored: Stored):
+    def __init__(self, stored: Stored):
         self.chance, self.stored = random.Random(0), stored
-        self.prompt, self.read_to = prompt, 0
+        self.read_to = 0
         self.ends: list[int] = []
-
-    def drawn(self, count: int) -> list[int]:
-        """Tokens of the prompt to begin with."""
-        return [self.chance.choice(self.prompt) for _ in range(count)]
 
     def paths(self) -> list[list[int]]:
         """Each one's tokens from the root of the next tree on."""
@@ -98,6 +93,10 @@ class Riders:
         """What the target says follows each one, the likeliest first."""
         raise NotImplementedError
 
+    def drawn(self, prompt: list[int], count: int) -> list[int]:
+        """Tokens of the prompt to begin with."""
+        return [self.chance.choice(prompt) for _ in range(count)]
+
     def read(self, tokens: list[int], size: int) -> None:
         """Store the n-grams of the text that have come to it."""
         for start in range(self.read_to, len(tokens) - size + 1):
@@ -106,15 +105,15 @@ class Riders:
 
 
 class Guessing(Drafter):
-    """Base of drafters with riders.
+    """Settings of drafters with lookahead branches.
 
-    count: most riders; ngram: tokens of an n-gram; most: guesses verified at once, and kept of each
-    first token. text: whether the n-grams of prompt and answer are stored, too. retrieval: guesses
-    from a corpus where the others leave room, None for none. keep: whether later prompts find what
-    earlier ones stored. ranks: how many of the likeliest tokens after a rider are looked at.
+    count: most branches; ngram: tokens of an n-gram; most: guesses verified at once, and kept of
+    each first token. text: whether the n-grams of prompt and answer are stored, too. retrieval:
+    guesses from a corpus where the others leave room, None for none. keep: whether later prompts
+    find what earlier ones stored. ranks: how many of the likeliest tokens after a branch are looked
+    at.
     """
 
-    mergeable = False
     ranks = 1
 
     def __init__(
@@ -132,73 +131,81 @@ class Guessing(Drafter):
             )
         self.count, self.ngram, self.most = count, ngram, most
         self.text, self.retrieval, self.keep = text, retrieval, keep
-        self.kept: Stored | None = None
-        self.riders: list[Riders] = []
 
     def stored(self) -> Stored:
         """An empty store."""
         raise NotImplementedError
 
-    def rider(self, prompt: list[int], count: int, stored: Stored) -> Riders:
-        """What rides along with one prompt."""
+    def branches(self, prompt: list[int], count: int, stored: Stored) -> Branches:
+        """The lookahead branches of one request."""
         raise NotImplementedError
 
     def guesses(self, tokens: list[int], stored: Stored, room: int) -> list[Sequence[int]]:
         """Continuations of `tokens`, in the order in which they find room in `room` nodes."""
         raise NotImplementedError
 
-    def bind(self, target: Target) -> Target:
-        if self.retrieval is not None:
-            self.retrieval.bind(target)
-        return target
+    def attach(self, target: Target) -> "AttachedGuessing":
+        return AttachedGuessing(target, self)
 
-    def begin(self, contexts: list[Context], budget: int) -> None:
-        count = riding(self.count, self.ngram, budget)
-        for context in contexts:
-            stored = self.stored()
-            if self.keep:
-                stored = self.kept = self.kept or stored
-            context.state = self.rider(list(context.tokens), count, stored)
-        self.riders = [context.state for context in contexts]
+
+class GuessingSession(HostSession):
+    """Guesses and lookahead branches in one tree, of which nodes keep their numbers."""
+
+    attached: "AttachedGuessing"
+
+    def ask(self, verified: Verified) -> None:
+        """(B, branches, ranks) what the target says after each branch, the likeliest first."""
+        self._said = None
+        if not verified.prompt and self.states[0].ends:
+            logits = verified.logits
+            ends = on_device([state.ends for state in self.states], logits.device)
+            ranks = min(self.attached.settings.ranks, logits.shape[-1])
+            ranked = logits[verified.each[:, None], ends].topk(ranks).indices
+            self._said = verified.bring(ranked)
+
+    def learn(self, verified: Verified) -> None:
+        if self._said is not None:
+            (ranked,) = self._said()
+            for state, own in zip(self.states, ranked.tolist(), strict=True):
+                state.extend(own)
+
+    def drafted(self, request: Request, state: Branches, budget: int) -> Draft:
+        settings, tokens = self.attached.settings, request.tokens
+        if settings.text:
+            state.read(tokens, settings.ngram)
+        ahead = state.paths()
+        room = budget - 1 - len(ahead) * (settings.ngram - 1)
+        paths = PathTree(tokens[-1], 1 + room)
+        found = settings.guesses(tokens, state.stored, room)[: settings.most]
+        if self.attached.retrieved is not None and len(found) < settings.most:
+            more = self.attached.retrieved.continuations(tokens)
+            found += more[: settings.most - len(found)]
+        for guess in found:
+            paths.add(guess[: max(0, request.room - 1)])
+        paths.budget = budget
+        state.ends = [paths.add(path) for path in ahead]
+        return paths.draft()
+
+
+class AttachedGuessing(AttachedHost):
+    mergeable, session = False, GuessingSession
+
+    def __init__(self, target: Target, settings: Guessing):
+        super().__init__(target, settings)
+        self.keeps = settings.keep
+        self.retrieved = settings.retrieval and settings.retrieval.attach(target)
+        self.kept: Stored | None = None
+
+    def state(self, request: Request, budget: int) -> Branches:
+        settings, stored = self.settings, self.settings.stored()
+        if self.keeps:
+            stored = self.kept = self.kept or stored
+        count = num_branches(settings.count, settings.ngram, budget)
+        return settings.branches(list(request.tokens), count, stored)
+
+    def memory(self) -> int:
+        own = bytes_of(part for each in self.states for part in each.stored.parts)
+        return own + (0 if self.retrieved is None else self.retrieved.nbytes)
 
     def forget(self) -> None:
         self.kept = None
-
-    @property
-    def store_bytes(self) -> int:
-        own = bytes_of(part for each in self.riders for part in each.stored.parts)
-        return own + (0 if self.retrieval is None else self.retrieval.nbytes)
-
-    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
-        with contexts[0].clock.share("draft"):
-            return [self._tree(context, budget) for context in contexts]
-
-    def _tree(self, context: Context, budget: int) -> DraftTree:
-        riders: Riders = context.state
-        if self.text:
-            riders.read(context.tokens, self.ngram)
-        riding_paths = riders.paths()
-        room = budget - 1 - len(riding_paths) * (self.ngram - 1)
-        paths = PathTree(context.tokens[-1], 1 + room)
-        found = self.guesses(context.tokens, riders.stored, room)[: self.most]
-        if self.retrieval is not None and len(found) < self.most:
-            found += self.retrieval.continuations(context.tokens)[: self.most - len(found)]
-        for guess in found:
-            paths.add(guess[: context.max_depth])
-        paths.budget = budget
-        riders.ends = [paths.add(path) for path in riding_paths]
-        return paths.tree()
-
-    def foresee(self, contexts: list[Context], outlook: Outlook) -> tuple[torch.Tensor, ...]:
-        """(B, riders, ranks) what the target would say after each rider, the likeliest first."""
-        if outlook.logits is None or not contexts[0].state.ends:
-            return ()
-        ends = torch.tensor([context.state.ends for context in contexts])
-        ends = ends.to(outlook.logits.device, non_blocking=True)
-        logits = outlook.logits[torch.arange(len(ends), device=ends.device)[:, None], ends]
-        return (logits.topk(min(self.ranks, logits.shape[-1])).indices,)
-
-    def observe(self, context: Context, step: Step) -> None:
-        if step.foreseen:
-            with context.clock.share("draft"):
-                context.state.extend(step.foreseen[0].tolist())

@@ -9,7 +9,7 @@ the root, and the younger tokens of a column hang from its oldest one. Source: F
 
 from collections.abc import Sequence
 
-from slipstream.drafters.guesses import Guessing, GuessPool, Riders
+from slipstream.drafters.guesses import Branches, Guessing, GuessPool
 from slipstream.drafters.suffixes import Retrieval
 
 
@@ -31,7 +31,7 @@ class Lookahead(Guessing):
     def stored(self) -> "_Pool":
         return _Pool(self.ngram, self.most)
 
-    def rider(self, prompt: list[int], count: int, stored: "_Pool") -> "_Window":
+    def branches(self, prompt: list[int], count: int, stored: "_Pool") -> "_Window":
         return _Window(prompt, count, self.ngram, stored)
 
     def guesses(self, tokens: list[int], stored: "_Pool", room: int) -> list[Sequence[int]]:
@@ -46,13 +46,13 @@ class _Pool(GuessPool):
         return [self.continuations]
 
 
-class _Window(Riders):
-    """Generations of guessed tokens of one prompt, the oldest first, and the pool they feed."""
+class _Window(Branches):
+    """Generations of guessed tokens of one request, the oldest first, and the pool they feed."""
 
     def __init__(self, prompt: list[int], width: int, ngram: int, stored: _Pool):
-        super().__init__(prompt, stored)
+        super().__init__(stored)
         self.width, self.ngram = width, ngram
-        self.generations = [self.drawn(width)]
+        self.generations = [self.drawn(prompt, width)]
 
     def paths(self) -> list[list[int]]:
         """From the root to the youngest token of each column: the oldest generation up to it, then

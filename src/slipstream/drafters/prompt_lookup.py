@@ -5,13 +5,14 @@ Ou et al. 2024, "Lossless Acceleration of Large Language Model via Adaptive N-gr
 Decoding".
 """
 
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
+from slipstream.core.drafts import Draft
 from slipstream.core.errors import InputError
-from slipstream.core.tree import DraftTree
-from slipstream.drafters.base import Context, Drafter, Step
-from slipstream.drafters.draft_length import DraftLength, Drawn, check_length
+from slipstream.drafters.base import AttachedHost, Drafter, HostSession, Request, Verified
+from slipstream.drafters.draft_length import DraftLength, Length, check_length
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.targets.target import Target
@@ -30,62 +31,66 @@ class PromptLookup(Drafter):
         if max_ngram < 1 or num_tokens < 1:
             raise InputError("drafter.max_ngram, drafter.num_tokens: must be at least 1")
         self.max_ngram, self.num_tokens = max_ngram, num_tokens
+        length = check_length(length, ("nothing", "confidence"), "a drafter of n-grams")
         self.length = length or DraftLength()
-        self.drafted: list[DraftTree] | None = None
-        self.indexes: list[LastPlaces | Followers] = []
 
-    def bind(self, target: Target) -> Target:
-        check_length(self.length, ("nothing", "confidence"), "a drafter of n-grams")
-        return target
-
-    def begin(self, contexts: list[Context], budget: int) -> None:
-        self.length.begin(len(contexts))
-        self.drafted = None
-        for context in contexts:
-            context.state = self.index(self.max_ngram)
-        self.indexes = [context.state for context in contexts]
-
-    @property
-    def store_bytes(self) -> int:
-        return bytes_of(index.store for index in self.indexes)
-
-    def forget(self) -> None:
-        self.length.forget()
-
-    def leave(self, kept: list[int]) -> None:
-        self.length.leave(kept)
-
-    def observe(self, context: Context, step: Step) -> None:
-        if self.drafted is not None and len(own := self.drafted[step.sequence]) > 1:
-            self.length.observe(step.sequence, len(own) - 1, own.agreement(step.answer))
-
-    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
-        self.length.start()
-        with contexts[0].clock.share("draft"):
-            trees = []
-            for place, context in enumerate(contexts):
-                most = min(self.num_tokens, budget - 1, context.max_depth)
-                length = max(0, min(most, self.length.limit(place)))
-                context.state.extend(context.tokens)
-                drafted, sure = context.state.continuation(context.tokens, length)
-                length = self._wanted(place, drafted, sure)
-                tree = DraftTree.chain([context.tokens[-1], *drafted[:length]])
-                tree.confidences = list(accumulate([1.0, *sure[:length]], mul))
-                trees.append(tree)
-        self.drafted = trees
-        return trees
-
-    def _wanted(self, place: int, drafted: list[int], sure: list[float]) -> int:
-        """How many of the drafted tokens the rule lets through, the one at which it stops last."""
-        if self.length.looks_at == "nothing":
-            return len(drafted)
-        for count, (token, confidence) in enumerate(zip(drafted, sure, strict=True), start=1):
-            if self.length.stops(Drawn([place], None, [token], sure=[confidence]))[0]:
-                return count
-        return len(drafted)
+    def attach(self, target: Target) -> "AttachedLookup":
+        return AttachedLookup(target, self)
 
 
 class AdaptiveNgram(PromptLookup):
     """ANPD: token by token, what has followed the longest known ending most often."""
 
     index = Followers
+
+
+@dataclass
+class Lookup:
+    """Of one request: the n-grams of its text, the length of its drafts, and the last of them."""
+
+    index: LastPlaces | Followers
+    length: Length
+    drafted: list[int]
+
+
+class LookupSession(HostSession):
+    attached: "AttachedLookup"
+
+    def learn(self, verified: Verified) -> None:
+        for state, decided in zip(self.states, verified.host(), strict=True):
+            drafted = state.drafted
+            if drafted:
+                pairs = zip(drafted, decided, strict=False)
+                agreed = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+                agreed = min(len(drafted), len(decided)) if agreed is None else agreed
+                state.length.observe(len(drafted), agreed)
+
+    def drafted(self, request: Request, state: Lookup, budget: int) -> Draft:
+        most = min(self.attached.settings.num_tokens, budget - 1, request.room - 1)
+        state.length.begin()
+        most = max(0, min(most, state.length.limit()))
+        state.index.extend(request.tokens)
+        drafted, sure = state.index.continuation(request.tokens, most)
+        if self.attached.settings.length.looks_at != "nothing":
+            stops = (place for place, each in enumerate(sure) if state.length.stops(each))
+            last = next(stops, len(drafted))
+            drafted, sure = drafted[: last + 1], sure[: last + 1]
+        state.drafted = drafted
+        return Draft.chain([request.tokens[-1], *drafted], list(accumulate([1.0, *sure], mul)))
+
+
+class AttachedLookup(AttachedHost):
+    session = LookupSession
+
+    def __init__(self, target: Target, settings: PromptLookup):
+        super().__init__(target, settings)
+        self.length = settings.length.attach()
+
+    def state(self, request: Request, budget: int) -> Lookup:
+        return Lookup(self.settings.index(self.settings.max_ngram), self.length.start(), [])
+
+    def memory(self) -> int:
+        return bytes_of(state.index.store for state in self.states)
+
+    def forget(self) -> None:
+        self.length.forget()

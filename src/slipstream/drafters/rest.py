@@ -3,10 +3,9 @@
 Source: He et al. 2024, "REST: Retrieval-Based Speculative Decoding".
 """
 
-from slipstream.core.growth import PathTree
-from slipstream.core.tree import DraftTree
-from slipstream.drafters.base import Context, Drafter
-from slipstream.drafters.suffixes import Retrieval
+from slipstream.core.drafts import Draft, PathTree
+from slipstream.drafters.base import AttachedHost, Drafter, HostSession, Request
+from slipstream.drafters.suffixes import Retrieval, Retrieved
 from slipstream.targets.target import Target
 
 
@@ -16,26 +15,35 @@ class Rest(Drafter):
     def __init__(self, retrieval: Retrieval):
         self.retrieval = retrieval
 
-    @property
-    def store_bytes(self) -> int:
-        return self.retrieval.nbytes
+    def attach(self, target: Target) -> "AttachedRest":
+        return AttachedRest(target, self)
 
-    def bind(self, target: Target) -> Target:
-        self.retrieval.bind(target)
-        return target
 
-    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
-        with contexts[0].clock.share("draft"):
-            return [self._retrieved(context, budget) for context in contexts]
+class RestSession(HostSession):
+    """It keeps nothing of a request."""
 
-    def _retrieved(self, context: Context, budget: int) -> DraftTree:
-        paths = PathTree(context.tokens[-1], budget)
+    def drafted(self, request: Request, state: Retrieved, budget: int) -> Draft:
+        paths = PathTree(request.tokens[-1], budget)
         shares: dict[tuple[int, ...], float] = {}
-        for path, share in self.retrieval.counted(context.tokens):
-            if len(path) > context.max_depth:
+        for path, share in state.counted(request.tokens):
+            if len(path) >= request.room:
                 continue
             if len(paths.tokens) >= budget:
                 break
             shares[path] = share
             paths.add(path, [shares[path[:end]] for end in range(1, len(path) + 1)])
-        return paths.tree()
+        return paths.draft()
+
+
+class AttachedRest(AttachedHost):
+    session = RestSession
+
+    def __init__(self, target: Target, settings: Rest):
+        super().__init__(target, settings)
+        self.retrieved = settings.retrieval.attach(target)
+
+    def state(self, request: Request, budget: int) -> Retrieved:
+        return self.retrieved
+
+    def memory(self) -> int:
+        return self.retrieved.nbytes

@@ -9,7 +9,7 @@ Algorithm 1, lines 7 to 17 of which are the order `forward_first`.
 from collections.abc import Sequence
 
 from slipstream.core.errors import InputError
-from slipstream.drafters.guesses import Guessing, GuessPool, Riders
+from slipstream.drafters.guesses import Branches, Guessing, GuessPool
 from slipstream.drafters.suffixes import Retrieval
 
 ORDERS = ("backward_first", "forward_first")
@@ -63,7 +63,7 @@ class Spectra(Guessing):
     def stored(self) -> "Dictionaries":
         return Dictionaries(self.ngram, self.most, self.sub_ngrams)
 
-    def rider(self, prompt: list[int], count: int, stored: "Dictionaries") -> "_Candidates":
+    def branches(self, prompt: list[int], count: int, stored: "Dictionaries") -> "_Candidates":
         return _Candidates(prompt, count, stored, self.unseen_probability)
 
     def guesses(self, tokens: list[int], stored: "Dictionaries", room: int) -> list[Sequence[int]]:
@@ -108,15 +108,15 @@ class Dictionaries:
         return found
 
 
-class _Candidates(Riders):
+class _Candidates(Branches):
     """Sequences of `ngram` tokens. The first token of each has left the forward."""
 
     def __init__(
         self, prompt: list[int], count: int, stored: Dictionaries, unseen_probability: float
     ):
-        super().__init__(prompt, stored)
+        super().__init__(stored)
         self.unseen_probability = unseen_probability
-        self.sequences = [self.drawn(stored.ngram) for _ in range(count)]
+        self.sequences = [self.drawn(prompt, stored.ngram) for _ in range(count)]
 
     def paths(self) -> list[list[int]]:
         return [sequence[1:] for sequence in self.sequences]

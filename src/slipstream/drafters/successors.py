@@ -43,7 +43,3 @@ class Successors:
         if token not in self.known:
             return [], []
         return self.tokens[token].tolist(), self.probabilities[token].tolist()
-
-    def clear(self) -> None:
-        """Forget everything; costs as much as there is to forget."""
-        self.known.clear()

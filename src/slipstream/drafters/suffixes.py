@@ -139,29 +139,33 @@ class Retrieval:
             )
         self.corpus, self.max_ngram = corpus, max_ngram
         self.max_matches, self.length = max_matches, length
-        self.store: SuffixStore | None = None
-        self._bound: Target | None = None
+        self._last: tuple[Target | None, SuffixStore | None] = None, None
 
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.store is None else self.store.nbytes
+    def attach(self, target: Target) -> "Retrieved":
+        """From the corpus in the target's tokens, which is kept until another target comes."""
+        last, _ = self._last
+        same = last is not None and target.fingerprint == last.fingerprint != {}
+        if target is not last and not same:
+            self._last = target, self.corpus.store(target)
+        return Retrieved(self, self._last[1])
 
-    def bind(self, target: Target) -> None:
-        if self._bound is not None and target.fingerprint == self._bound.fingerprint != {}:
-            return
-        if target is not self._bound:
-            self.store, self._bound = self.corpus.store(target), target
+
+class Retrieved:
+    """Continuations from the store of one target."""
+
+    def __init__(self, settings: Retrieval, store: SuffixStore):
+        self.settings, self.store, self.nbytes = settings, store, store.nbytes
 
     def counted(self, tokens: list[int]) -> list[tuple[tuple[int, ...], float]]:
         """What followed the longest known ending of `tokens`, every beginning of it, with the share
         of the occurrences that it followed; the most frequent first, beginnings before what they
         begin."""
-        low, high, size = self.store.longest(tokens, self.max_ngram)
-        count = min(self.max_matches, high - low)
+        low, high, size = self.store.longest(tokens, self.settings.max_ngram)
+        count = min(self.settings.max_matches, high - low)
         if not count:
             return []
         places = low + np.arange(count) * (high - low) // count
-        texts = Counter(map(tuple, self.store.after(places, size, self.length)))
+        texts = Counter(map(tuple, self.store.after(places, size, self.settings.length)))
         counts: dict[tuple[int, ...], int] = defaultdict(int)
         for text, times in texts.items():
             for end in range(1, len(text) + 1):

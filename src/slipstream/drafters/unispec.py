@@ -8,10 +8,10 @@ of Large Language Models with Token Recycling".
 
 import torch
 
+from slipstream.core.drafts import Draft, grow_by_confidence
 from slipstream.core.errors import InputError
-from slipstream.core.growth import grow_by_confidence
-from slipstream.core.tree import DraftTree
-from slipstream.drafters.base import Context, Drafter, Outlook, Step
+from slipstream.core.transfer import on_device
+from slipstream.drafters.base import AttachedHost, Drafter, HostSession, Request, Verified
 from slipstream.drafters.successors import Successions, Successors
 from slipstream.targets.target import Target
 
@@ -59,95 +59,9 @@ class UniSpec(Drafter):
         self.trust, self.ranks = trust, list(ranks)
         self.top_k, self.max_depth, self.threshold = top_k, max_depth, threshold
         self.wide_first_level, self.prompt, self.keep = wide_first_level, prompt, keep
-        self.stores: list[Successors] = []
-        self.used = 0
-        self.target: Target | None = None
 
-    def bind(self, target: Target) -> Target:
-        if target is not self.target:
-            self.stores = []
-        self.target = target
-        return target
-
-    def begin(self, contexts: list[Context], budget: int) -> None:
-        """A store for each prompt of a batch; kept, all prompts share one."""
-        k = min(self.top_k, self.target.vocab_size)
-        wanted = 1 if self.keep else len(contexts)
-        self.used = wanted
-        while len(self.stores) < wanted:
-            self.stores.append(Successors(self.target.vocab_size, k))
-        for place, context in enumerate(contexts):
-            store = self.stores[0 if self.keep else place]
-            if not self.keep:
-                store.clear()
-            context.state = _Known(store)
-
-    @property
-    def store_bytes(self) -> int:
-        return sum(store.nbytes for store in self.stores[: self.used])
-
-    def forget(self) -> None:
-        for store in self.stores:
-            store.clear()
-
-    def foresee(self, contexts: list[Context], outlook: Outlook) -> tuple[torch.Tensor, ...]:
-        """The likeliest tokens after each node, and their probabilities: (B, N, k) each."""
-        sampling, clock = contexts[0].sampling, contexts[0].clock
-        temperature = 1.0 if sampling.greedy else sampling.temperature
-        if outlook.logits is not None:
-            with clock.share("draft"):
-                return self._likeliest(outlook.logits, temperature)
-        with clock.share("prefill"):
-            hidden = outlook.rows.hidden[:, : outlook.ids.shape[1]]
-            if not self.prompt:
-                hidden = hidden[torch.arange(len(hidden)), outlook.last][:, None]
-            # In parts, because a row of logits is long.
-            parts = hidden.split(max(1, ROWS // len(hidden)), dim=1)
-            best = [self._likeliest(self.target.logits(part), temperature) for part in parts]
-            tokens, probabilities = zip(*best, strict=True)
-            return torch.cat(tokens, dim=1), torch.cat(probabilities, dim=1)
-
-    def _likeliest(
-        self, logits: torch.Tensor, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, N, V) -> the likeliest tokens and their probabilities, (B, N, k) each."""
-        best = (logits.float() / temperature).softmax(-1).topk(min(self.top_k, logits.shape[-1]))
-        return best.indices, best.values
-
-    def observe(self, context: Context, step: Step) -> None:
-        with context.clock.share("draft"):
-            tokens, probabilities = (tensor.numpy() for tensor in step.foreseen)
-            nodes = step.tree.tokens
-            last = step.path[-1]
-            if len(tokens) < len(nodes):  # of the prompt, its last token alone
-                nodes, last = nodes[-1:], 0
-            tokens, probabilities = tokens[: len(nodes)], probabilities[: len(nodes)]
-            known: _Known = context.state
-            # The last word on a token: of accepted nodes the latest, else the likeliest.
-            accepted = step.path if len(tokens) > 1 else [0]
-            others = sorted(set(range(len(nodes))) - set(accepted), reverse=True)
-            order = [*others, *accepted]
-            ids = [nodes[node] for node in order]
-            known.store.update(ids, tokens[order], probabilities[order])
-            known.instead = tokens[last].tolist(), probabilities[last].tolist()
-
-    def propose(self, contexts: list[Context], budget: int) -> list[DraftTree]:
-        with contexts[0].clock.share("draft"):
-            return [self._grown(context, budget) for context in contexts]
-
-    def _grown(self, context: Context, budget: int) -> DraftTree:
-        known: _Known = context.state
-
-        def children(token: int, depth: int) -> Successions:
-            stored = self.scored(known.store.of(token))
-            if depth == 1 and self.wide_first_level:
-                return _merged(stored, self.scored(known.instead_of(token)))
-            return stored
-
-        depth = min(self.max_depth, context.max_depth)
-        return grow_by_confidence(
-            context.tokens[-1], children, budget, depth, self.threshold, self.top_k
-        )
+    def attach(self, target: Target) -> "AttachedUniSpec":
+        return AttachedUniSpec(target, self)
 
     def scored(self, successors: Successions) -> Successions:
         """Successors with their scores in place of their probabilities."""
@@ -156,8 +70,94 @@ class UniSpec(Drafter):
         return tokens, [self.trust * own + (1 - self.trust) * rank for own, rank in pairs]
 
 
+class UniSpecSession(HostSession):
+    """Each request has a store, and what the target said in the place of its last token."""
+
+    attached: "AttachedUniSpec"
+
+    def ask(self, verified: Verified) -> None:
+        """The nodes' tokens, (B, N), their likeliest successors and the probabilities of these,
+        (B, N, k) each, and how many of the last nodes count, (B,): in the order in which they are
+        stored. The last word on a token: of accepted nodes the latest, else the likeliest."""
+        trees, each, last = verified.trees, verified.each, verified.last
+        if verified.prompt:
+            order = torch.arange(trees.width, device=last.device) - trees.width + 1
+            order = order + last[:, None] if self.attached.settings.prompt else last[:, None]
+            counts = (last + 1).clamp(max=order.shape[1])
+            order = order.clamp(min=0)
+            hidden = verified.rows.hidden[each[:, None], order]
+            # In parts, because a row of logits is long.
+            parts = hidden.split(max(1, ROWS // len(hidden)), dim=1)
+            best = [self._likeliest(self.attached.target.logits(part)) for part in parts]
+            tokens, probabilities = (torch.cat(found, 1) for found in zip(*best, strict=True))
+        else:
+            nodes = torch.arange(trees.width, device=last.device)
+            accepted = trees.ancestors[each, last]
+            rank = torch.where(accepted, trees.width + nodes, trees.width - nodes)
+            order = rank.masked_fill(~trees.real, 0).argsort(-1)
+            counts = trees.real.sum(-1)
+            tokens, probabilities = (
+                found.gather(1, order[..., None].expand_as(found))
+                for found in self._likeliest(verified.logits)
+            )
+        ids = trees.tokens.gather(1, order)
+        self._said = verified.bring(counts, ids, tokens, probabilities)
+
+    def _likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, N, V) -> the likeliest tokens and their probabilities, (B, N, k) each."""
+        temperatures = [request.sampling.temperature or 1.0 for request in self.requests]
+        if set(temperatures) != {1.0}:
+            logits = logits.float() / on_device(temperatures, logits.device)[:, None, None]
+        best = logits.float().softmax(-1).topk(min(self.attached.settings.top_k, logits.shape[-1]))
+        return best.indices, best.values
+
+    def learn(self, verified: Verified) -> None:
+        counts, *columns = (tensor.numpy() for tensor in self._said())
+        for known, count, *own in zip(self.states, counts, *columns, strict=True):
+            ids, tokens, probabilities = (column[-count:] for column in own)
+            known.store.update(ids.tolist(), tokens, probabilities)
+            known.instead = tokens[-1].tolist(), probabilities[-1].tolist()
+
+    def drafted(self, request: Request, state: "_Known", budget: int) -> Draft:
+        settings = self.attached.settings
+
+        def children(token: int, depth: int) -> Successions:
+            stored = settings.scored(state.store.of(token))
+            if depth == 1 and settings.wide_first_level:
+                return _merged(stored, settings.scored(state.instead_of(token)))
+            return stored
+
+        depth = max(0, min(settings.max_depth, request.room - 1))
+        root = request.tokens[-1]
+        return grow_by_confidence(root, children, budget, depth, settings.threshold, settings.top_k)
+
+
+class AttachedUniSpec(AttachedHost):
+    """Each request has a store; kept, all share one."""
+
+    session = UniSpecSession
+
+    def __init__(self, target: Target, settings: UniSpec):
+        super().__init__(target, settings)
+        self.keeps = settings.keep
+        self.kept: Successors | None = None
+
+    def state(self, request: Request, budget: int) -> "_Known":
+        vocabulary = self.target.vocab_size
+        store = self.kept or Successors(vocabulary, min(self.settings.top_k, vocabulary))
+        if self.keeps:
+            self.kept = store
+        return _Known(store)
+
+    def memory(self) -> int:
+        return sum({id(each.store): each.store.nbytes for each in self.states}.values())
+
+    def forget(self) -> None:
+        self.kept = None
+
+
 class _Known:
-    """Of one prompt: its store, and what might have come in the place of the last token."""
+    """Of one request: its store, and what might have come in the place of the last token."""
 
     def __init__(self, store: Successors):
         self.store = store

@@ -1,6 +1,6 @@
 """Of several methods the fastest on each prompt set, found by trying them on other prompts."""
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, naming
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.statistics import Statistics
@@ -27,15 +27,14 @@ class Auto(Method):
 
     def __init__(
         self,
-        candidates: dict[str, Method | None],
+        candidates: dict[str, Method | None] | None,
         num_prompts: int,
         leave_out_unfit: bool = False,
     ):
-        candidates = {name: each for name, each in candidates.items() if each is not None}
-        if not candidates:
-            raise InputError("methods.auto.candidates: name at least one method")
-        self.candidates, self.num_prompts = candidates, num_prompts
-        self.leave_out_unfit = leave_out_unfit
+        self.candidates = {name: each for name, each in (candidates or {}).items() if each}
+        if not self.candidates:
+            raise InputError("candidates: name at least one method")
+        self.num_prompts, self.leave_out_unfit = num_prompts, leave_out_unfit
         self.choices: dict[str, str] = {}
         self.chosen: Method | None = None
 
@@ -43,9 +42,9 @@ class Auto(Method):
     def exact(self) -> bool:
         return all(method.exact for method in self.candidates.values())
 
-    def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
+    def ready(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         made = {name: (lambda each=each: each) for name, each in self.candidates.items()}
-        field = "methods.auto.candidates"
+        field = f"{self.path}.candidates".lstrip(".")
         self.candidates = prepared(field, made, target, sampling, limits, self.leave_out_unfit)
         if not self.candidates:
             raise InputError(f"{field}: none of them fits the target; name at least one that does")
@@ -60,45 +59,38 @@ class Auto(Method):
     ) -> None:
         """Try candidates on `prompts`, `batch_size` at a time; note the fastest on each set."""
         self.ready(target, sampling, limits)
+
+        def fastest(prompts: list[Prompt]) -> str:
+            """By tokens a second over all prompts that a candidate has been tried on."""
+            names, count = list(self.candidates), max(1, len(prompts) // (2**HEATS - 1))
+            totals = dict.fromkeys(names, Statistics())
+            while prompts and len(names) > 1:
+                heat, prompts = prompts[:count], prompts[count:]
+                methods = {name: self.candidates[name] for name in names}
+                for run in compare(methods, heat, target, sampling, limits, 1, 0, batch_size):
+                    totals[run.method] += total_of(run, range(len(heat)))
+                names.sort(key=lambda name: totals[name].tokens_per_second, reverse=True)
+                names, count = names[: (len(names) + 1) // 2], 2 * count
+            return names[0]
+
         for name in dict.fromkeys(prompt.source for prompt in prompts):
-            own = [prompt for prompt in prompts if prompt.source == name]
-            self.choices[name] = self._fastest(own, target, sampling, limits, batch_size)
+            self.choices[name] = fastest([each for each in prompts if each.source == name])
         for name in set(self.choices.values()):
             if self.candidates[name].reference is not None:
+                field = f"{self.path}.candidates.{name}".lstrip(".")
                 raise InputError(
-                    f"methods.auto.candidates.{name}: it decodes a target of its own, whose "
-                    "answers differ from the others'; leave it out with "
-                    f"methods.auto.candidates.{name}=null"
+                    f"{field}: it decodes a target of its own, whose answers differ from the "
+                    f"others'; leave it out with {field}=null"
                 )
         print("auto: " + ", ".join(f"{method} on {name}" for name, method in self.choices.items()))
 
-    def _fastest(
-        self,
-        prompts: list[Prompt],
-        target: Target,
-        sampling: Sampling,
-        limits: Limits,
-        batch_size: int,
-    ) -> str:
-        """By tokens a second over all prompts of one set that a candidate has been tried on."""
-        names = list(self.candidates)
-        totals = dict.fromkeys(names, Statistics())
-        count = max(1, len(prompts) // (2**HEATS - 1))
-        while prompts and len(names) > 1:
-            heat, prompts = prompts[:count], prompts[count:]
-            methods = {name: self.candidates[name] for name in names}
-            for run in compare(methods, heat, target, sampling, limits, 1, 0, batch_size):
-                totals[run.method] += total_of(run, range(len(heat)))
-            names.sort(key=lambda name: totals[name].tokens_per_second, reverse=True)
-            names, count = names[: (len(names) + 1) // 2], 2 * count
-        return names[0]
-
     def expect(self, prompt_set: str) -> None:
         if prompt_set not in self.choices:
-            raise InputError(
-                f"methods.auto: it has not tried its candidates on {prompt_set}; give more prompts "
-                "of that set, or leave auto out with methods.auto=null"
-            )
+            with naming(self.path):
+                raise InputError(
+                    f"auto: it has not tried its candidates on {prompt_set}; give more prompts of "
+                    "that set, or leave auto out"
+                )
         self.chosen = self.candidates[self.choices[prompt_set]]
         self.chosen.expect(prompt_set)
         self.expected = prompt_set

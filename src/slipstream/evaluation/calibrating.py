@@ -2,10 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
-
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
@@ -13,14 +9,20 @@ from slipstream.decoding.calibration import (
     Calibration,
     Calibrations,
     Curve,
+    Point,
     calibrate,
     calibration_key,
     described,
 )
 from slipstream.drafters.base import Drafter
 from slipstream.evaluation.prompts import Prompt
+from slipstream.results.record import Plot, Result, environment
+from slipstream.results.writer import show, write
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.targets.target import Target
+
+FITTED = ", fitted"
+MEASURES = "ms/step", "tau", "tokens/s"
 
 
 class Calibrating:
@@ -39,92 +41,45 @@ class Calibrating:
         sampling: Sampling,
         limits: Limits,
         output: Path,
+        config: dict,
     ) -> list[dict]:
-        """Calibrate `drafter`, print the table, draw plot.png and keep the choice."""
+        """Calibrate `drafter`, keep the choice, print and write what was measured."""
         check_writable(output, "output_dir")
         check_writable(self.calibrations.folder, "calibration.folder")
         key = calibration_key(target, described(drafter), sampling)
-        drafter.bind(target)
+        variants = drafter.variants(drafter.attach(target))
         ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
-        found = calibrate(target, drafter.ways(), ids, sampling, limits, self.budgets, self.repeats)
-        rows = rows_of(found)
-        self._print(found, rows)
-        plot(output / "plot.png", found)
-        path = self.calibrations.save(key, found)
-        print(f"kept in {path}, for budget=auto; curves: {output}/plot.png")
-        return rows
-
-    def _print(self, found: Calibration, rows: list[dict]) -> None:
-        console, table = Console(width=None if Console().is_terminal else 150), Table()
-        for place, column in enumerate(rows[0]):
-            table.add_column(column, justify="left" if place == 0 else "right")
-        for row in rows:
-            table.add_row(
-                *(each if isinstance(each, str) else f"{each:.4g}" for each in row.values())
-            )
-        console.print(table)
-        if found.plain:
-            console.print(
-                "no size beats plain decoding: budget=auto decodes plainly", highlight=False
-            )
-        else:
-            console.print(
-                f"best: {found.way} with {found.budget} nodes, {found.speedup:.2f}x plain decoding "
-                "as fitted",
-                highlight=False,
-            )
+        found = calibrate(target, variants, ids, sampling, limits, self.budgets, self.repeats)
+        result = calibration_result(found)
+        show(result)
+        speedup = f"{found.speedup:.2f}x plain decoding as fitted"
+        best = f"best: {found.way} with {found.budget} nodes, {speedup}"
+        none = "no size beats plain decoding: budget=auto decodes plainly"
+        print(none if found.plain else best)
+        print(f"kept in {self.calibrations.save(key, found)}, for budget=auto")
+        write(output, result, config, environment(target))
+        return result.rows
 
 
-def rows_of(found: Calibration) -> list[dict]:
-    """A row for plain decoding, and one for each way and size."""
-    plain = 1 / found.plain_seconds
-    rows = [_row("plain", 1, found.plain_seconds, 1.0, plain)]
+def calibration_result(found: Calibration) -> Result:
+    """A row for plain decoding, and one for each way and size, with the fitted curves."""
+    plain = Point(1, found.plain_seconds, 1.0)
+    rows = [_row("plain", plain, plain) | {name + FITTED: None for name in MEASURES}]
     for way, points in found.points.items():
-        rows += [_row(way, each.budget, each.seconds, each.tau, plain) for each in points]
-    return rows
+        curve = Curve(tuple(points))
+        for point in points:
+            fitted = _row(way, Point(point.budget, *curve.at(point.budget)), plain)
+            rows.append(_row(way, point, plain) | {n + FITTED: fitted[n] for n in MEASURES})
+    panels = tuple((name, name + FITTED) for name in MEASURES)
+    return Result("Sizes of drafts", rows, (Plot("nodes", panels, hue="way"),))
 
 
-def _row(way: str, budget: int, seconds: float, tau: float, plain: float) -> dict:
-    rate = tau / seconds
+def _row(way: str, point: Point, plain: Point) -> dict[str, object]:
     return {
         "way": way,
-        "nodes": budget,
-        "ms/step": 1000 * seconds,
-        "tau": tau,
-        "tokens/s": rate,
-        "vs plain": rate / plain,
+        "nodes": point.budget,
+        "ms/step": 1000 * point.seconds,
+        "tau": point.tau,
+        "tokens/s": point.rate,
+        "vs plain": point.rate / plain.rate,
     }
-
-
-def plot(path: Path, found: Calibration) -> None:
-    """Points and fitted curves of seconds, tokens and rate by size, with the size chosen."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 3, figsize=(13, 3.8))
-    labels = "ms a step, s(g)", "tokens a step, tau(g)", "tokens a second"
-    for way, points in found.points.items():
-        curve, budgets = Curve(tuple(points)), np.array([point.budget for point in points])
-        fine = np.linspace(budgets[0], budgets[-1], 200)
-        measured = (
-            [1000 * point.seconds for point in points],
-            [point.tau for point in points],
-            [point.rate for point in points],
-        )
-        fitted = 1000 * curve.seconds(fine), curve.tau(fine), curve.rate(fine)
-        for axes, own, line in zip(panels, measured, fitted, strict=True):
-            (dots,) = axes.plot(budgets, own, "o", label=way)
-            axes.plot(fine, line, "-", color=dots.get_color())
-    for axes, label in zip(panels, labels, strict=True):
-        if not found.plain:
-            axes.axvline(found.budget, color="grey", linestyle=":", label=f"g* = {found.budget}")
-        axes.set_xlabel("nodes of a draft tree")
-        axes.set_ylabel(label)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[2].axhline(1 / found.plain_seconds, color="black", linewidth=0.8, label="plain decoding")
-    panels[2].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)

@@ -7,8 +7,10 @@ answers it forgets between passes.
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from statistics import fmean
 
@@ -21,11 +23,18 @@ from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.statistics import Statistics
 from slipstream.evaluation.methods import Method
-from slipstream.evaluation.metrics import rouge, sql_exact_match
+from slipstream.evaluation.metrics import ratio_interval, rouge, sql_exact_match
 from slipstream.evaluation.prompts import Prompt
 from slipstream.targets.target import Target
 
 ALL_SETS = "all"
+PARTS = ("prefill", "draft", "verify")
+METRICS = {
+    "rouge_1": partial(rouge, "rouge1"),
+    "rouge_l": partial(rouge, "rougeL"),
+    "rouge_lsum": partial(rouge, "rougeLsum"),
+    "exact_match": sql_exact_match,
+}
 
 
 @dataclass
@@ -48,7 +57,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Record:
-    """One line of the results: a method on a prompt set. Seconds are sums over the prompts."""
+    """One line of the results: a method on a prompt set. Seconds are sums over the prompts; low and
+    high bound 95 % of a speedup; accepted_lengths: how many steps kept so many drafted tokens."""
 
     method: str
     details: str
@@ -61,7 +71,11 @@ class Record:
     tokens: int
     tokens_per_second: float
     speedup_vs_transformers: float | None
+    speedup_vs_transformers_low: float | None
+    speedup_vs_transformers_high: float | None
     speedup_vs_plain: float | None
+    speedup_vs_plain_low: float | None
+    speedup_vs_plain_high: float | None
     tau: float
     tau_mean_over_prompts: float
     mean_accepted_draft_tokens: float
@@ -72,14 +86,12 @@ class Record:
     seconds_verify: float
     seconds_overhead: float
     store_bytes: int
+    accepted_lengths: dict[int, int]
     ended: int
     rouge_1: float | None
     rouge_l: float | None
     rouge_lsum: float | None
     exact_match: float | None
-
-    def as_dict(self) -> dict:
-        return asdict(self)
 
 
 def compare(
@@ -99,11 +111,17 @@ def compare(
     batches = batches_of(prompts, batch_size)
     if repeats < 1:
         raise InputError("repeats: must be at least 1")
+    if not methods:
+        raise InputError("methods: nothing to run; name at least one method")
     ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
     for method in methods.values():
         method.ready(target, sampling, limits)
     runs = {name: Run(name, method.drafter, method.exact) for name, method in methods.items()}
     names, chance = list(methods), random.Random(seed)
+
+    def took(answers: list[Generation]) -> float:
+        return sum(answer.statistics.seconds for answer in answers)
+
     with Progress() as progress:
         task = progress.add_task("decoding", total=len(ids) * len(names) * repeats)
         for method in methods.values():
@@ -111,9 +129,7 @@ def compare(
             for batch in ([0], *(batches if target.compiled else batches[:1])):
                 method.expect(prompts[batch[0]].source)
                 method.generate([ids[place] for place in batch], [seed] * len(batch))
-        tries: dict[str, list[list[list[Generation]]]] = {
-            name: [[] for _ in batches] for name in names
-        }
+        tries: dict[str, list] = {name: [[] for _ in batches] for name in names}
         for _ in range(repeats):
             for method in methods.values():
                 method.forget()  # the answers of this pass are new to it
@@ -128,7 +144,7 @@ def compare(
                     run.store_bytes[source], run.details[source] = most, method.details
                     progress.advance(task, len(batch))
         for name in names:
-            median = [sorted(own, key=_seconds)[len(own) // 2] for own in tries[name]]
+            median = [sorted(own, key=took)[len(own) // 2] for own in tries[name]]
             answers = dict(zip(chain(*batches), chain(*median), strict=True))
             runs[name].generations = [answers[place] for place in range(len(ids))]
     for name, method in methods.items():
@@ -148,13 +164,8 @@ def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record
     sets = list(dict.fromkeys(prompt.source for prompt in prompts))
     records = []
     for name in [*sets, ALL_SETS] if len(sets) > 1 else sets:
-        chosen = [
-            place for place, prompt in enumerate(prompts) if name in (prompt.source, ALL_SETS)
-        ]
-        totals = {run.method: total_of(run, chosen) for run in runs}
-        for run in runs:
-            expected = expected_answers(run, runs)
-            records.append(_record(run, expected, name, chosen, prompts, totals, dtype))
+        chosen = [n for n, prompt in enumerate(prompts) if name in (prompt.source, ALL_SETS)]
+        records += [_record(run, runs, name, chosen, prompts, dtype) for run in runs]
     return records
 
 
@@ -193,14 +204,7 @@ def batches_of(prompts: list[Prompt], size: int) -> list[list[int]]:
     sets: dict[str, list[int]] = {}
     for place, prompt in enumerate(prompts):
         sets.setdefault(prompt.source, []).append(place)
-    parts = (
-        own[start : start + size] for own in sets.values() for start in range(0, len(own), size)
-    )
-    return sorted(parts)
-
-
-def _seconds(answers: list[Generation]) -> float:
-    return sum(answer.statistics.seconds for answer in answers)
+    return sorted(own[n : n + size] for own in sets.values() for n in range(0, len(own), size))
 
 
 def total_of(run: Run, chosen: Iterable[int]) -> Statistics:
@@ -209,23 +213,12 @@ def total_of(run: Run, chosen: Iterable[int]) -> Statistics:
 
 
 def _record(
-    run: Run,
-    expected: list[list[int]],
-    prompt_set: str,
-    chosen: list[int],
-    prompts: list[Prompt],
-    totals: dict[str, Statistics],
-    dtype: str,
+    run: Run, runs: list[Run], prompt_set: str, chosen: list[int], prompts: list[Prompt], dtype: str
 ) -> Record:
-    total = totals[run.method]
+    total, expected = total_of(run, chosen), expected_answers(run, runs)
     answers = [run.generations[place] for place in chosen]
     sets = list(dict.fromkeys(prompts[place].source for place in chosen))
-
-    def speedup(other: str) -> float | None:
-        if other not in totals:
-            return None
-        return total.tokens_per_second / totals[other].tokens_per_second
-
+    measured = scores(answers, [prompts[place] for place in chosen])
     return Record(
         method=run.method,
         details=_together({name: run.details[name] for name in sets}),
@@ -237,38 +230,36 @@ def _record(
         identical=sum(run.generations[place].ids == expected[place] for place in chosen),
         tokens=total.tokens,
         tokens_per_second=total.tokens_per_second,
-        speedup_vs_transformers=speedup("transformers"),
-        speedup_vs_plain=speedup("plain"),
+        **_speedup("transformers", run, runs, chosen),
+        **_speedup("plain", run, runs, chosen),
         tau=total.tau,
         tau_mean_over_prompts=sum(answer.statistics.tau for answer in answers) / len(answers),
         mean_accepted_draft_tokens=total.mean_accepted_draft_tokens,
         target_forwards=total.target_forwards,
         seconds=total.seconds,
-        seconds_prefill=total.shares.get("prefill", 0.0),
-        seconds_draft=total.shares.get("draft", 0.0),
-        seconds_verify=total.shares.get("verify", 0.0),
+        **{f"seconds_{part}": total.shares.get(part, 0.0) for part in PARTS},
         seconds_overhead=total.overhead,
         store_bytes=max(map(run.store_bytes.__getitem__, sets)),
+        accepted_lengths=dict(sorted(Counter(chain(*(a.accepted for a in answers))).items())),
         ended=sum(answer.finished == "end" for answer in answers),
-        **_quality(answers, [prompts[place] for place in chosen]),
+        **{name: own and fmean(own) for name, own in measured.items()},
     )
 
 
-def scores(
-    answers: list[Generation], prompts: list[Prompt]
-) -> dict[str, list[float]] | dict[str, None]:
+def _speedup(other: str, run: Run, runs: list[Run], chosen: list[int]) -> dict[str, float | None]:
+    """Over the method called `other`, with its bounds; None where that was not run."""
+    base = next((each for each in runs if each.method == other), None)
+    found: tuple[float | None, ...] = (None, None, None)
+    if base is not None:
+        sides = [[each.generations[place].statistics for place in chosen] for each in (run, base)]
+        ours, theirs = (([e.tokens for e in own], [e.seconds for e in own]) for own in sides)
+        found = ratio_interval(ours, theirs)
+    names = (f"speedup_vs_{other}{end}" for end in ("", "_low", "_high"))
+    return dict(zip(names, found, strict=True))
+
+
+def scores(answers: list[Generation], prompts: list[Prompt]) -> dict[str, list[float] | None]:
     """Each metric's score of each answer, None where a prompt is without references."""
     references, texts = [list(prompt.references) for prompt in prompts], [a.text for a in answers]
     known = all(references)
-    return {
-        "rouge_1": rouge("rouge1", texts, references) if known else None,
-        "rouge_l": rouge("rougeL", texts, references) if known else None,
-        "rouge_lsum": rouge("rougeLsum", texts, references) if known else None,
-        "exact_match": sql_exact_match(texts, references) if known else None,
-    }
-
-
-def _quality(answers: list[Generation], prompts: list[Prompt]) -> dict[str, float | None]:
-    """The mean of each metric, where all prompts have references."""
-    found = scores(answers, prompts)
-    return {name: None if each is None else fmean(each) for name, each in found.items()}
+    return {name: score(texts, references) if known else None for name, score in METRICS.items()}

@@ -7,10 +7,11 @@ import torch
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.decoder import Line
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.drafters.base import Drafter, Step
+from slipstream.decoding.request import Batch
+from slipstream.drafters.base import Attached, Drafter, Verified
+from slipstream.speculators.base import causal_rows
 from slipstream.targets.target import Target
 
 ROUNDING_STEPS = 64
@@ -62,16 +63,14 @@ class PlainReference:
     @torch.inference_mode()
     def logits(self, position: int) -> torch.Tensor:
         prefix = torch.tensor([self.prompt_ids + self.answer[:position]], device=self.target.device)
-        positions = torch.arange(prefix.shape[1], device=self.target.device)[None]
-        rows = self.target.forward(prefix, positions, None, None)
-        return self.target.logits(rows.hidden[0, -1])
+        return self.target.logits(causal_rows(self.target, prefix).hidden[0, -1])
 
 
 class DraftlessReference(Engine):
     """A drafter's engine that never drafts: the reference where the drafter is part of the model,
     as streams are in shared mode."""
 
-    def __init__(self, target: Target, drafter: Drafter, limits: Limits):
+    def __init__(self, target: Target, drafter: Drafter | Attached, limits: Limits):
         super().__init__(target, drafter, Sampling(), limits, budget=1)
 
     def generate(self, prompt_ids: list[int]) -> list[int]:
@@ -81,9 +80,12 @@ class DraftlessReference(Engine):
     def logits(self, position: int) -> torch.Tensor:
         return self.seen[position]
 
-    def _decide(self, line: Line, step: Step, drafted: list[int]) -> None:
-        self.seen.append(step.logits[-1])
-        super()._decide(line, step, drafted)
+    def _decided(self, batch: Batch, verified: Verified) -> None:
+        logits = verified.logits
+        if logits is None:
+            logits = self.target.logits(verified.rows.hidden[:, verified.last])
+        self.seen.append(logits[0, -1])
+        super()._decided(batch, verified)
 
 
 def first_divergence(
@@ -99,12 +101,5 @@ def first_divergence(
     best = logits.float().topk(2).values.tolist()
     gap = best[0] - best[1]
     precision = torch.finfo(logits.dtype).eps * max(1.0, abs(best[0])) * ROUNDING_STEPS
-    return Divergence(
-        method,
-        prompt,
-        position,
-        expected[position] if position < len(expected) else -1,
-        ids[position] if position < len(ids) else -1,
-        gap,
-        gap <= precision,
-    )
+    wanted, found = ((*own, -1)[position] for own in (expected, ids))
+    return Divergence(method, prompt, position, wanted, found, gap, gap <= precision)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, naming
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.calibration import (
@@ -25,7 +25,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.base import Drafter
+from slipstream.drafters.base import Attached, Drafter
 from slipstream.evaluation.exactness import DraftlessReference, PlainReference, Reference
 from slipstream.targets.loading import check_vocabularies, load_target
 from slipstream.targets.target import Target
@@ -37,7 +37,8 @@ class Method:
     exact: whether the output keeps the target's distribution; drafter: name, or None; reference:
     what its greedy output must equal, None for plain decoding of the run's target; store_bytes:
     memory of what drafts are looked up in, for the last batch; details: what its name does not say
-    of how it answers the prompt set that was last expected.
+    of how it answers the prompt set that was last expected; path: where its config stands, "" if
+    Python code made it.
     """
 
     exact: bool = True
@@ -45,21 +46,24 @@ class Method:
     reference: Reference | None = None
     store_bytes: int = 0
     details: str = ""
+    path: str = ""
+    decoder: Decoder
     _ready_for: tuple[Target, Sampling, Limits] | None = None
 
     def ready(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         """Prepare to answer so; where that was done before, nothing is done again."""
         if self._ready_for != (target, sampling, limits):
-            self.prepare(target, sampling, limits)
+            with naming(self.path):
+                self.prepare(target, sampling, limits)
             self._ready_for = target, sampling, limits
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
-        """Load what is needed; `InputError` for what does not fit."""
+        """Load what is needed, `decoder` if it is one of ours; `InputError` for what is unfit."""
         raise NotImplementedError
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
         """Answer a batch of prompts; their statistics are shares of the batch."""
-        raise NotImplementedError
+        return self.decoder.generate_batch(prompts, seeds)
 
     def expect(self, prompt_set: str) -> None:
         """Called before prompts of this set come."""
@@ -81,15 +85,23 @@ def prepared(
     found = {}
     for name, make in made.items():
         try:
-            method = make()
+            method = made_at(f"{field}.{name}", make)
             method.ready(target, sampling, limits)
         except InputError as error:
             if not leave_out_unfit:
-                raise InputError(f"{field}.{name}: {error}") from error
-            print(f"note: left out {field}.{name}: {error}")
+                raise
+            print(f"note: left out {error}")
         else:
             found[name] = method
     return found
+
+
+def made_at(path: str, make: Callable[[], Method]) -> Method:
+    """What `make` makes of the config at `path`, which its errors name."""
+    with naming(path):
+        method = make()
+    method.path = path
+    return method
 
 
 class Plain(Method):
@@ -101,9 +113,6 @@ class Plain(Method):
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         self.decoder = PlainDecoder(self.target or target, sampling, limits)
         self.reference = PlainReference(self.target, limits) if self.target else None
-
-    def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
-        return self.decoder.generate_batch(prompts, seeds)
 
 
 class Speculative(Method):
@@ -121,58 +130,58 @@ class Speculative(Method):
             raise InputError("budget: give a number of nodes, or auto")
         self._drafter, self.budget, self.target = drafter, budget, target
         self.calibrations = Calibrations(calibrations)
-        self._described = described(drafter) if budget == "auto" else None
+        self._attached: Attached | None = None
         self._found: Calibration | None = None
         self._drift: Drift | None = None
         self.exact, self.drafter = drafter.exact, type(drafter).__name__
 
     @property
     def store_bytes(self) -> int:
-        return self._drafter.store_bytes
+        return 0 if self._attached is None else self._attached.memory()
 
     @property
     def details(self) -> str:
         said = [] if self._found is None else [f"calibrated: {self._found.choice}"]
         if self._drift is not None and self._drift.noticed:
             said.append("steps are not as calibrated")
-        if self._drafter.keep:
+        if self._attached is not None and self._attached.keeps:
             said.append("stores kept")
         return ", ".join(said)
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         given = self.target or target
         self.reference = None
+        self._attached = self._drafter.attach(given)
         if self.budget == "auto":
             self._found, self.decoder = calibrated_decoder(
-                self.calibrations, given, self._drafter, self._described, sampling, limits
+                self.calibrations, given, self._drafter, self._attached, sampling, limits
             )
-            self._drafter = getattr(self.decoder, "drafter", self._drafter)
-            if self._found.plain:
-                beaten = f"no draft of {self.drafter} beats plain decoding here"
-                print(f"note: {beaten}, so it decodes plainly")
-            else:
-                print(f"note: {self._found.way} drafts {self._found.budget} nodes, as calibrated")
+            self._attached = getattr(self.decoder, "attached", self._attached)
+            choice = f"{self._found.way} drafts {self._found.budget} nodes, as calibrated"
+            beaten = f"no draft of {self.drafter} beats plain decoding here, so it decodes plainly"
+            print(f"note: {beaten if self._found.plain else choice}")
         else:
-            self.decoder = Engine(given, self._drafter, sampling, limits, self.budget)
+            self.decoder = Engine(given, self._attached, sampling, limits, self.budget)
         if self.decoder.target is not given:
-            self.reference = DraftlessReference(given, self._drafter, limits)
+            self.reference = DraftlessReference(given, self._attached, limits)
         elif given is not target:
             self.reference = PlainReference(given, limits)
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
         if self._found is not None and len(prompts) > 1:
-            raise InputError(
-                "budget: auto was calibrated for one prompt at a time; give a number of nodes with "
-                "batch_size above 1"
-            )
-        answers = self.decoder.generate_batch(prompts, seeds)
+            with naming(self.path):
+                raise InputError(
+                    "budget: auto was calibrated for one prompt at a time; give a number of nodes "
+                    "with batch_size above 1"
+                )
+        answers = super().generate(prompts, seeds)
         if self._drift is not None:
             self._drift.watch([answer.statistics for answer in answers])
         return answers
 
     def forget(self) -> None:
         """What comes now is measured: from here on a drift is noticed, too."""
-        self._drafter.forget()
+        self._attached.forget()
         if self._found is not None:
             self._drift = Drift(self._found.seconds)
 
@@ -181,18 +190,18 @@ def calibrated_decoder(
     calibrations: Calibrations,
     target: Target,
     drafter: Drafter,
-    description: object,
+    attached: Attached,
     sampling: Sampling,
     limits: Limits,
 ) -> tuple[Calibration, Decoder]:
-    """What was calibrated for `drafter`, `described` before it was used, and an engine with the
-    size and the way that were best; plain decoding where nothing beat that. Raises `InputError`
-    where nothing was calibrated."""
-    found = calibrations.load(calibration_key(target, description, sampling))
+    """What was calibrated for `drafter`, and an engine with the size and the variant that were
+    best; plain decoding where nothing beat that. Raises `InputError` where nothing was calibrated.
+    """
+    found = calibrations.load(calibration_key(target, described(drafter), sampling))
     if found.plain:
-        return found, undrafted(target, drafter, sampling, limits)
-    drafter.bind(target)
-    return found, Engine(target, drafter.ways()[found.way], sampling, limits, found.budget)
+        return found, undrafted(target, attached, sampling, limits)
+    chosen = drafter.variants(attached)[found.way]
+    return found, Engine(target, chosen, sampling, limits, found.budget)
 
 
 class Sprinter(Method):
@@ -202,22 +211,15 @@ class Sprinter(Method):
     exact, drafter = False, "Sprinter"
 
     def __init__(self, draft: Target, verifier: str, ratio: float, threshold: float, cap: int):
-        self.draft, self.verifier = draft, verifier
-        self.ratio, self.threshold, self.cap = ratio, threshold, cap
+        self.models, self.settings = (draft, verifier), (ratio, threshold, cap)
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
-        self.decoder = SprinterDecoder(
-            target, self.draft, self.verifier, sampling, limits, self.ratio, self.threshold,
-            self.cap,
-        )  # fmt: skip
+        self.decoder = SprinterDecoder(target, *self.models, sampling, limits, *self.settings)
         if sampling != Sampling(1.0):
             print(
                 "note: SPRINTER's verifier was trained on drafts at temperature 1 without top-k "
                 "and top-p; with other sampling it judges what it has not seen"
             )
-
-    def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
-        return self.decoder.generate_batch(prompts, seeds)
 
 
 class Transformers(Method):
@@ -228,28 +230,23 @@ class Transformers(Method):
 
     def __init__(self, assistant: str | None = None, prompt_lookup_num_tokens: int | None = None):
         self.assistant, self.prompt_lookup_num_tokens = assistant, prompt_lookup_num_tokens
-        self.drafter = "DraftModel" if assistant else None
-        self.drafter = "PromptLookup" if prompt_lookup_num_tokens else self.drafter
+        lookup = "PromptLookup" if prompt_lookup_num_tokens else None
+        self.drafter = "DraftModel" if assistant else lookup
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
-        dtype = str(target.dtype).removeprefix("torch.")
-        device = target.device.type
+        dtype, device = str(target.dtype).removeprefix("torch."), target.device.type
         self.target = load_target(target.name, dtype, device, False, target.adapter)
-        self.limits, self.sampling = limits, sampling
+        self.limits = limits
         self.options: dict[str, object] = {"do_sample": not sampling.greedy}
         if not sampling.greedy:
-            self.options |= {
-                "temperature": sampling.temperature,
-                "top_k": sampling.top_k or 0,
-                "top_p": sampling.top_p or 1.0,
-            }
+            self.options["temperature"] = sampling.temperature
+            self.options |= {"top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0}
         if self.assistant:
             draft = load_target(self.assistant, dtype, device, packed=False)
             check_vocabularies(self.target, draft, "assistant")
             self.options["assistant_model"] = draft.model
         if self.prompt_lookup_num_tokens:
             self.options["prompt_lookup_num_tokens"] = self.prompt_lookup_num_tokens
-        self.forwards = 0
         self.target.model.register_forward_pre_hook(self._count)
 
     def _count(self, *_) -> None:
@@ -257,9 +254,8 @@ class Transformers(Method):
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
         if self.drafter is not None:  # transformers drafts for one prompt at a time
-            return [
-                self._generate([ids], seed)[0] for ids, seed in zip(prompts, seeds, strict=True)
-            ]
+            pairs = zip(prompts, seeds, strict=True)
+            return [self._generate([ids], seed)[0] for ids, seed in pairs]
         return self._generate(prompts, seeds[0])
 
     def _generate(self, prompts: list[list[int]], seed: int) -> list[Generation]:
@@ -277,31 +273,19 @@ class Transformers(Method):
             pad_token_id=end,
             **self.options,
         )
-        answers = [
-            self._without_padding(answer, room)
-            for answer, room in zip(output[:, longest:].tolist(), rooms, strict=True)
-        ]
+        answers = zip(output[:, longest:].tolist(), rooms, strict=True)
         seconds = (time.perf_counter() - started) / len(prompts)
-        # With a draft the first forward already verifies, so there is no prefill to leave out.
-        drafting = self.drafter is not None
-        return [
-            Generation(
-                answer,
-                self.target.tokenizer.decode(answer, skip_special_tokens=True),
-                "end" if answer[-1] in self.target.end_ids else "length",
-                Statistics(
-                    answers=0 if drafting else 1,
-                    tokens=len(answer),
-                    target_forwards=self.forwards if drafting else len(answer) - 1,
-                    seconds=seconds,
-                    # each forward decides one token itself
-                    drafted=max(0, len(answer) - self.forwards) if drafting else 0,
-                ),
-            )
-            for answer in answers
-        ]
+        return [self._generation(answer[:room], seconds) for answer, room in answers]
 
-    def _without_padding(self, answer: list[int], room: int) -> list[int]:
-        """An answer up to its end token."""
+    def _generation(self, answer: list[int], seconds: float) -> Generation:
+        """Of a row of the output: the answer up to its end token, and what it took."""
         ends = (place for place, token in enumerate(answer) if token in self.target.end_ids)
-        return answer[: min(room, next(ends, len(answer)) + 1)]
+        ids = answer[: next(ends, len(answer)) + 1]
+        took = Statistics(1, len(ids), len(ids) - 1, seconds)
+        if self.drafter is not None:
+            # The first forward already verifies, so there is no prefill to leave out; each decides
+            # one token itself.
+            drafted = max(0, len(ids) - self.forwards)
+            took = Statistics(0, len(ids), self.forwards, seconds, drafted=drafted)
+        text = self.target.tokenizer.decode(ids, skip_special_tokens=True)
+        return Generation(ids, text, "end" if ids[-1] in self.target.end_ids else "length", took)

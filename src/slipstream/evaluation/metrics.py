@@ -6,6 +6,7 @@ customary one of WikiSQL. It knows nothing of how the answers were made.
 
 import re
 
+import numpy as np
 import torch
 
 SQL_TOKEN = re.compile(r"'(?:[^']|'')*'|\w+|[^\s\w]")
@@ -66,3 +67,22 @@ def paired_bootstrap(ours: list[float], theirs: list[float], seed: int = 0) -> t
     means = differences[drawn].mean(1)
     low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return low, high
+
+
+def ratio_interval(
+    ours: tuple[list[float], list[float]], theirs: tuple[list[float], list[float]], seed: int = 0
+) -> tuple[float, float, float]:
+    """Ratio of two rates and its 95 % interval, over rows drawn again, 2,000 times, in pairs.
+
+    ours, theirs: amounts and seconds of the same rows (at least one). 6 tokens in 2 s and 6 in 1 s,
+    against 3 and 3 in as long, are twice as fast whatever is drawn:
+
+    >>> ratio_interval(([6, 6], [2, 1]), ([3, 3], [2, 1]))
+    (2.0, 2.0, 2.0)
+    """
+    pairs = np.array([*ours, *theirs], dtype=float)
+    drawn = np.random.default_rng(seed).integers(pairs.shape[1], size=(2_000, pairs.shape[1]))
+    sums = np.concatenate([pairs.sum(1)[:, None], pairs[:, drawn].sum(2)], axis=1)
+    ratios = (sums[0] / sums[1]) / (sums[2] / sums[3])
+    low, high = np.quantile(ratios[1:], [0.025, 0.975])
+    return float(ratios[0]), float(low), float(high)

@@ -1,14 +1,14 @@
 """The prompts a run decodes: rows of test files, or generated ones, with their references."""
 
-import json
 import random
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import chain, zip_longest
 
 from slipstream.core.errors import InputError
+from slipstream.data.hub import HubSource
 from slipstream.data.rendering import render_prompt
-from slipstream.data.rows import HubSource, Messages, Row, distinct, read_rows, spread
-from slipstream.data.synthetic import SyntheticPrompts
+from slipstream.data.rows import Messages, by_prompt, messages_of, spread
+from slipstream.data.sources import Sources
 from slipstream.targets.target import Target
 
 
@@ -24,7 +24,7 @@ class Prompt:
     @property
     def question(self) -> str:
         """What is to be answered: of a conversation its last message."""
-        return self.text if isinstance(self.text, str) else self.text[-1]["content"]
+        return messages_of(self.text)[-1]["content"]
 
     def asking(self, question: str) -> "Prompt":
         """The same prompt with another question."""
@@ -55,41 +55,33 @@ class PromptSets:
         if split not in ("test", "validation"):
             raise InputError("data.split: must be test or validation")
         self.split, self.cut = split, cut
-        self.paths = [path] if isinstance(path, str | Path) else list(path or [])
-        self.hub = list((hub or {}).values())
-        self.synthetic_kinds, self.seed = list(synthetic_kinds or []), seed
-        if not (self.paths or self.hub or self.synthetic_kinds):
-            raise InputError("data.path: no prompts given; name a JSONL file or folder")
+        self.sources, self.seed = Sources(path, hub, synthetic_kinds, seed), seed
 
     def take(self, count: int) -> list[Prompt]:
         """`count` distinct prompts, in equal parts from every set, spread evenly over each."""
         if count < 1:
             raise InputError("num_prompts: must be at least 1")
-        if self.paths:
-            tables = [read_rows(path, self.split, completion_required=False) for path in self.paths]
-        elif self.hub:
-            tables = [source.rows(self.split) for source in self.hub]
-        else:
-            rows = SyntheticPrompts(self.synthetic_kinds, count, self.seed, self.split).rows()
+        if not self.sources.given:
+            rows = self.sources.synthetic(count, self.split)
             return [Prompt(row.prompt, row.source) for row in rows]
+        tables = self.sources.tables(self.split, completion_required=False)
         sets = []
         for number, table in enumerate(tables):
-            share = (count - number - 1) // len(tables) + 1
-            sets.append(spread(_distinct(table), share))
-        return [
-            prompts[place]
-            for place in range(max(map(len, sets)))
-            for prompts in sets
-            if place < len(prompts)
-        ]
+            prompts = []
+            for own in by_prompt(table):
+                answers = tuple(row.completion for row in own if row.completion)
+                prompts.append(Prompt(own[0].prompt, own[0].source, answers))
+            sets.append(spread(prompts, (count - number - 1) // len(tables) + 1))
+        in_turn = chain.from_iterable(zip_longest(*sets))
+        return [prompt for prompt in in_turn if prompt is not None]
 
     def beside(self, prompts: list[Prompt], count: int) -> list[Prompt]:
         """`count` prompts of each of the sets that `prompts` come from, other ones, drawn from all
         over the set: files are in an order of their own."""
         sets = list(dict.fromkeys(prompt.source for prompt in prompts))
-        known = {json.dumps(prompt.text) for prompt in prompts}
+        known = [prompt.text for prompt in prompts]
         found = self.take(len(prompts) + 2 * count * len(sets))
-        fresh = [prompt for prompt in found if json.dumps(prompt.text) not in known]
+        fresh = [prompt for prompt in found if prompt.text not in known]
         chance, others = random.Random(self.seed), []
         for name in sets:
             own = [prompt for prompt in fresh if prompt.source == name]
@@ -129,10 +121,8 @@ def fitting(prompts: list[Prompt], target: Target, cut_to: int | None = None) ->
             "shorter prompts, or a target with a longer one"
         )
     if len(kept) < len(prompts):
-        print(
-            f"note: {len(prompts) - len(kept)} of {len(prompts)} prompts are left out; they have "
-            f"more than {room} tokens"
-        )
+        left_out = f"{len(prompts) - len(kept)} of {len(prompts)} prompts are left out"
+        print(f"note: {left_out}; they have more than {room} tokens")
     return kept
 
 
@@ -143,14 +133,3 @@ def _cut(prompt: Prompt, target: Target, room: int) -> Prompt:
         tokens = tokenizer(prompt.question, add_special_tokens=False)["input_ids"]
         prompt = prompt.asking(tokenizer.decode(tokens[:-excess]))
     return prompt
-
-
-def _distinct(rows: list[Row]) -> list[Prompt]:
-    """The prompts of a table, each once, with all its references."""
-    references: dict[str, list[str]] = {}
-    for row in rows:
-        references.setdefault(json.dumps(row.prompt), []).append(row.completion)
-    return [
-        Prompt(row.prompt, row.source, tuple(filter(None, references[json.dumps(row.prompt)])))
-        for row in distinct(rows)
-    ]

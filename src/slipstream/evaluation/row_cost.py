@@ -5,8 +5,7 @@ import time
 
 import torch
 
-from slipstream.core.masks import tree_mask
-from slipstream.core.tree import DraftTree
+from slipstream.core.masks import causal_mask, tree_mask
 from slipstream.targets.target import Target
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32)
@@ -24,23 +23,19 @@ def row_costs(
     cache = target.new_cache(committed + max(counts))
     for keys, values in cache.layers:
         keys.zero_(), values.zero_()
-    cache.lengths = [committed]
+    cache.settle([committed])
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     for repeat in range(-2, repeats):
         for count in counts:
+            ids = torch.zeros(1, count, dtype=torch.long, device=target.device)
+            positions = committed + torch.arange(count, device=target.device)[None]
             started = time.perf_counter()
-            _forward(target, count, cache)
+            causal = causal_mask(count, target.device)[None]
+            mask = tree_mask(causal, cache.slots, cache.sees())
+            target.logits(target.forward(ids, positions, mask, cache, repeats=True).hidden[0])
+            cache.forget_staged()
             if target.device.type == "cuda":
                 torch.cuda.synchronize()
             if repeat >= 0:
                 seconds[count].append(time.perf_counter() - started)
     return {count: statistics.median(times) for count, times in seconds.items()}
-
-
-def _forward(target: Target, count: int, cache) -> None:
-    tree = DraftTree.chain([0] * count)
-    positions = torch.tensor([tree.depths()], device=target.device) + cache.length
-    ids = torch.tensor([tree.tokens], device=target.device)
-    mask = tree_mask(cache.lengths, tree.ancestor_mask().to(target.device)[None], cache.slots)
-    target.logits(target.forward(ids, positions, mask, cache, repeats=True).hidden[0])
-    cache.forget_staged()

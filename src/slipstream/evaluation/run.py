@@ -1,9 +1,9 @@
 """What `infer.py` does: answer one prompt, compare methods, verify exactness, run a study."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.text import Text
 
 from slipstream.core.errors import InputError
@@ -11,13 +11,14 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.evaluation.auto import Auto
-from slipstream.evaluation.comparison import Record, batches_of, compare, summarise
+from slipstream.evaluation.comparison import Record, compare, summarise
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter
 from slipstream.evaluation.prompts import Prompt
-from slipstream.evaluation.report import environment, print_tables, write_report
+from slipstream.evaluation.report import comparison_result
 from slipstream.evaluation.row_cost import row_costs
-from slipstream.evaluation.studies.findings import Study, tables, write_findings
+from slipstream.results.record import Result, environment
+from slipstream.results.writer import show, write
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.targets.target import Target
 
@@ -68,48 +69,39 @@ def compare_methods(
     output: Path,
     config: dict,
 ) -> list[Record]:
-    """Run all methods side by side, print the tables and write the report into `output`."""
+    """Run all methods side by side, print the tables and write the record into `output`."""
     check_writable(output, "output_dir")
-    _check_methods(methods)
-    console = Console(width=None if Console().is_terminal else 170)
     runs = compare(methods, prompts, target, sampling, limits, repeats, seed, batch_size)
     records = summarise(runs, prompts, str(target.dtype).removeprefix("torch."))
-    costs = row_costs(target)
-    facts = environment(target) | {"seconds_by_rows": costs}
-    write_report(output, records, runs, prompts, config, facts)
-    print_tables(records, console)
+    result, costs = comparison_result(records, runs, prompts), row_costs(target)
+    show(result)
     ratios = ", ".join(f"{n} rows {cost / costs[1]:.2f}x" for n, cost in costs.items() if n > 1)
-    console.print(f"a forward of 1 row takes {1000 * costs[1]:.2f} ms; {ratios}", highlight=False)
+    print(f"a forward of 1 row takes {1000 * costs[1]:.2f} ms; {ratios}")
     for record in records:
+        said = f"{record.method} on {record.prompt_set}"
         if record.drafter is not None and record.tau < LOW_TAU:
-            console.print(
-                f"warning: {record.method} on {record.prompt_set} has tau "
-                f"{record.tau:.2f}: it hardly drafts anything that is accepted",
-                markup=False,
-            )
+            print(f"warning: {said} has tau {record.tau:.2f}: hardly any draft is accepted")
         ours = isinstance(methods[record.method], Speculative | Sprinter | Auto)
         if ours and record.speedup_vs_plain is not None and record.speedup_vs_plain < 1:
-            console.print(
-                f"note: {record.method} on {record.prompt_set} is slower than our plain "
-                f"decoding ({record.speedup_vs_plain:.2f}x)",
-                markup=False,
-            )
-    files = f"{output}/results.json, answers.jsonl, table.md, speedup.png"
-    console.print(f"results: {files}", soft_wrap=True, markup=False)
+            speedup = f"{record.speedup_vs_plain:.2f}x"
+            print(f"note: {said} is slower than our plain decoding ({speedup})")
+    write(output, result, config, environment(target) | {"seconds_by_rows": costs})
     return records
 
 
 def run_study(
-    study: Study, target: Target, prompts: list[Prompt], output: Path, config: dict
+    study: Callable[[Target, list[Prompt]], Result],
+    target: Target,
+    prompts: list[Prompt],
+    output: Path,
+    config: dict,
 ) -> list[dict]:
-    """Run a study, print its table and write what it found into `output`."""
+    """Run a study, print its tables and write what it found into `output`."""
     check_writable(output, "output_dir")
-    findings = study.run(target, prompts)
-    write_findings(output, findings, config, target)
-    Console(width=None if Console().is_terminal else 180).print(Markdown(tables(findings)))
-    more = dict.fromkeys(name.partition("/")[0] for name in findings.files)
-    print(", ".join([f"results: {output}/findings.json", "table.md", "plot.png", *more]))
-    return findings.rows
+    result = study(target=target, prompts=prompts)
+    show(result)
+    write(output, result, config, environment(target))
+    return result.rows
 
 
 def verify_methods(
@@ -127,34 +119,24 @@ def verify_methods(
     """
     if not sampling.greedy:
         raise InputError("verify: compares greedy outputs; set sampling.temperature=0")
-    _check_methods(methods)
     for name, method in methods.items():
         if not method.exact:
             raise InputError(
                 f"methods.{name}: it is approximate, so there is nothing to verify; leave it out "
                 f"with methods.{name}=null"
             )
-    ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
-    found, batches = [], batches_of(prompts, batch_size)
-    for name, method in methods.items():
-        method.ready(target, sampling, limits)
-        reference = method.reference or PlainReference(target, limits)
-        for batch in batches:
-            method.expect(prompts[batch[0]].source)
-            answers = method.generate([ids[number] for number in batch], [seed] * len(batch))
-            for number, answer in zip(batch, answers, strict=True):
-                divergence = first_divergence(name, number, reference, ids[number], answer.ids)
-                if divergence is not None:
-                    found.append(divergence)
-                    print(divergence.sentence())
-    exact = len(methods) * len(prompts) - len(found)
+    runs = compare(methods, prompts, target, sampling, limits, 1, seed, batch_size)
+    found, count = [], len(methods) * len(prompts)
+    for run in runs:
+        reference = methods[run.method].reference or PlainReference(target, limits)
+        for number, answer in enumerate(run.generations):
+            ids = render_prompt(target.tokenizer, prompts[number].text)
+            divergence = first_divergence(run.method, number, reference, ids, answer.ids)
+            if divergence is not None:
+                found.append(divergence)
+                print(divergence.sentence())
     print(
-        f"verify: {exact} of {len(methods) * len(prompts)} answers are identical to plain "
-        f"decoding ({str(target.dtype).removeprefix('torch.')})"
+        f"verify: {count - len(found)} of {count} answers are identical to plain decoding "
+        f"({str(target.dtype).removeprefix('torch.')})"
     )
     return found
-
-
-def _check_methods(methods: dict[str, Method]) -> None:
-    if not methods:
-        raise InputError("methods: nothing to run; name at least one method")

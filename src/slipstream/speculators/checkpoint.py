@@ -1,48 +1,35 @@
 """The speculator folder: config.json, model.safetensors (trained tensors only) and README.md.
 
 A folder opens by its path alone, given the target it was trained for, and refuses any other with
-one sentence. It is written to a temporary folder first, so a half-written one never stands there.
+one sentence. A half-written one never stands there.
 """
 
 import json
-import os
 import tempfile
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
 import safetensors
 import safetensors.torch
 import torch
-from torch import nn
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
-from slipstream.speculators.acceptance import AcceptanceConfig, AcceptanceHead
-from slipstream.speculators.sprinter import SprinterConfig, SprinterVerifier
-from slipstream.speculators.streaming.config import StreamingConfig
-from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.core.files import replaced_folder
+from slipstream.speculators.base import Speculator, known_kinds, speculator_class
 from slipstream.targets.target import Target
 
+Kind = TypeVar("Kind", bound=Speculator)
 FORMAT_VERSION = 1
-KINDS = {
-    StreamingSpeculator.kind: (StreamingSpeculator, StreamingConfig),
-    SprinterVerifier.kind: (SprinterVerifier, SprinterConfig),
-    AcceptanceHead.kind: (AcceptanceHead, AcceptanceConfig),
-}
 FIELDS = ("format_version", "kind", "arguments", "target", "target_fingerprint")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
-def new_speculator(target: Target, config) -> nn.Module:
-    """An untrained speculator for `target`, of the kind that `config` belongs to."""
-    (made,) = [speculator for speculator, kind in KINDS.values() if isinstance(config, kind)]
-    return made(target, config)
-
-
 def save_speculator(
-    folder: str | Path, speculator: nn.Module, target: Target, trained_length: int, card: str
+    folder: str | Path, speculator: Speculator, target: Target, trained_length: int, card: str
 ) -> Path:
     """Write the folder (replacing one of the same name). trained_length: longest sample, tokens."""
     folder = Path(folder)
@@ -58,21 +45,11 @@ def save_speculator(
     }
     check_writable(folder.parent, "output_dir")
     check_replaceable(folder)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        made = Path(scratch) / "speculator"
-        made.mkdir()
+    with replaced_folder(folder) as made:
         (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         tensors = {name: tensor.contiguous() for name, tensor in speculator.state_dict().items()}
         safetensors.torch.save_file(tensors, made / WEIGHTS)
         (made / CARD).write_text(card, encoding="utf-8")
-        if folder.exists():
-            os.replace(folder, Path(scratch) / "old")
-        try:
-            os.replace(made, folder)
-        except OSError:
-            if (Path(scratch) / "old").exists():
-                os.replace(Path(scratch) / "old", folder)
-            raise
     return folder
 
 
@@ -87,16 +64,16 @@ def read_config(folder: str | Path) -> dict:
             f"speculator: {path} cannot be read ({type(error).__name__}); give a folder written "
             "by train.py"
         ) from error
-    if fields["format_version"] != FORMAT_VERSION or fields["kind"] not in list(KINDS):
+    if fields["format_version"] != FORMAT_VERSION or fields["kind"] not in list(known_kinds()):
         raise InputError(
             f"speculator: {folder} has format {fields['format_version']!r} and kind "
             f"{fields['kind']!r}; this version opens format {FORMAT_VERSION} and kinds "
-            f"{', '.join(KINDS)}"
+            f"{', '.join(known_kinds())}"
         )
     return config
 
 
-def load_speculator(folder: str | Path, target: Target) -> nn.Module:
+def load_speculator(folder: str | Path, target: Target) -> Speculator:
     """Open a speculator folder for `target`. Raises `InputError` for another target or tokenizer,
     and for missing, superfluous, misshapen, unreadable or not finite tensors."""
     folder = Path(locate(folder))
@@ -117,31 +94,48 @@ def load_speculator(folder: str | Path, target: Target) -> nn.Module:
             f"the {' and '.join(sorted(differs))} of {target.name or 'this target'} "
             "differs; use that target, or train a speculator for this one"
         )
-    speculator_class, config_class = KINDS[config["kind"]]
+    kind = speculator_class(config["kind"])
     try:
-        speculator = speculator_class(target, config_class.from_arguments(config["arguments"]))
+        speculator = kind(target, kind.Config.from_arguments(config["arguments"]))
     except (TypeError, KeyError) as error:
         raise InputError(
-            f"speculator: the arguments in {Path(folder) / CONFIG} are not those of this version "
+            f"speculator: the arguments in {folder / CONFIG} are not those of this version "
             f"({error}); copy or train it again"
         ) from error
-    path = Path(folder) / WEIGHTS
-    tensors = _read_tensors(path)
-    expected = {name: tensor.shape for name, tensor in speculator.state_dict().items()}
-    found = {name: tensor.shape for name, tensor in tensors.items()}
-    wrong = sorted(
-        name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
-    )
-    if wrong:
-        raise InputError(
-            f"speculator: {path} does not fit its config.json at tensor {wrong[0]!r} (expected "
-            f"{_shape(expected, wrong[0])}, found {_shape(found, wrong[0])}); copy it again"
+    path = folder / WEIGHTS
+    tensors, own = _read_tensors(path), speculator.state_dict()
+    for name in sorted(own.keys() | tensors.keys()):
+        expected, found = (
+            f"shape {tuple(each[name].shape)}" if name in each else "none"
+            for each in (own, tensors)
         )
+        if expected != found:
+            raise InputError(
+                f"speculator: {path} does not fit its config.json at tensor {name!r} (expected "
+                f"{expected}, found {found}); copy it again"
+            )
     speculator.load_state_dict(tensors)
     return speculator.to(target.device).eval()
 
 
-def start_from_speculator(speculator: nn.Module, folder: str | Path) -> None:
+def opened(
+    given: Kind | str | Path, target: Target, expected: type[Kind], field: str = "speculator"
+) -> Kind:
+    """The speculator itself, or that of a folder; `InputError` for what is none of this kind.
+
+    field: of the config that names it.
+    """
+    speculator = load_speculator(given, target) if isinstance(given, str | Path) else given
+    if not isinstance(speculator, expected):
+        kind = getattr(speculator, "kind", type(speculator).__name__)
+        raise InputError(
+            f"{field}: a speculator of kind {kind!r} is no {expected.title}; train one with "
+            f"speculator={expected.kind}"
+        )
+    return speculator
+
+
+def start_from_speculator(speculator: Speculator, folder: str | Path) -> None:
     """Take over the tensors of a speculator folder that `speculator` has in the same shape.
 
     The folder's target is not compared: one of the same sizes, retrained, is a good start, too.
@@ -184,22 +178,16 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _is_speculator(folder: Path) -> bool:
-    """Whether what stands there may be replaced: an empty folder, or a speculator of ours."""
-    if not folder.is_dir():
-        return False
-    try:
-        return not any(folder.iterdir()) or bool(read_config(folder))
-    except InputError:
-        return False
-
-
 def check_replaceable(folder: Path) -> None:
-    """`InputError` for something that a speculator's folder would overwrite."""
-    if folder.exists() and not _is_speculator(folder):
+    """`InputError` unless nothing stands there, an empty folder, or a speculator of ours."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    try:
+        read_config(folder)
+    except InputError as error:
         raise InputError(
             f"output_dir: {folder} holds something that is no speculator; choose another folder"
-        )
+        ) from error
 
 
 def check_writable(folder: Path, field: str) -> None:
@@ -212,7 +200,3 @@ def check_writable(folder: Path, field: str) -> None:
         raise InputError(
             f"{field}: cannot write to {folder} ({error.strerror}); choose another folder"
         ) from error
-
-
-def _shape(shapes: dict, name: str) -> str:
-    return f"shape {tuple(shapes[name])}" if name in shapes else "none"

@@ -4,7 +4,6 @@ All of it comes from the draft model's own forward. Nothing here knows the targe
 """
 
 import torch
-from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.targets.target import Target
@@ -12,10 +11,10 @@ from slipstream.targets.target import Target
 FEATURES = ("hidden", "token", "distribution", "rank")
 NUM_SHAPES = 3
 NUM_RANKS = 3
+# Logarithms that differ by less are those of the same probability, rounded differently.
 SAME = 1e-4
-"""Logarithms that differ by less are those of the same probability, rounded differently."""
+# How far behind, in nats, a token is said to be that cannot be drawn.
 FARTHEST = 100.0
-"""How far behind, in nats, a token is said to be that cannot be drawn."""
 
 
 def shape_of(logits: torch.Tensor) -> torch.Tensor:
@@ -114,10 +113,3 @@ class DraftFeatures:
             _shape(logs).expand(count, -1),
             logs,
         )
-
-
-def fold_in(linear: nn.Linear, mean: torch.Tensor, scale: torch.Tensor) -> None:
-    """Let `linear`, trained on (features - mean) / scale, take the features themselves."""
-    with torch.no_grad():
-        linear.weight /= scale
-        linear.bias -= linear.weight @ mean

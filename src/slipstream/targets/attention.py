@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-if TYPE_CHECKING:
-    from slipstream.targets.target import Rows
+from slipstream.targets.rows import Rows
 
 NAME = "slipstream"
-_limit: ContextVar[tuple["Rows", int] | None] = ContextVar("limit", default=None)
+_limit: ContextVar[tuple[Rows, int] | None] = ContextVar("limit", default=None)
 
 
 @contextmanager
@@ -37,7 +35,7 @@ def our_attention(config) -> Iterator[None]:
 
 
 @contextmanager
-def limited_attention(rows: "Rows", attended: int) -> Iterator[None]:
+def limited_attention(rows: Rows, attended: int) -> Iterator[None]:
     """Within, streams of `rows` see at most the `attended` tokens that their main row scores
     highest, per layer and head, beside themselves."""
     token = _limit.set((rows, attended))
@@ -53,7 +51,7 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    limit: tuple["Rows", int] | None = None,
+    limit: tuple[Rows, int] | None = None,
     **options,
 ) -> tuple[torch.Tensor, None]:
     """query: (B, H, R, D_head); key, value: (B, H_kv, K, D_head); attention_mask: (B, 1, R, K)
@@ -77,7 +75,7 @@ def attend(
 
 @torch.no_grad()
 def limit_streams(
-    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor, rows: "Rows", attended: int
+    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor, rows: Rows, attended: int
 ) -> torch.Tensor:
     """A mask for each head, (B, H, R, K), from the one for all, (B, 1, R, K).
 

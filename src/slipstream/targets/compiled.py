@@ -8,7 +8,6 @@ eager layers are the reference; prompts, pruned rows and training always run eag
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,20 +16,19 @@ from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.targets.packed import is_packed
 from slipstream.targets.quantized import is_quantized
-
-if TYPE_CHECKING:
-    from slipstream.targets.target import Rows, Target
+from slipstream.targets.rows import Rows
+from slipstream.targets.target import Target
 
 MODES = ("auto", "off", "reduce-overhead")
+# Slots are counted in multiples of this: a graph serves so many committed lengths.
 GRANULARITY = 256
-"""Slots are counted in multiples of this: a graph serves so many committed lengths."""
+# How many spans may be compiled: of all targets, with one row or several.
 COMPILED = 256
-"""How many spans may be compiled: of all targets, with one row or several."""
+# Caches have a multiple of so many slots, so that most prompts find one that is there.
 CAPACITY = 1024
-"""Caches have a multiple of so many slots, so that most prompts find one that is there."""
 
 
-def compile_target(target: "Target", mode: str) -> "Target":
+def compile_target(target: Target, mode: str) -> Target:
     """Let the steps of decoding with `target` run compiled, as `engine.compile` says.
 
     mode: 'off'; 'reduce-overhead'; 'auto', which is 'reduce-overhead' on a CUDA device for a whole
@@ -48,7 +46,7 @@ def compile_target(target: "Target", mode: str) -> "Target":
     return target
 
 
-def compile_like(other: "Target", target: "Target") -> None:
+def compile_like(other: Target, target: Target) -> None:
     """Let steps with `other`, which takes part in decoding with `target`, run compiled if those
     with `target` do and `other` can."""
     if other.compiled is None and target.compiled is not None and not _obstacle(other):
@@ -56,7 +54,7 @@ def compile_like(other: "Target", target: "Target") -> None:
 
 
 @contextmanager
-def uncompiled(target: "Target") -> Iterator[None]:
+def uncompiled(target: Target) -> Iterator[None]:
     """Steps run eagerly: graphs know the arithmetic alone that they were captured with."""
     compiled, target.compiled = target.compiled, None
     try:
@@ -65,7 +63,7 @@ def uncompiled(target: "Target") -> Iterator[None]:
         target.compiled = compiled
 
 
-def _obstacle(target: "Target") -> str | None:
+def _obstacle(target: Target) -> str | None:
     """Why a target cannot be compiled, and what to do about it."""
     if is_packed(target.model):
         return "weights reordered for a CPU cannot be compiled; set target.packed=false"
@@ -73,25 +71,21 @@ def _obstacle(target: "Target") -> str | None:
         return "quantised weights are not compiled; set target.quantization=null"
     if target.num_parallel > 1 or hasattr(target.model, "hf_device_map"):
         return "a target spread over devices is not compiled; load it whole"
-    if {"dynamic", "longrope"} & set(_rope_types(target.model.config)):
+    # Of all layers, or of each kind of layers.
+    rope = getattr(target.model.config, "rope_parameters", None) or {}
+    kinds = [each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)]
+    if "dynamic" in kinds or "longrope" in kinds:
         return (
             "rotary positions that depend on the length are not compiled; set engine.compile=auto"
         )
     return None
 
 
-def _rope_types(config) -> list[str]:
-    """The kinds of rotary positions of a config, which may differ between kinds of layers."""
-    settings = getattr(config, "rope_parameters", None) or {}
-    each = [settings, *(value for value in settings.values() if isinstance(value, dict))]
-    return [found["rope_type"] for found in each if "rope_type" in found]
-
-
 class CompiledLayers:
     """Runs spans of a target's layers over rows with a mask; those that come again in every step
     are compiled and, where `replays` says so, captured as graphs."""
 
-    def __init__(self, target: "Target"):
+    def __init__(self, target: Target):
         # Spans of all targets share one function, which is compiled for each of them.
         torch._dynamo.config.recompile_limit = max(COMPILED, torch._dynamo.config.recompile_limit)
         self.target = target
@@ -111,12 +105,10 @@ class CompiledLayers:
             self._cache = allocate(capacity, batch, GRANULARITY)
         return self._cache.emptied()
 
-    def __call__(
-        self, modules: Sequence[nn.Module], rows: "Rows", cache: StepCache
-    ) -> torch.Tensor:
+    def __call__(self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache) -> torch.Tensor:
         """(B, R, D) hidden states after the layers `modules`, whose keys and values are staged
         where the mask has its last R columns."""
-        inputs = rows.hidden, rows.positions, rows.mask, rows.seen
+        inputs = rows.hidden, rows.positions, rows.mask
         modules, layers = list(modules), cache.layers
         cache.check_room(rows.mask.shape[-1] - cache.slots)
         if not rows.repeats:
@@ -125,7 +117,7 @@ class CompiledLayers:
         span = self._compiled if rows.acting is None else self._span
         if not self.replays:
             return span(modules, layers, *inputs)
-        shapes = tuple(None if given is None else given.shape for given in inputs)
+        shapes = tuple(given.shape for given in inputs)
         place = layers[0][0].data_ptr(), layers[0][0].shape
         key = id(modules[0]), id(modules[-1]), id(rows.acting), rows.num_nodes, shapes, place
         if key not in self._graphs:
@@ -133,10 +125,8 @@ class CompiledLayers:
             self._graphs[key] = _Graph(lambda *given: span(modules, layers, *given), inputs, kept)
         return self._graphs[key](inputs)
 
-    def _span(self, modules, layers, hidden, positions, mask, seen) -> torch.Tensor:
-        from slipstream.targets.target import Rows
-
-        rows = Rows(hidden, positions, mask, seen=seen)
+    def _span(self, modules, layers, hidden, positions, mask) -> torch.Tensor:
+        rows = Rows(hidden, positions, mask)
         slots = _Slots(layers, mask.shape[-1] - hidden.shape[1])
         return self.target.run_each(modules, rows, slots).hidden
 
@@ -169,7 +159,7 @@ class _Graph:
 
     def __init__(self, run: Callable[..., torch.Tensor], inputs: Sequence, kept: object):
         self._kept = kept
-        self._inputs = [None if given is None else given.clone() for given in inputs]
+        self._inputs = [given.clone() for given in inputs]
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):  # compilation, autotuning and workspaces, before capture
@@ -182,9 +172,8 @@ class _Graph:
         with torch.cuda.graph(self._graph, pool=_Graph._pool):
             self._output = run(*self._inputs)
 
-    def __call__(self, inputs: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         for own, given in zip(self._inputs, inputs, strict=True):
-            if own is not None:
-                own.copy_(given)
+            own.copy_(given)
         self._graph.replay()
         return self._output.clone()

@@ -1,4 +1,4 @@
-"""One short adapter per architecture family: where its parts are and how its layers are called.
+"""Where the parts of each architecture family are, and how its layers are called.
 
 Everything that differs between transformers' decoder classes is here, and nothing else: adding a
 family is one subclass of `Family` and one line in `FAMILIES`. Decoder layers are called as they
@@ -18,31 +18,24 @@ class Family:
     """Llama-like decoders: rotary positions, pre-norm, separate projections, an MLP module.
 
     attention: the implementation its modules run with; attention_linears, mlp_linears: names of the
-    linears inside a layer; mlp: name of the MLP module, or None for families whose layers have
-    none; value_linear: the linear that computes the values (see `values_of`).
+    linears inside a layer; value_linear: the one that computes the values (see `values_of`); mlp:
+    name of the MLP module, None where layers have none; layer_list, final_norm: names inside the
+    decoder; cache_argument: what a layer calls its cache.
     """
 
     attention = "sdpa"
-    attention_linears = (
-        "self_attn.q_proj",
-        "self_attn.k_proj",
-        "self_attn.v_proj",
-        "self_attn.o_proj",
-    )
+    attention_linears = tuple(f"self_attn.{name}_proj" for name in "qkvo")
     mlp_linears = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-    mlp: str | None = "mlp"
     value_linear = "self_attn.v_proj"
+    mlp: str | None = "mlp"
+    layer_list, final_norm = "layers", "norm"
+    cache_argument = "past_key_values"
 
     def __init__(self, model: nn.Module):
-        self.model, self.config = model, model.config
-
-    @property
-    def decoder(self) -> nn.Module:
-        return self.model.model
-
-    @property
-    def layers(self) -> nn.ModuleList:
-        return self.decoder.layers
+        self.config, self.decoder = model.config, model.get_decoder()
+        self.embeddings = model.get_input_embeddings()
+        self.layers: nn.ModuleList = getattr(self.decoder, self.layer_list)
+        self.max_positions: int = model.config.max_position_embeddings
 
     @property
     def cache_shape(self) -> tuple[int, int]:
@@ -50,10 +43,6 @@ class Family:
         heads = self.config.num_attention_heads
         size = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
         return getattr(self.config, "num_key_value_heads", heads), size
-
-    @property
-    def max_positions(self) -> int:
-        return self.config.max_position_embeddings
 
     def window(self, layer: nn.Module) -> int | None:
         """How many positions a row of this layer may look back, its own included; None for all."""
@@ -69,10 +58,12 @@ class Family:
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """(B, R) ids at (B, R) positions -> (B, R, D)."""
-        return self.decoder.embed_tokens(ids)
+        return self.embeddings(ids)
 
     def rotary(self, hidden: torch.Tensor, positions: torch.Tensor) -> Rotary:
         """Cosines and sines of (B, R) positions, or None for families with learned positions."""
+        if not hasattr(self.decoder, "rotary_emb"):
+            return None
         return self.decoder.rotary_emb(hidden, position_ids=positions)
 
     def run_layer(
@@ -89,42 +80,27 @@ class Family:
             hidden,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             position_embeddings=rotary,
+            **{self.cache_argument: cache},
         )
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """The final norm, and whatever else stands between the layers and the LM head."""
-        return self.decoder.norm(hidden)
+        return getattr(self.decoder, self.final_norm)(hidden)
 
 
 class OPTFamily(Family):
     """OPT: learned positions at the embedding, no MLP module, optional projections in and out."""
 
-    attention_linears = (
-        "self_attn.q_proj",
-        "self_attn.k_proj",
-        "self_attn.v_proj",
-        "self_attn.out_proj",
-    )
+    attention_linears = tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v", "out"))
     mlp_linears = ("fc1", "fc2")
     mlp = None
 
-    @property
-    def decoder(self) -> nn.Module:
-        return self.model.model.decoder
-
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        hidden = self.decoder.embed_tokens(ids)
+        hidden = self.embeddings(ids)
         if self.decoder.project_in is not None:
             hidden = self.decoder.project_in(hidden)
         return hidden + self.decoder.embed_positions(None, 0, position_ids=positions)
-
-    def rotary(self, hidden: torch.Tensor, positions: torch.Tensor) -> Rotary:
-        return None
-
-    def run_layer(self, layer, hidden, mask, positions, rotary, cache) -> torch.Tensor:
-        return layer(hidden, attention_mask=mask, position_ids=positions, past_key_values=cache)
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.decoder.final_layer_norm is not None:
@@ -136,36 +112,20 @@ class GPT2Family(Family):
     """GPT-2: learned positions at the embedding, one fused projection for query, key and value."""
 
     attention_linears = ("attn.c_attn", "attn.c_proj")
-    value_linear = "attn.c_attn"
     mlp_linears = ("mlp.c_fc", "mlp.c_proj")
-
-    @property
-    def decoder(self) -> nn.Module:
-        return self.model.transformer
-
-    @property
-    def layers(self) -> nn.ModuleList:
-        return self.decoder.h
+    value_linear = "attn.c_attn"
+    layer_list, final_norm = "h", "ln_f"
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self.decoder.wte(ids) + self.decoder.wpe(positions)
-
-    def rotary(self, hidden: torch.Tensor, positions: torch.Tensor) -> Rotary:
-        return None
-
-    def run_layer(self, layer, hidden, mask, positions, rotary, cache) -> torch.Tensor:
-        return layer(hidden, attention_mask=mask, past_key_values=cache)
-
-    def norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.decoder.ln_f(hidden)
+        return self.embeddings(ids) + self.decoder.wpe(positions)
 
 
 class Phi3Family(Family):
     """Phi-3: fused projections."""
 
     attention_linears = ("self_attn.qkv_proj", "self_attn.o_proj")
-    value_linear = "self_attn.qkv_proj"
     mlp_linears = ("mlp.gate_up_proj", "mlp.down_proj")
+    value_linear = "self_attn.qkv_proj"
 
 
 class GPTNeoFamily(GPT2Family):
@@ -173,9 +133,7 @@ class GPTNeoFamily(GPT2Family):
     an unpadded sequence, so what it does is done here, with its own linears."""
 
     attention = "eager"
-    attention_linears = tuple(
-        f"attn.attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")
-    )
+    attention_linears = tuple(f"attn.attention.{name}_proj" for name in ("q", "k", "v", "out"))
     value_linear = "attn.attention.v_proj"
 
     def window(self, layer: nn.Module) -> int | None:
@@ -202,38 +160,17 @@ class GPTNeoXFamily(Family):
     """GPT-NeoX and Pythia: query, key and value of a head side by side in one projection."""
 
     attention_linears = ("attention.query_key_value", "attention.dense")
-    value_linear = "attention.query_key_value"
     mlp_linears = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
-
-    @property
-    def decoder(self) -> nn.Module:
-        return self.model.gpt_neox
+    value_linear = "attention.query_key_value"
+    final_norm = "final_layer_norm"
+    cache_argument = "layer_past"
 
     def values_of(self, output: torch.Tensor) -> torch.Tensor:
         return output.unflatten(-1, (*self.cache_shape[:1], 3, -1))[..., 2, :]
 
-    def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self.decoder.embed_in(ids)
-
-    def run_layer(self, layer, hidden, mask, positions, rotary, cache) -> torch.Tensor:
-        return layer(
-            hidden,
-            attention_mask=mask,
-            position_ids=positions,
-            layer_past=cache,
-            position_embeddings=rotary,
-        )
-
-    def norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.decoder.final_layer_norm(hidden)
-
 
 FAMILIES: dict[str, type[Family]] = {
-    "llama": Family,
-    "mistral": Family,
-    "qwen2": Family,
-    "qwen3": Family,
-    "gemma": Family,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), Family),
     "phi3": Phi3Family,
     "opt": OPTFamily,
     "gpt2": GPT2Family,

@@ -15,27 +15,18 @@ from safetensors import SafetensorError
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
+from slipstream.targets import quantized
 from slipstream.targets.packed import pack_linears
-from slipstream.targets.quantized import (
-    is_quantized,
-    quantization_of,
-    quantization_settings,
-    settle,
-)
 from slipstream.targets.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-VOLATILE = (
-    "_name_or_path",
-    "dtype",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
+# What a model's config says that does not make it another model.
+VOLATILE = {
+    *("_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"),
     "quantization_config",
-)
-"""What a model's config says that does not make it another model."""
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -68,6 +59,45 @@ def load_target(
         raise InputError(f"target.dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
     if device == "meta":
         return _sketch(name, architecture, DTYPES[dtype])
+    device = _available(device)
+    placed = device_map is not None or quantization is not None or tensor_parallel
+    options = {"dtype": DTYPES[dtype] if placed else "auto"}  # cast and placed while it is loaded
+    if tensor_parallel:
+        options |= _tensor_parallel_options(device_map, quantization)
+    elif placed:
+        options["device_map"] = device_map or {"": device}
+    if quantization is not None:
+        options["quantization_config"] = quantized.settings(quantization, DTYPES[dtype])
+    location = locate(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(location)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            location, output_loading_info=True, **options
+        )
+    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
+        raise InputError(
+            f"target.name: {name!r} cannot be opened ({_reason(error)}); give a model folder, a "
+            "hub id, or slipstream/small-target"
+        ) from error
+    _check_content(model, found["missing_keys"], architecture or {}, name)
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    quantized.settle(model, reorder=packed and dtype == "bfloat16")
+    if adapter is not None:
+        model = _adapted(model, adapter)
+    target = Target(model.eval().requires_grad_(False), tokenizer, name)
+    target.fingerprint, target.adapter = fingerprint(target), adapter
+    if not placed and not quantized.is_quantized(model):
+        for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
+            parameter.data = parameter.data.to(DTYPES[dtype])
+        model.to(device)
+    if packed and target.device.type == "cpu" and (not placed or quantization):
+        pack_linears(model)
+    return target
+
+
+def _available(device: str) -> str:
+    """The device, 'auto' resolved; `InputError` where there is none."""
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     try:
         torch.empty(0, device=device)
@@ -75,45 +105,7 @@ def load_target(
             torch.cuda.set_device(device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"target.device: {device!r} is not available here; try 'cpu'") from error
-    location, options = locate(name), {"dtype": "auto"}
-    placed = device_map is not None or quantization is not None or tensor_parallel
-    if tensor_parallel:
-        options = {"dtype": DTYPES[dtype]} | _tensor_parallel_options(device_map, quantization)
-    elif device_map is not None or quantization is not None:  # cast and placed while it is loaded
-        options = {"dtype": DTYPES[dtype], "device_map": device_map or {"": device}}
-    if quantization is not None:
-        options["quantization_config"] = quantization_settings(quantization, DTYPES[dtype])
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(location)
-        model, found = AutoModelForCausalLM.from_pretrained(
-            location, output_loading_info=True, **options
-        )
-    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise InputError(
-            f"target.name: {name!r} cannot be opened ({reason}); give a model folder, a hub id, or "
-            "slipstream/small-target"
-        ) from error
-    if missing := sorted(found["missing_keys"]):  # transformers gives these random values
-        raise InputError(
-            f"target.name: {name!r} lacks {len(missing)} tensors, such as {missing[0]!r}; copy or "
-            "download its files again"
-        )
-    _check_architecture(model, architecture or {}, name)
-    if chat_template is not None:
-        tokenizer.chat_template = chat_template
-    settle(model, reorder=packed and dtype == "bfloat16")
-    if adapter is not None:
-        model = _adapted(model, adapter)
-    target = Target(model.eval().requires_grad_(False), tokenizer, name)
-    target.fingerprint, target.adapter = fingerprint(target), adapter
-    if not placed and not is_quantized(model):
-        for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
-            parameter.data = parameter.data.to(DTYPES[dtype])
-        model.to(device)
-    if packed and target.device.type == "cpu" and (not placed or quantization):
-        pack_linears(model)
-    return target
+    return device
 
 
 def _tensor_parallel_options(device_map, quantization) -> dict[str, object]:
@@ -147,7 +139,14 @@ def _sketch(name: str, architecture: dict | None, dtype: torch.dtype) -> Target:
     return Target(model.eval().requires_grad_(False), name=name)
 
 
-def _check_architecture(model: "PreTrainedModel", architecture: dict, name: str) -> None:
+def _check_content(
+    model: "PreTrainedModel", missing: set[str], architecture: dict, name: str
+) -> None:
+    if missing:  # transformers gives these random values
+        raise InputError(
+            f"target.name: {name!r} lacks {len(missing)} tensors, such as {min(missing)!r}; copy "
+            "or download its files again"
+        )
     for key, expected in architecture.items():
         found = getattr(model.config, key, None)
         if found != expected:
@@ -162,18 +161,19 @@ def _adapted(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":
     the adapter runs beside them."""
     from peft import PeftModel
 
-    quantized = is_quantized(model)
+    beside = quantized.is_quantized(model)
     try:
-        adapted = PeftModel.from_pretrained(model if quantized else model.float(), adapter)
-        if quantized:
-            return adapted.get_base_model()
-        return adapted.merge_and_unload(safe_merge=True)
+        adapted = PeftModel.from_pretrained(model if beside else model.float(), adapter)
+        return adapted.get_base_model() if beside else adapted.merge_and_unload(safe_merge=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise InputError(
-            f"target.adapter: {adapter!r} cannot be merged into this target ({reason}); give the "
-            "folder of an adapter that was trained on it, or null"
+            f"target.adapter: {adapter!r} cannot be merged into this target ({_reason(error)}); "
+            "give the folder of an adapter that was trained on it, or null"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")
 
 
 def target_of(model: torch.nn.Module) -> Target:
@@ -215,9 +215,8 @@ def fingerprint(target: Target) -> dict[str, str]:
     it casts, so neither does the dtype it is used in. Of quantised weights their scales count.
     Raises `InputError` for weights that are not all finite.
     """
-    config = target.model.config.to_diff_dict()
-    for volatile in VOLATILE:
-        config.pop(volatile, None)
+    said = target.model.config.to_diff_dict()
+    config = {key: value for key, value in said.items() if key not in VOLATILE}
     weights = hashlib.sha256()
     for name, tensor in sorted(_state(target.model).items()):
         if not tensor.is_floating_point():
@@ -240,13 +239,9 @@ def fingerprint(target: Target) -> dict[str, str]:
         "vocabulary": sorted(vocabulary_of(target).items(), key=lambda entry: entry[1]),
         "chat_template": getattr(target.tokenizer, "chat_template", None),
     }
-    parts = {
-        "config": _digest(config),
-        "tokenizer": _digest(tokenizer),
-        "weights": weights.hexdigest(),
-    }
-    quantization = quantization_of(target.model)
-    return parts if quantization is None else parts | {"quantization": quantization}
+    parts = {"config": _digest(config), "tokenizer": _digest(tokenizer)}
+    parts |= {"weights": weights.hexdigest(), "quantization": quantized.kind_of(target.model)}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:

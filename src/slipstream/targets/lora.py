@@ -48,15 +48,15 @@ def with_lora(target: Target, settings: LoraSettings) -> tuple[Target, dict[str,
 
     family = target.family
     linears = family.attention_linears + family.mlp_linears
-    modules = list(settings.modules or linears)
-    layers = list(range(target.num_layers)) if settings.layers is None else list(settings.layers)
-    unknown = [name for name in modules if name not in linears]
-    if unknown:
-        raise InputError(
-            f"lora.modules: {unknown[0]!r} is no linear of this architecture; choose among "
-            f"{', '.join(linears)}"
-        )
-    if any(not 0 <= layer < target.num_layers for layer in layers):
+    modules, known = list(settings.modules or linears), range(target.num_layers)
+    layers = list(known if settings.layers is None else settings.layers)
+    for name in modules:
+        if name not in linears:
+            raise InputError(
+                f"lora.modules: {name!r} is no linear of this architecture; choose among "
+                f"{', '.join(linears)}"
+            )
+    if not set(layers) <= set(known):
         raise InputError(f"lora.layers: must be within 0..{target.num_layers - 1}")
     config = LoraConfig(
         r=settings.rank,
@@ -74,15 +74,6 @@ def with_lora(target: Target, settings: LoraSettings) -> tuple[Target, dict[str,
         parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
         parameter.requires_grad_(True)
     return _target_like(target, model), trained
-
-
-def set_dropout(target: Target, training: bool) -> None:
-    """Switch the dropout of an adapted target's LoRA layers on or off."""
-    from peft.tuners.lora import LoraLayer
-
-    for module in target.model.modules():
-        if isinstance(module, LoraLayer):
-            module.lora_dropout.train(training)
 
 
 def merge(target: Target, packed: bool) -> Target:

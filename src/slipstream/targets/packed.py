@@ -54,16 +54,21 @@ def pack_linears(module: nn.Module) -> int:
     """
     from transformers.pytorch_utils import Conv1D
 
-    count = 0
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            weight = getattr(child, "weight", None)
-            if type(child) not in (nn.Linear, Conv1D) or not packing_available(weight.dtype):
-                continue
-            matrix = weight.t() if type(child) is Conv1D else weight
-            setattr(parent, name, PackedLinear(matrix, child.bias))
-            count += 1
-    return count
+    found = [
+        (name, child)
+        for name, child in module.named_modules()
+        if name and type(child) in (nn.Linear, Conv1D) and packing_available(child.weight.dtype)
+    ]
+    for name, child in found:
+        module.set_submodule(name, PackedLinear(matrix_of(child), child.bias))
+    return len(found)
+
+
+def unpack_linears(module: nn.Module) -> None:
+    """Replace every packed linear below `module` by an ordinary one, bit for bit the same."""
+    for name, child in list(module.named_modules()):
+        if name and isinstance(child, PackedLinear):
+            module.set_submodule(name, frozen_linear(child.weight, child.bias))
 
 
 def is_packed(module: nn.Module) -> bool:
@@ -71,13 +76,15 @@ def is_packed(module: nn.Module) -> bool:
     return any(isinstance(child, PackedLinear) for child in module.modules())
 
 
-def unpack_linears(module: nn.Module) -> None:
-    """Replace every packed linear below `module` by an ordinary one, bit for bit the same."""
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, PackedLinear):
-                linear = nn.Linear(child.in_features, child.out_features, child.bias is not None)
-                linear.weight = nn.Parameter(child.weight, requires_grad=False)
-                if child.bias is not None:
-                    linear.bias = nn.Parameter(child.bias, requires_grad=False)
-                setattr(parent, name, linear)
+def matrix_of(linear: nn.Module) -> torch.Tensor:
+    """The (out, in) matrix of a linear layer, also of GPT-2's Conv1D."""
+    return linear.weight.t() if hasattr(linear, "nx") else linear.weight
+
+
+def frozen_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear:
+    """A linear layer with these numbers, (out, in) and (out,)."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return linear

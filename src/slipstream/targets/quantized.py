@@ -16,7 +16,7 @@ from slipstream.targets.packed import PackedLinear
 QUANTIZATIONS = ("int8", "nf4")
 
 
-def quantization_settings(kind: str, dtype: torch.dtype):
+def settings(kind: str, dtype: torch.dtype):
     """What `from_pretrained` takes as quantization_config; NF4 computes in `dtype`.
 
     int8 without outlier columns (`llm_int8_threshold=0`): they are picked over all rows of a
@@ -44,7 +44,7 @@ def quantization_settings(kind: str, dtype: torch.dtype):
     )
 
 
-def quantization_of(model: nn.Module) -> str | None:
+def kind_of(model: nn.Module) -> str | None:
     """'int8', 'nf4' (or bitsandbytes' other 4-bit type, 'fp4'), or None."""
     if getattr(model, "is_loaded_in_8bit", False):
         return "int8"
@@ -82,7 +82,7 @@ def tensors_of(model: nn.Module) -> list[torch.Tensor]:
 
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of all weights, scales of quantised ones included; reordered ones count as before."""
-    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    size = model.get_memory_footprint()
     for module in model.modules():
         if isinstance(module, PackedLinear):
             size += module.packed.numel() * module.packed.element_size()

@@ -1,29 +1,68 @@
-"""A small model that reads along: it keeps its own cache over the texts of a batch.
+"""Reading texts with a model and a cache: prompts, and what draft models and verifiers follow.
 
-Draft models and verifiers look at text through it. It knows nothing of drafts, of sampling or of
-the target that decides.
+Nothing here knows of drafts, of sampling or of the target that decides.
 """
+
+from collections.abc import Sequence
 
 import torch
 
+from slipstream.core.cache import StepCache
 from slipstream.core.masks import causal_mask, tree_mask
+from slipstream.core.transfer import on_device
+from slipstream.targets.rows import LayerVisitor, Rows
 from slipstream.targets.target import Target
 
 
-class Reader:
-    """`model` reading the texts of a batch, each at its own length."""
+def read_on(
+    model: Target,
+    tokens: list[list[int]],
+    cache: StepCache,
+    visitors: Sequence[LayerVisitor] = (),
+    last: torch.Tensor | None = None,
+    width: int = 0,
+) -> Rows:
+    """Run the new tokens of B texts behind what is committed of each, and commit them.
 
-    def __init__(self, model: Target):
-        self.model = model
-        self.cache = None
+    Rows are right-padded to the most tokens that any text has, at least to `width`; a text may have
+    none. last: as in `Rows`. Rows of up to two tokens, or of `width`, come again in every step.
+    """
+    often = max(width, 2)
+    width = max(width, *map(len, tokens))
+    device = model.device
+    ids = on_device([own + [0] * (width - len(own)) for own in tokens], device)
+    positions = cache.ends[:, None] + torch.arange(width, device=device)
+    mask = None
+    if cache.bound and (model.compiled is not None or width > 1 or not cache.level):
+        causal = causal_mask(width, device).expand(len(tokens), -1, -1)
+        mask = tree_mask(causal, cache.slots, cache.sees())
+    rows = model.forward(
+        ids,
+        positions.clamp(max=model.max_positions - 1),
+        mask,
+        cache,
+        visitors,
+        last=last,
+        repeats=mask is not None and width <= often,
+    )
+    cache.commit_first([len(own) for own in tokens])
+    return rows
 
-    def begin(self, capacity: int, count: int) -> None:
-        """Start over with `count` texts of up to `capacity` tokens."""
-        self.cache = self.model.new_cache(capacity, count)
 
-    def leave(self, kept: list[int]) -> None:
+class CachedModel:
+    """`model` reading `count` texts, each at its own length, of up to `longest` tokens; at most
+    `ahead` tokens of one are read at a time while others may be longer."""
+
+    def __init__(self, model: Target, longest: int, count: int, ahead: int = 0):
+        self.model, self.cache = model, model.new_cache(longest + ahead, count)
+
+    def keep(self, texts: list[int]) -> None:
         """Only these texts go on (ascending)."""
-        self.cache.keep_sequences(kept)
+        self.cache.keep_sequences(texts)
+
+    def join(self, other: "CachedModel") -> None:
+        """The texts of `other` come after these."""
+        self.cache = joined(self.model, self.cache, other.cache)
 
     def unread(self, texts: list[list[int]]) -> list[list[int]]:
         """What of each text is still to be read."""
@@ -38,24 +77,15 @@ class Reader:
 
         Texts without new tokens have something meaningless there.
         """
-        states = self.states(tokens)
+        states = read_on(self.model, tokens, self.cache).hidden
         return states[range(len(tokens)), [max(0, len(own) - 1) for own in tokens]]
 
-    def states(self, tokens: list[list[int]]) -> torch.Tensor:
-        """Read on; (B, R, D) states of all new tokens before the final norm, R the most that any
-        text has, right-padded with something meaningless."""
-        cache, device, width = self.cache, self.model.device, max(map(len, tokens))
-        ids = torch.tensor([own + [0] * (width - len(own)) for own in tokens], device=device)
-        lengths = torch.tensor(cache.lengths, device=device)[:, None]
-        positions = lengths + torch.arange(width, device=device)
-        mask = None
-        masked = self.model.compiled is not None or width > 1 or min(cache.lengths) < cache.slots
-        if cache.length and masked:
-            causal = causal_mask(width, device).repeat(len(tokens), 1, 1)
-            mask = tree_mask(cache.lengths, causal, cache.slots)
-        positions = positions.clamp(max=self.model.max_positions - 1)
-        rows = self.model.forward(
-            ids, positions, mask, cache, repeats=mask is not None and width <= 2
-        )
-        cache.commit_each([list(range(len(own))) for own in tokens])
-        return rows.hidden
+
+def joined(model: Target, first: StepCache, second: StepCache) -> StepCache:
+    """One cache with the sequences of both, large enough for each."""
+    # The capacity of both: what is copied must not lie where it is copied to.
+    capacity = max(first.capacity, second.capacity)
+    count = len(first.lengths) + len(second.lengths)
+    cache = model.new_cache(capacity, count)
+    cache.take_in(first, second)
+    return cache

@@ -1,123 +1,35 @@
 """Target: the causal language model whose output is sped up, as a few calls on rows.
 
-A *row* is one position in a forward: a token with its position and its line of the attention mask.
-A forward is: embed the rows, run layers, norm, head. Between two layers a `LayerVisitor` may drop
-rows (pruning) or add rows (streams), which is how a drafter takes part in the verifying forward
-without the engine knowing it. Nothing here knows trees, verification or sampling.
+A forward is: embed the rows, run layers with visitors between them, norm, head. Nothing here knows
+verification or sampling.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import chain
 
 import torch
 from torch import nn
 
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
-from slipstream.core.masks import causal_mask, window_mask
+from slipstream.core.trees import Trees
 from slipstream.targets.attention import our_attention
-from slipstream.targets.compiled import CompiledLayers
 from slipstream.targets.families import Family, family_of
-
-
-@dataclass
-class Rows:
-    """Rows on their way through the layers.
-
-    hidden: (B, R, D); positions: (B, R); mask: (B, 1, R, K) boolean, or None (plain causal
-    over an empty cache; without a visitor also a single row that sees everything). Node rows
-    come first; the last `num_stream_rows` rows were added by a visitor, equally many for each of
-    `owners`, (B, P) indices of node rows, -1 for none. seen: (B, K - R) positions of the slots
-    before the rows, None for 0, 1, 2 and so on. kept: which node rows of the forward are still
-    there, None for all; kept_from: the first layer that ran without the others. repeats: whether
-    rows of these shapes come in every step, so that their layers may run compiled; acting: what
-    changes how layers treat the stream rows, if anything does.
-    """
-
-    hidden: torch.Tensor
-    positions: torch.Tensor
-    mask: torch.Tensor | None
-    num_stream_rows: int = 0
-    owners: torch.Tensor | None = None
-    seen: torch.Tensor | None = None
-    kept: list[int] | None = None
-    kept_from: int = 0
-    repeats: bool = False
-    acting: object = None
-
-    @property
-    def num_nodes(self) -> int:
-        return self.hidden.shape[1] - self.num_stream_rows
-
-    def mask_within(self, window: int | None, committed: int) -> torch.Tensor | None:
-        """The mask in layers whose rows look back over `window` positions, their own included.
-
-        committed: slots before the rows. As long as all slots fit the window, nothing changes.
-        """
-        slots = committed + self.hidden.shape[1]
-        if window is None or (self.seen is None and slots <= window):
-            return self.mask
-        device, mask, seen = self.hidden.device, self.mask, self.seen
-        if mask is None:
-            mask = causal_mask(slots, device)[None, None, committed:]
-        if seen is None:
-            seen = torch.arange(committed, device=device).expand(len(self.positions), -1)
-        return mask & window_mask(torch.cat([seen, self.positions], 1), self.positions, window)
-
-    def keep(self, nodes: list[int], layer: int) -> None:
-        """Let only these node rows and their streams (of all nodes or none) go on, from `layer` on;
-        they see one another and all committed tokens as before."""
-        count, streams = self.num_nodes, self.num_stream_rows // self.num_nodes
-        rows = [*nodes, *(count + node * streams + j for node in nodes for j in range(streams))]
-        committed = self.mask.shape[-1] - self.hidden.shape[1]
-        columns = [*range(committed), *(committed + row for row in rows)]
-        self.hidden, self.positions = self.hidden[:, rows], self.positions[:, rows]
-        self.mask = self.mask[:, :, rows][..., columns]
-        self.num_stream_rows = streams * len(nodes)
-        if self.owners is not None:
-            self.owners = torch.arange(len(nodes), device=self.hidden.device)[None]
-        self.kept, self.kept_from, self.repeats = nodes, layer, False
-
-
-class LayerVisitor(Protocol):
-    """Something that looks at, drops or adds rows before layer `layer` of a forward."""
-
-    layer: int
-
-    def visit(self, rows: Rows) -> AbstractContextManager[Rows]:
-        """The rows that go on; the context stays open while the layers above run."""
-
-
-class Watch:
-    """A visitor that remembers the main rows before a layer, (B, R, D), and changes nothing."""
-
-    def __init__(self, layer: int):
-        self.layer = layer
-        self.hidden: torch.Tensor | None = None
-
-    @contextmanager
-    def visit(self, rows: Rows) -> Iterator[Rows]:
-        self.hidden = rows.hidden[:, : rows.num_nodes]
-        yield rows
+from slipstream.targets.rows import LayerVisitor, Rows
 
 
 def token_ids(ids: int | list[int] | torch.Tensor | None) -> frozenset[int]:
     """One token id, several or none, as a generation config has them."""
-    if isinstance(ids, torch.Tensor):
-        ids = ids.tolist()
-    if ids is None:
-        return frozenset()
-    return frozenset([ids]) if isinstance(ids, int) else frozenset(ids)
+    ids = ids.tolist() if isinstance(ids, torch.Tensor) else ids
+    return frozenset([ids] if isinstance(ids, int) else ids or ())
 
 
 def device_of(module: nn.Module) -> torch.device:
     """Where a module runs: with a device map its weights may lie elsewhere until then."""
-    hook = getattr(module, "_hf_hook", None)
-    device = getattr(hook, "execution_device", None)
+    device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
     if device is None:
-        return next(iter([*module.parameters(), *module.buffers()])).device
+        device = next(chain(module.parameters(), module.buffers())).device
     return torch.device(device)
 
 
@@ -140,7 +52,7 @@ class Target:
         self.max_positions = self.family.max_positions
         self.fingerprint: dict[str, str] = {}
         self.adapter: str | None = None
-        self.compiled: CompiledLayers | None = None
+        self.compiled = None  # or `CompiledLayers`, which run the layers of decoding steps
 
     @property
     def device(self) -> torch.device:
@@ -160,9 +72,10 @@ class Target:
         """Token ids that end an answer, as `generate` has them."""
         return token_ids(self.model.generation_config.eos_token_id)
 
-    def new_cache(self, capacity: int, batch_size: int = 1) -> StepCache:
-        """An empty cache with at least `capacity` slots for every layer."""
-        if self.compiled is not None:
+    def new_cache(self, capacity: int, batch_size: int = 1, steps: bool = True) -> StepCache:
+        """An empty cache with at least `capacity` slots for every layer; steps: whether decoding
+        steps use it, or a prompt alone."""
+        if self.compiled is not None and steps:
             return self.compiled.new_cache(self._allocate, capacity, batch_size)
         return self._allocate(capacity, batch_size)
 
@@ -184,7 +97,7 @@ class Target:
 
     def run_layers(self, layers: range, rows: Rows, cache: StepCache | None) -> Rows:
         """Run a span of the target's own layers; replaces `rows.hidden`."""
-        return self.run_modules(self.family.layers[layers.start : layers.stop], rows, cache)
+        return self.run_modules(list(self.family.layers)[layers.start : layers.stop], rows, cache)
 
     def run_modules(
         self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache | None
@@ -193,8 +106,7 @@ class Target:
         if not len(modules):
             return rows
         with our_attention(self.model.config):
-            steps = isinstance(cache, StepCache) and rows.mask is not None
-            if self.compiled is not None and steps:
+            if self.compiled and isinstance(cache, StepCache) and rows.mask is not None:
                 rows.hidden = self.compiled(modules, rows, cache)
                 return rows
             return self.run_each(modules, rows, cache)
@@ -203,20 +115,18 @@ class Target:
         """The layers one by one, within `our_attention`: what is compiled, and its reference."""
         family, masks = self.family, {}
         rotary = family.rotary(rows.hidden, rows.positions)
+        if rows.mask is not None:
+            committed = rows.mask.shape[-1] - rows.hidden.shape[1]
+        else:
+            committed = 0 if cache is None else cache.slots
         for module in modules:
             window = family.window(module)
             if window not in masks:
-                masks[window] = rows.mask_within(window, self._committed(rows, cache))
+                masks[window] = rows.mask_within(window, committed)
             rows.hidden = family.run_layer(
                 module, rows.hidden, masks[window], rows.positions, rotary, cache
             )
         return rows
-
-    def _committed(self, rows: Rows, cache: StepCache | None) -> int:
-        """How many slots there are before the rows."""
-        if rows.mask is not None:
-            return rows.mask.shape[-1] - rows.hidden.shape[1]
-        return 0 if cache is None else cache.slots
 
     def forward(
         self,
@@ -225,15 +135,16 @@ class Target:
         mask: torch.Tensor | None,
         cache: StepCache | None,
         visitors: Sequence[LayerVisitor] = (),
-        seen: torch.Tensor | None = None,
+        trees: Trees | None = None,
+        last: torch.Tensor | None = None,
         repeats: bool = False,
     ) -> Rows:
         """All layers over the rows; the result's hidden states are before the final norm.
 
-        Visitors of one layer come in the order given. seen, repeats: as in `Rows`.
+        Visitors of one layer come in the order given. trees, last, repeats: as in `Rows`.
         """
         rows, done = self.embed(ids, positions, mask), 0
-        rows.seen, rows.repeats = seen, repeats
+        rows.trees, rows.last, rows.repeats = trees, last, repeats
         with ExitStack() as visits:
             for visitor in sorted(visitors, key=lambda visitor: visitor.layer):
                 rows = self.run_layers(range(done, visitor.layer), rows, cache)

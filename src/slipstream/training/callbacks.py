@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from itertools import chain
 
 import lightning as L
 import torch
@@ -20,21 +21,17 @@ class RunSummary(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        console, data = Console(), trainer.datamodule
-        trained = [p for p in module.parameters() if p.requires_grad]
-        num_trained = sum(p.numel() for p in trained)
-        num_total = sum(p.numel() for p in module.parameters())
+        console, data, samples = Console(), trainer.datamodule, trainer.datamodule.samples["train"]
+        trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        total = sum(p.numel() for p in module.parameters())
         console.print(
-            f"parameters: {num_trained:,} trained of {num_total:,} "
-            f"({100 * num_trained / num_total:.2f} %)"
+            f"parameters: {trained:,} trained of {total:,} ({100 * trained / total:.2f} %)\n"
+            f"memory estimate: {memory_estimate(module, data.batch_tokens) / 2**30:.2f} GiB\n"
+            f"data: {len(samples):,} training samples, "
+            f"{100 * data.supervised_share:.1f} % of their tokens supervised\n"
+            "first sample, supervised tokens in green:"
         )
-        console.print(f"memory estimate: {_gigabytes(memory_estimate(module, data.batch_tokens))}")
-        console.print(
-            f"data: {len(data.samples['train']):,} training samples, "
-            f"{100 * data.supervised_share:.1f} % of their tokens supervised"
-        )
-        console.print("first sample, supervised tokens in green:")
-        console.print(_masked(data.samples["train"][0], data.tokenizer))
+        console.print(_masked(samples[0], data.tokenizer))
 
 
 def memory_estimate(module: L.LightningModule, batch_tokens: int) -> int:
@@ -50,10 +47,6 @@ def memory_estimate(module: L.LightningModule, batch_tokens: int) -> int:
     layers = module.num_trained_layers
     per_token = 34 * config.hidden_size * layers * 2 + 4 * config.vocab_size
     return weights + optimiser + batch_tokens * module.rows_per_token * per_token
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"
 
 
 def _masked(sample: Sample, tokenizer) -> Text:
@@ -92,16 +85,12 @@ class SaveWhenInterrupted(L.Callback):
 
     on_validation_batch_start = on_train_end = on_train_batch_start
 
-    def on_exception(
-        self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: L.Trainer, _, exception: BaseException) -> None:
         if trainer.global_step and not isinstance(exception, InputError):
             trainer.save_checkpoint(self.path)
             print(f"interrupted; go on with resume={self.path}")
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict
-    ) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, _, checkpoint: dict) -> None:
         go_back_to_last_step(trainer, checkpoint)
 
 
@@ -115,33 +104,24 @@ class StopWhenNotFinite(L.Callback):
     def __init__(self) -> None:
         self.loss: torch.Tensor | float = 0.0
 
-    def on_before_backward(
-        self, trainer: L.Trainer, module: L.LightningModule, loss: torch.Tensor
-    ) -> None:
+    def on_before_backward(self, trainer: L.Trainer, _, loss: torch.Tensor) -> None:
         self.loss = self.loss + loss.detach()
 
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, module: L.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: L.Trainer, _, optimizer) -> None:
         losses, self.loss = torch.as_tensor(self.loss), 0.0
-        gradients = [
-            parameter.grad
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
+        parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        gradients = [each.grad for each in parameters if each.grad is not None]
         # In float16 Lightning scales losses, and leaves out steps whose gradients overflow.
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             gradients = []
         norm = torch.nn.utils.get_total_norm(gradients).to(losses.device)
-        for name, finite in zip(
-            ("loss", "gradient"), torch.stack([losses, norm]).isfinite().tolist(), strict=True
-        ):
-            if not finite:
-                raise InputError(
-                    f"training: the {name} of step {trainer.global_step + 1} is NaN or infinite; "
-                    "give a smaller training.learning_rate, or check the data and the target"
-                )
+        finite = torch.stack([losses, norm]).isfinite().tolist()
+        if not all(finite):
+            name = "gradient" if finite[0] else "loss"
+            raise InputError(
+                f"training: the {name} of step {trainer.global_step + 1} is NaN or infinite; "
+                "give a smaller training.learning_rate, or check the data and the target"
+            )
 
 
 class Progress(TQDMProgressBar):

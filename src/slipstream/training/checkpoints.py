@@ -16,9 +16,7 @@ class WholeCheckpoints(TorchCheckpointIO):
     another file system.
     """
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str, storage_options: Any = None
-    ) -> None:
+    def save_checkpoint(self, checkpoint: dict, path: str, storage_options: Any = None) -> None:
         write_atomically(path, lambda file: torch.save(checkpoint, file))
 
 
@@ -51,7 +49,6 @@ def go_back_to_last_step(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None
 def _repeat_validation(progress: dict[str, Any]) -> None:
     """Lightning goes on with a validation whose last batch was started and not processed."""
     before = progress["total"]["completed"] - progress["current"]["completed"]
-    progress["total"] = dict(
-        ready=before + 1, started=before + 1, processed=before, completed=before
-    )
+    begun = dict(ready=before + 1, started=before + 1)
+    progress["total"] = dict(begun, processed=before, completed=before)
     progress["current"] = dict.fromkeys(progress["current"], 0)

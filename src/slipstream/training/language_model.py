@@ -1,29 +1,31 @@
-"""Training a small language model on prompt/completion data, from scratch or on from another.
+"""Training language models on prompt/completion data: small ones, and LoRA layers of a target.
 
-This is how the models in `slipstream.assets` were made: next-token loss on completion tokens, or
-the distribution of a teacher there (a draft model learns what its target says). Nothing here knows
-of speculation.
+The first is how the models in `slipstream.assets` were made: next-token loss on completion tokens,
+or the distribution of a teacher there (a draft model learns what its target says). The second is
+the baseline that shared mode is compared with. Nothing here knows of speculation.
 """
 
 from pathlib import Path
 
-import lightning as L
 import torch
 import torch.nn.functional as F
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
+from slipstream.core.files import replaced_folder, write_text
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.tokenizer import train_tokenizer
+from slipstream.speculators.base import causal_rows
+from slipstream.speculators.head_loss import head_loss
 from slipstream.targets.loading import load_target
+from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.target import Target
-from slipstream.training.schedule import linear_schedule, total_steps
-from slipstream.training.settings import check_numbers
+from slipstream.training.module import TrainingModule
 
 
-class LanguageModelTraining(L.LightningModule):
-    """Next-token training of a transformers model.
+class LanguageModelTraining(TrainingModule):
+    """Next-token training of a transformers model, from scratch or on from another.
 
     architecture: `model_type` and the keyword arguments of its transformers config.
     tokenizer: folder of a tokenizer to share, or None to train one with `vocab_size` entries.
@@ -35,7 +37,7 @@ class LanguageModelTraining(L.LightningModule):
     """
 
     title = "Small language model"
-    rows_per_token = 1
+    betas = (0.9, 0.98)
 
     def __init__(
         self,
@@ -48,25 +50,22 @@ class LanguageModelTraining(L.LightningModule):
         weight_decay: float,
         warmup_steps: int,
     ):
-        super().__init__()
-        check_numbers(
-            learning_rate=learning_rate, weight_decay=weight_decay, warmup_steps=warmup_steps
-        )
+        super().__init__(learning_rate, weight_decay, warmup_steps)
         self.architecture, self.vocab_size = architecture, vocab_size
         self.tokenizer_path, self.start_from = tokenizer, start_from
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        self.warmup_steps = warmup_steps
         self.teacher = teacher
-        self.description = (
-            "Trained by Slipstream, next-token loss on completions."
-            if teacher is None
-            else f"Trained by Slipstream to predict as {teacher.name} does (forward KL)."
-        )
-        self.model, self.tokenizer, self.data = None, None, None
+        if teacher is not None:
+            how = f"to predict as {teacher.name} does (forward KL)"
+            self.description = f"Trained by Slipstream {how}."
 
     def prepare(self, data: PromptCompletionData) -> None:
         """Make (or open) the model and its tokenizer, and render the data."""
-        self.model, self.tokenizer = self._new(data) if self.start_from is None else self._opened()
+        if self.start_from is None:
+            self.model, self.tokenizer = self._new(data)
+        else:
+            opened = load_target(self.start_from, packed=False)  # in float32
+            self.model, self.tokenizer = opened.model, opened.tokenizer
+            self.model.requires_grad_(True).train()
         if self.teacher is not None:
             if self.teacher.tokenizer.get_vocab() != self.tokenizer.get_vocab():
                 raise InputError(
@@ -94,30 +93,15 @@ class LanguageModelTraining(L.LightningModule):
         )
         return AutoModelForCausalLM.from_config(config), tokenizer
 
-    def _opened(self) -> tuple:
-        """(model, tokenizer) of `start_from`, in float32."""
-        target = load_target(self.start_from, packed=False)
-        return target.model.requires_grad_(True).train(), target.tokenizer
-
-    @property
-    def model_config(self):
-        return self.model.config
-
-    @property
-    def num_trained_layers(self) -> int:
-        return self.model.config.num_hidden_layers
-
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Mean over the batch's supervised tokens of the cross-entropy, or of the KL divergence
-        from the teacher."""
+        """The cross-entropy, or the KL divergence from the teacher."""
         predicts = batch.supervised[:, 1:]
         hidden = self.model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
         logits = self.model.lm_head(hidden[:, :-1][predicts]).float()
         if self.teacher is None:
             return F.cross_entropy(logits, batch.ids[:, 1:][predicts])
         with torch.no_grad():
-            positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
-            rows = self.teacher.forward(batch.ids, positions.expand_as(batch.ids), None, None)
+            rows = causal_rows(self.teacher, batch.ids)
             teaching = self.teacher.logits(rows.hidden[:, :-1][predicts]).float()
         ours, theirs = logits.log_softmax(-1), teaching.log_softmax(-1)
         return F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
@@ -126,35 +110,50 @@ class LanguageModelTraining(L.LightningModule):
         if self.teacher is not None:
             self.teacher.model.to(self.device)
 
-    def training_step(self, batch: Batch, _: int) -> torch.Tensor:
-        loss = self.loss(batch)
-        self.log("train/loss", loss, prog_bar=True)
-        return loss
-
-    def validation_step(self, batch: Batch, _: int) -> None:
-        self.log(
-            "validation/loss",
-            self.loss(batch),
-            prog_bar=True,
-            batch_size=int(batch.supervised.sum()),
-        )
-
-    def configure_optimizers(self) -> dict[str, object]:
+    def groups(self) -> list[dict]:
         matrices = [p for p in self.parameters() if p.ndim >= 2]
         others = [p for p in self.parameters() if p.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": self.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.98))
-        steps = total_steps(self.trainer, len(self.data.train_dataloader()))
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": linear_schedule(optimizer, self.warmup_steps, steps),
-        }
+        return [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
 
     def save(self, folder: Path, card: str) -> None:
         """Write the model in bfloat16, the tokenizer and the card to `folder`."""
-        self.model.to(torch.bfloat16).save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        with replaced_folder(folder) as made:
+            self.model.to(torch.bfloat16).save_pretrained(made)
+            self.tokenizer.save_pretrained(made)
+            write_text(made / "README.md", card)
+
+
+class FineTuning(TrainingModule):
+    """Cross-entropy of the completion tokens, LoRA layers of the target alone are trained.
+
+    It writes a PEFT adapter folder, which `target.adapter=FOLDER` and PEFT itself open.
+    """
+
+    title = "LoRA adapter"
+    checkpointed = ".lora_"
+
+    def __init__(
+        self,
+        target: Target,
+        lora: LoraSettings,
+        learning_rate: float,
+        weight_decay: float,
+        warmup_steps: int,
+    ):
+        super().__init__(learning_rate, weight_decay, warmup_steps)
+        if target is None:
+            raise InputError("target: a target is needed to fine-tune it")
+        target.model.requires_grad_(False)
+        self.target, _ = with_lora(target, lora)
+        self.model = self.target.model
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        rows = causal_rows(self.target, batch.ids)
+        predicts = batch.supervised[:, 1:]
+        hidden = self.target.norm(rows.hidden[:, :-1][predicts])
+        return head_loss(self.target.head, hidden, batch.ids[:, 1:][predicts])[0].mean()
+
+    def save(self, folder: Path, card: str) -> None:
+        with replaced_folder(folder) as made:
+            save_lora(made, self.target)
+            write_text(made / "README.md", card)

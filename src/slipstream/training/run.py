@@ -78,29 +78,18 @@ def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: 
 def card(module: L.LightningModule, config: dict, trainer: L.Trainer, score) -> str:
     """The model card of what was trained."""
     data = config["data"]
-    answers = ", answered by the target itself" if data["regenerate"] else ""
+    paths = [data["path"]] if isinstance(data["path"], str) else data["path"] or []
+    # without the folders of this machine
+    names = [Path(path).name for path in paths]
+    names = names or [source["name"] for source in (data["hub"] or {}).values()]
+    text = f"# {module.title}\n\n{module.description}\n\n"
+    text += f"- data: {', '.join(names or data['synthetic_kinds'])}"
+    text += ", answered by the target itself" if data["regenerate"] else ""
     if data["generated_rows"]:
         kinds = " and ".join(data["synthetic_kinds"])
-        answers += f", and {data['generated_rows']:,} generated prompts ({kinds}), sampled answers"
-    monitored = getattr(trainer.checkpoint_callback, "monitor", None)
-    lines = [
-        f"# {module.title}",
-        "",
-        module.description,
-        "",
-        f"- data: {', '.join(_sources(data))}{answers}",
-        f"- steps: {trainer.global_step}, seconds: {module.training_seconds:.0f}",
-    ]
+        text += f", and {data['generated_rows']:,} generated prompts ({kinds}), sampled answers"
+    text += f"\n- steps: {trainer.global_step}, seconds: {module.training_seconds:.0f}\n"
     if score is not None:
-        lines.append(f"- {monitored.replace('/', ' ')}: {float(score):.3f}")
-    return "\n".join(lines) + "\n"
-
-
-def _sources(data: dict) -> list[str]:
-    """Names of the data sets, without the folders of this machine."""
-    if data["path"]:
-        paths = [data["path"]] if isinstance(data["path"], str) else data["path"]
-        return [Path(path).name for path in paths]
-    if data["hub"]:
-        return [source["name"] for source in data["hub"].values()]
-    return data["synthetic_kinds"]
+        monitored = trainer.checkpoint_callback.monitor.replace("/", " ")
+        text += f"- {monitored}: {float(score):.3f}\n"
+    return text

@@ -6,15 +6,13 @@ W&B is online when the user is logged in, offline otherwise, and never waits for
 import logging
 import os
 
-RANK_ZERO = "lightning.pytorch.utilities.rank_zero"
-"""The logger of what Lightning says of its own accord."""
-
 
 def log_once() -> None:
     """Lightning's log lines are printed once, by the root logger if it prints, and without tips."""
     if logging.getLogger().hasHandlers():
         logging.getLogger("lightning").handlers.clear()
-    logging.getLogger(RANK_ZERO).addFilter(_is_no_tip)
+    told = logging.getLogger("lightning.pytorch.utilities.rank_zero")  # of its own accord
+    told.addFilter(lambda record: not record.getMessage().startswith("💡"))
 
 
 def wandb_logger(project: str, save_dir: str):
@@ -36,7 +34,3 @@ def log_config(loggers: list, config: dict) -> None:
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.log_hyperparams(config)
-
-
-def _is_no_tip(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("💡")

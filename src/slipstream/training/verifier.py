@@ -9,25 +9,22 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import lightning as L
 import torch
-from torch.nn import functional
-from torch.utils.data import TensorDataset
 from torchmetrics.classification import BinaryAUROC
 
 from slipstream.core.errors import InputError
 from slipstream.data.batches import RowBatches
 from slipstream.data.labelled_drafts import LabelledDrafts, labelled_drafts
 from slipstream.data.prompt_completion import PromptCompletionData
-from slipstream.speculators.acceptance import AcceptanceConfig
-from slipstream.speculators.checkpoint import new_speculator, save_speculator
-from slipstream.speculators.sprinter import SprinterConfig
+from slipstream.speculators.base import SpeculatorConfig, new_speculator, speculator_class
+from slipstream.speculators.checkpoint import save_speculator
+from slipstream.speculators.classifiers import Classifier
 from slipstream.targets.target import Target
-from slipstream.training.settings import check_numbers
+from slipstream.training.module import TrainingModule
 from slipstream.training.verifier_curves import write_curves
 
 
-class VerifierTraining(L.LightningModule):
+class VerifierTraining(TrainingModule):
     """Lightning module of classifiers of what `draft` drafts for `target`.
 
     batch_size: drafted tokens of a training batch; max_train_rows, max_validation_rows: rows of
@@ -36,11 +33,12 @@ class VerifierTraining(L.LightningModule):
     """
 
     title = "Classifier of drafted tokens"
+    checkpointed = "verifier."
 
     def __init__(
         self,
         target: Target,
-        speculator: SprinterConfig | AcceptanceConfig,
+        speculator: SpeculatorConfig,
         draft: Target,
         learning_rate: float,
         batch_size: int,
@@ -49,18 +47,16 @@ class VerifierTraining(L.LightningModule):
         cache_dir: str,
         seed: int,
     ):
-        super().__init__()
-        if target is None or not isinstance(speculator, SprinterConfig | AcceptanceConfig):
+        super().__init__(learning_rate)
+        kind = None if speculator is None else speculator_class(speculator.kind)
+        if target is None or kind is None or not issubclass(kind, Classifier):
             raise InputError(
                 "speculator: this training needs a target, and speculator=sprinter or "
                 "speculator=acceptance"
             )
-        check_numbers(learning_rate=learning_rate)
-        for name, number in (
-            ("batch_size", batch_size),
-            ("max_train_rows", max_train_rows),
-            ("max_validation_rows", max_validation_rows),
-        ):
+        self.max_rows = {"train": max_train_rows, "validation": max_validation_rows}
+        counts = {f"max_{split}_rows": number for split, number in self.max_rows.items()}
+        for name, number in (counts | {"batch_size": batch_size}).items():
             if number is not None and number < 1:
                 raise InputError(f"training.{name}: must be at least 1")
         self.target, self.draft = target, draft
@@ -69,52 +65,40 @@ class VerifierTraining(L.LightningModule):
             f"Trained by Slipstream; kind {self.verifier.kind}, on what {draft.name} drafts for "
             f"{target.name}."
         )
-        self.learning_rate, self.batch_size = learning_rate, batch_size
-        self.max_rows = {"train": max_train_rows, "validation": max_validation_rows}
-        self.cache_dir, self.seed = cache_dir, seed
+        self.batch_size, self.cache_dir, self.seed = batch_size, cache_dir, seed
         self.aurocs = torch.nn.ModuleList(BinaryAUROC() for _ in self.verifier.outputs)
-        self.data: PromptCompletionData | None = None
-        self.strict_loading = False
 
     def prepare(self, data: PromptCompletionData) -> None:
         """Label drafts on both splits; nothing of a training prompt is validated on."""
         data.limit_rows(self.max_rows)
         data.prepare(self.target.tokenizer, self.target)
         self.data, started = data, time.perf_counter()
-        trained_on = {tuple(s.ids[: s.prompt_length]) for s in data.samples["train"]}
+        trained_on = {tuple(sample.prompt) for sample in data.samples["train"]}
         data.samples["validation"] = [
             sample
             for sample in data.samples["validation"]
-            if tuple(sample.ids[: sample.prompt_length]) not in trained_on
+            if tuple(sample.prompt) not in trained_on
         ]
         if not data.samples["validation"]:
             raise InputError(
                 "data: every validation prompt is also trained on; give other validation rows"
             )
-        drafts = {split: self._labelled(data, split) for split in ("train", "validation")}
-        with torch.no_grad():
-            features = {
-                split: own.features(self.verifier.features).cpu() for split, own in drafts.items()
-            }
-        mean, spread = features["train"].mean(0), features["train"].std(0)
-        scale = spread.where(spread > 1e-6, 1.0)
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("scale", scale, persistent=False)
-        self.sets = {
-            split: TensorDataset((features[split] - mean) / scale, self._labels(drafts[split]))
-            for split in drafts
-        }
-        data.loaders = {
-            split: RowBatches(dataset.tensors, self.batch_size, self.seed, split == "train")
-            for split, dataset in self.sets.items()
-        }
-        self._tell(drafts, time.perf_counter() - started)
-
-    def _labelled(self, data: PromptCompletionData, split: str) -> LabelledDrafts:
-        # Each split has random numbers of its own.
-        seed = 2 * self.seed + (split == "train")
-        settings = data.max_new_tokens, self.cache_dir, seed
-        return labelled_drafts(self.draft, self.target, data.samples[split], *settings)
+        self.sets: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        for split in ("train", "validation"):
+            # Each split has random numbers of its own.
+            settings = data.max_new_tokens, self.cache_dir, 2 * self.seed + (split == "train")
+            drafts = labelled_drafts(self.draft, self.target, data.samples[split], *settings)
+            with torch.no_grad():
+                features = drafts.features(self.verifier.features).cpu()
+            if split == "train":
+                spread = features.std(0)
+                self.register_buffer("mean", features.mean(0), persistent=False)
+                self.register_buffer("scale", spread.where(spread > 1e-6, 1.0), persistent=False)
+            self.sets[split] = (features - self.mean) / self.scale, self._labels(drafts)
+            data.loaders[split] = RowBatches(
+                self.sets[split], self.batch_size, self.seed, shuffle=split == "train"
+            )
+        self._tell(time.perf_counter() - started)
 
     def _labels(self, drafts: LabelledDrafts) -> torch.Tensor:
         """(n, outputs); `InputError` unless each output has both kinds of labels."""
@@ -129,36 +113,26 @@ class VerifierTraining(L.LightningModule):
                 )
         return labels
 
-    def _tell(self, drafts: dict[str, LabelledDrafts], seconds: float) -> None:
+    def _tell(self, seconds: float) -> None:
         count = sum(parameter.numel() for parameter in self.verifier.parameters())
-        positive = (self.sets["train"].tensors[1] >= 0.5).float().mean(0).tolist()
-        shares = ", ".join(
-            f"{name} {100 * share:.0f} %"
-            for name, share in zip(self.verifier.outputs, positive, strict=True)
-        )
+        train, other = (self.sets[split][1] for split in ("train", "validation"))
+        positive = zip(self.verifier.outputs, (train >= 0.5).float().mean(0), strict=True)
+        shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in positive)
         print(
-            f"{self.verifier.kind}: {count:,} parameters; {len(drafts['train']):,} drafted tokens "
-            f"to train on, {len(drafts['validation']):,} of other prompts to validate on, labelled "
-            f"in {seconds:.0f} s; acceptable: {shares}"
+            f"{self.verifier.kind}: {count:,} parameters; {len(train):,} drafted tokens to train "
+            f"on, {len(other):,} of other prompts to validate on, labelled in {seconds:.0f} s; "
+            f"acceptable: {shares}"
         )
 
-    def _loss(self, batch: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(loss, scores (n, outputs))."""
-        scores = self.verifier(batch[0])
-        weight = scores.new_tensor(self.verifier.pos_weight)
-        loss = functional.binary_cross_entropy_with_logits(scores, batch[1], pos_weight=weight)
-        return loss, scores
+    def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, scores = self.verifier.losses(*batch)
+        if step is None:
+            for place, auroc in enumerate(self.aurocs):
+                auroc.update(scores[:, place].sigmoid(), (batch[1][:, place] >= 0.5).int())
+        return loss, {"loss": loss}
 
-    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
-        loss, _ = self._loss(batch)
-        self.log("train/loss", loss, prog_bar=True)
-        return loss
-
-    def validation_step(self, batch: list[torch.Tensor], _: int) -> None:
-        loss, scores = self._loss(batch)
-        self.log("validation/loss", loss, batch_size=len(scores))
-        for place, auroc in enumerate(self.aurocs):
-            auroc.update(scores[:, place].sigmoid(), (batch[1][:, place] >= 0.5).int())
+    def num_trained_tokens(self, batch: list[torch.Tensor]) -> int:
+        return len(batch[0])
 
     def on_validation_epoch_end(self) -> None:
         found = [auroc.compute() for auroc in self.aurocs]
@@ -173,11 +147,7 @@ class VerifierTraining(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         """Checkpoints hold what is trained, and how its features were standardised."""
-        checkpoint["state_dict"] = {
-            name: tensor
-            for name, tensor in checkpoint["state_dict"].items()
-            if name.startswith("verifier.")
-        }
+        super().on_save_checkpoint(checkpoint)
         checkpoint["features"] = {"mean": self.mean, "scale": self.scale}
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
@@ -192,7 +162,7 @@ class VerifierTraining(L.LightningModule):
     def save(self, folder: Path, card: str) -> None:
         """Write the speculator folder, and the curves of the validation set beside it."""
         self.to("cpu")
-        features, labels = self.sets["validation"].tensors
+        features, labels = self.sets["validation"]
         paths = write_curves(
             folder.parent, self.verifier.outputs, self.verifier(features).sigmoid(), labels
         )

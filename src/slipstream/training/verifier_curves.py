@@ -2,13 +2,19 @@
 eta_TP and eta_FP by decision threshold (SPRINTER, Figures 3 and 9). verifier.png, verifier.json.
 """
 
-import json
 from pathlib import Path
 
 import torch
 from torchmetrics.functional.classification import binary_auroc, binary_roc
 
+from slipstream.core.files import write_json
+from slipstream.results.picture import draw
+from slipstream.results.record import Plot, Result, Rows
+
+LABEL = "label"
 NUM_BINS = 10
+POINTS = 100
+"""Of each ROC curve that are drawn."""
 THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
 
 
@@ -22,11 +28,11 @@ def calibration(probabilities: torch.Tensor, labels: torch.Tensor) -> list[dict[
     bins = (probabilities * NUM_BINS).long().clamp(max=NUM_BINS - 1)
     return [
         {
-            "predicted": probabilities[bins == number].mean().item(),
-            "acceptable": labels[bins == number].mean().item(),
-            "tokens": int((bins == number).sum()),
+            "predicted": probabilities[own].mean().item(),
+            "acceptable": labels[own].mean().item(),
+            "tokens": int(own.sum()),
         }
-        for number in bins.unique().tolist()
+        for own in (bins == number for number in bins.unique())
     ]
 
 
@@ -53,48 +59,31 @@ def write_curves(
             "calibration": calibration(predicted, own),
             "rates": [rates(predicted, own, threshold) for threshold in THRESHOLDS],
         }
-        for name, predicted, own in zip(
-            outputs, probabilities.unbind(1), labels.unbind(1), strict=True
-        )
+        for name, predicted, own in zip(outputs, probabilities.T, labels.T, strict=True)
     }
     record, picture = folder / "verifier.json", folder / "verifier.png"
-    record.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    _draw(picture, found, probabilities, labels)
+    write_json(record, found)
+    tables = {"ROC": roc(outputs, probabilities, labels)}
+    for title in ("calibration", "rates"):
+        tables[title] = [{LABEL: name} | row for name in found for row in found[name][title]]
+    kept = "true_positive_rate", "false_positive_rate"
+    plots = (
+        Plot("false positive rate", ("true positive rate",), LABEL, table="ROC"),
+        Plot("predicted", ("acceptable",), LABEL, table="calibration"),
+        Plot("threshold", (kept,), LABEL, table="rates"),
+    )
+    draw(picture, Result("Classifier of drafted tokens", [], plots, tables))
     return [picture, record]
 
 
-def _draw(path: Path, found: dict, probabilities: torch.Tensor, labels: torch.Tensor) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
-    for place, (name, own) in enumerate(found.items()):
-        good = (labels[:, place] >= 0.5).int()
-        false, true, _ = binary_roc(probabilities[:, place], good)
-        label, colour = name.replace("lambda_", "λ = "), f"C{place}"
-        axes[0].plot(false, true, color=colour, label=f"{label}: AUROC {own['auroc']:.3f}")
-        bins = own["calibration"]
-        axes[1].plot(
-            [each["predicted"] for each in bins], [each["acceptable"] for each in bins], "o-",
-            color=colour, label=label,
-        )  # fmt: skip
-        for kind, style in (("true", "-"), ("false", "--")):
-            axes[2].plot(
-                THRESHOLDS, [each[f"{kind}_positive_rate"] for each in own["rates"]], style,
-                color=colour, label=f"η_{kind[0].upper()}P, {label}",
-            )  # fmt: skip
-    titles = (
-        ("ROC", "false positive rate", "true positive rate"),
-        ("calibration", "predicted probability", "share of acceptable tokens"),
-        ("kept at a decision threshold", "decision threshold", "share of tokens kept"),
-    )
-    for part, (title, across, up) in zip(axes, titles, strict=True):
-        part.set(title=title, xlabel=across, ylabel=up, xlim=(0, 1), ylim=(0, 1.02))
-        part.spines[["top", "right"]].set_visible(False)
-        part.legend(fontsize=7)
-    for part in axes[:2]:
-        part.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+def roc(outputs: list[str], probabilities: torch.Tensor, labels: torch.Tensor) -> Rows:
+    """Points of the ROC curve of each output, at most `POINTS`; both (n, outputs)."""
+    rows = []
+    for name, predicted, own in zip(outputs, probabilities.T, labels.T, strict=True):
+        false, true, _ = binary_roc(predicted, (own >= 0.5).int())
+        kept = torch.linspace(0, len(false) - 1, min(POINTS, len(false))).long()
+        rows += [
+            {LABEL: name, "false positive rate": across, "true positive rate": up}
+            for across, up in zip(false[kept].tolist(), true[kept].tolist(), strict=True)
+        ]
+    return rows

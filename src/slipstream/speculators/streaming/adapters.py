@@ -1,21 +1,22 @@
-"""Low-rank adapters that act on stream rows alone, and the layers with those adapters merged in.
+"""What acts on stream rows alone: low-rank adapters, and rotated values (an ablation).
 
-The target's modules are never changed: while streams run, forward hooks add the adapters' output
-to the stream rows of each linear, and every other row leaves bit for bit as it was. For a forward
-of stream rows only (deferred streams) a second set of layers with the adapters merged into the
-weights is faster; the hooks are its reference.
+The target's modules are never changed: while streams run, forward hooks change the stream rows of
+a linear's output, and every other row leaves bit for bit as it was. For a forward of stream rows
+only (deferred streams) a second set of layers with the adapters merged into the weights is faster;
+the hooks are its reference.
 """
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from slipstream.targets.packed import is_packed, pack_linears
-from slipstream.targets.target import Rows, Target, device_of
+from slipstream.targets.packed import frozen_linear, is_packed, matrix_of, pack_linears
+from slipstream.targets.rows import Rows
+from slipstream.targets.target import Target, device_of
 
 
 class LowRank(nn.Module):
@@ -32,15 +33,6 @@ class LowRank(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""
         return F.linear(F.linear(rows, self.down), self.up)
-
-    def as_linears(self) -> nn.Sequential:
-        """The same function as two linear layers, which can be packed."""
-        layers = []
-        for weight in (self.down, self.up):
-            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-            linear.weight = nn.Parameter(weight.detach().clone())
-            layers.append(linear)
-        return nn.Sequential(*layers)
 
 
 class StreamAdapters(nn.Module):
@@ -59,55 +51,50 @@ class StreamAdapters(nn.Module):
         for index in range(self.first_layer, target.num_layers):
             layer = family.layers[index]
             adapters = {
-                name.replace(".", "/"): LowRank(*linear_shape(layer.get_submodule(name)), rank)
+                name.replace(".", "/"): LowRank(*_shape(layer.get_submodule(name)), rank)
                 for name in names
             }
             if skip_mlp:
                 adapters[family.mlp] = LowRank(target.hidden_size, target.hidden_size, rank)
             self.layers[str(index)] = nn.ModuleDict(adapters)
 
-    def _of(self, target: Target) -> Iterator[tuple[str, nn.Module, LowRank]]:
-        """(name inside the layer, module of the target, its adapter), over all MSA layers."""
+    def _adapted(self, target: Target) -> Iterator[tuple[nn.Module, dict[str, LowRank]]]:
+        """Each MSA layer of the target, and its adapters by the names of what they act on."""
         for index, adapters in self.layers.items():
-            layer = target.family.layers[int(index)]
-            for key, adapter in adapters.items():
-                name = key.replace("/", ".")
-                yield name, layer.get_submodule(name), adapter
+            named = {key.replace("/", "."): adapter for key, adapter in adapters.items()}
+            yield target.family.layers[int(index)], named
 
     def place(self, target: Target) -> None:
         """Move each adapter to where its layer of `target` runs."""
-        for index, adapters in self.layers.items():
-            adapters.to(device_of(target.family.layers[int(index)]))
+        for layer, adapters in self._adapted(target):
+            for adapter in adapters.values():
+                adapter.to(device_of(layer))
 
     @contextmanager
     def active(self, target: Target, rows: Rows) -> Iterator[None]:
         """Within, the adapters act on the stream rows of `rows` while these run in `target`."""
-        handles = []
-        for name, module, adapter in self._of(target):
-            if self.skip_mlp and name == target.family.mlp:
-                handles += _hook_in_place_of(module, adapter, rows)
-            else:
-                handles.append(_hook_beside(module, adapter, rows))
-        try:
+        with ExitStack() as hooks:
+            for layer, adapters in self._adapted(target):
+                for name, adapter in adapters.items():
+                    replaced = self.skip_mlp and name == target.family.mlp
+                    hook = _hook_in_place_of if replaced else _hook_beside
+                    for handle in hook(layer.get_submodule(name), adapter, rows):
+                        hooks.enter_context(handle)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @torch.no_grad()
     def merged_layers(self, target: Target) -> nn.ModuleList:
         """Copies of the MSA layers for stream rows only, with the adapters merged in."""
         layers = nn.ModuleList()
-        for index, adapters in self.layers.items():
-            layer = copy.deepcopy(target.family.layers[int(index)])
-            packed = is_packed(layer)
-            for key, adapter in adapters.items():
-                name = key.replace("/", ".")
+        for original, adapters in self._adapted(target):
+            layer = copy.deepcopy(original)
+            for name, adapter in adapters.items():
                 if self.skip_mlp and name == target.family.mlp:
-                    layer.set_submodule(name, adapter.as_linears().to(target.dtype))
+                    pair = (frozen_linear(part.clone()) for part in (adapter.down, adapter.up))
+                    layer.set_submodule(name, nn.Sequential(*pair).to(target.dtype))
                 else:
                     layer.set_submodule(name, _merged(layer.get_submodule(name), adapter))
-            if packed:
+            if is_packed(original):
                 pack_linears(layer)
             layers.append(layer)
         return layers.requires_grad_(False)
@@ -115,24 +102,20 @@ class StreamAdapters(nn.Module):
 
 def _merged(module: nn.Module, adapter: LowRank) -> nn.Linear:
     """One linear layer that computes `module` and `adapter` together."""
-    weight = module.weight.t() if hasattr(module, "nx") else module.weight
-    out_features, in_features = weight.shape
-    linear = nn.Linear(in_features, out_features, bias=module.bias is not None)
+    weight = matrix_of(module)
     precise = torch.promote_types(weight.dtype, torch.float32)
     merged = weight.to(precise) + adapter.up.to(precise) @ adapter.down.to(precise)
-    linear.weight = nn.Parameter(merged.to(weight.dtype))
-    linear.bias = None if module.bias is None else nn.Parameter(module.bias)
-    return linear
+    return frozen_linear(merged.to(weight.dtype), module.bias)
 
 
-def linear_shape(module: nn.Module) -> tuple[int, int]:
+def _shape(module: nn.Module) -> tuple[int, int]:
     """(in, out) of a linear layer, also of GPT-2's Conv1D."""
     if hasattr(module, "in_features"):
         return module.in_features, module.out_features
     return module.nx, module.nf
 
 
-def _hook_beside(module: nn.Module, adapter: LowRank, rows: Rows):
+def _hook_beside(module: nn.Module, adapter: LowRank, rows: Rows) -> list:
     """Add the adapter's output to the stream rows of `module`'s output."""
 
     def add(_, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
@@ -145,7 +128,7 @@ def _hook_beside(module: nn.Module, adapter: LowRank, rows: Rows):
             streams = torch.cat([output[..., :first, :], streams], dim=-2)
         return streams.view(shape)
 
-    return module.register_forward_hook(add)
+    return [module.register_forward_hook(add)]
 
 
 def _hook_in_place_of(module: nn.Module, adapter: LowRank, rows: Rows) -> list:
@@ -161,3 +144,34 @@ def _hook_in_place_of(module: nn.Module, adapter: LowRank, rows: Rows) -> list:
         return torch.cat([output, streams.pop()], dim=-2)
 
     return [module.register_forward_pre_hook(divide), module.register_forward_hook(join)]
+
+
+def rotate(values: torch.Tensor, num_streams: int, step: float) -> torch.Tensor:
+    """V_tn = V_t e^(i epsilon n) (appendix E.4, Eq. 8), the halves of a head as real and imaginary
+    part. (..., P * gamma, H_kv, D_head): the values of stream n, turned by `step` * n."""
+    count = values.shape[-3]
+    angles = torch.arange(1, num_streams + 1, device=values.device).repeat(count // num_streams)
+    angles = (angles * step).to(values.dtype)[:, None, None]
+    real, imaginary = values.chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
+
+
+@contextmanager
+def rotating(
+    target: Target, layers: list[nn.Module], rows: Rows, num_streams: int, step: float
+) -> Iterator[None]:
+    """Within, values of the stream rows of `rows` are rotated while they run in `layers`."""
+    family = target.family
+
+    def turn(_, __, output: torch.Tensor) -> torch.Tensor:
+        output = output.clone()
+        values = family.values_of(output)[..., rows.num_nodes :, :, :]
+        values.copy_(rotate(values, num_streams, step))
+        return output
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            linear = layer.get_submodule(family.value_linear)
+            hooks.enter_context(linear.register_forward_hook(turn))
+        yield

@@ -2,18 +2,16 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from slipstream.core.errors import InputError
+from slipstream.speculators.base import SpeculatorConfig, one_of, whole
 from slipstream.targets.lora import LoraSettings
 from slipstream.targets.target import Target
 
-MODES = ("lossless", "shared")
-MLP_VARIANTS = ("base+adapter", "adapter")
-POSITION_VARIANTS = ("shifted", "same")
-
 
 @dataclass(frozen=True)
-class StreamingConfig:
+class StreamingConfig(SpeculatorConfig):
     """Speculative Streaming, sections 2.1 to 2.3. Defaults are the paper's.
 
     mode: 'lossless' leaves the target as it is, 'shared' fine-tunes it with `lora` and lets its
@@ -34,49 +32,37 @@ class StreamingConfig:
     appendix H.1, to how many of the tokens that their main row attends to most (per layer and
     head) streams attend, 0 for all. pruning_layer: before which layer the pruning head reads and
     nodes are dropped, None for L - N_s. pruning_rank: rank of the pruning head.
+
+    How it learns (section 2.4): main_weight: alpha_0, None for 0 (lossless) or 1 (shared);
+    stream_weights: alpha_j of each stream, None for 1 (lossless) or 0.1 (shared); root_dropout: the
+    share of training rows whose streams are not told the root, so that a speculator that may be
+    told it (`root_rank`) also serves the fused schedule, which cannot.
     """
 
-    mode: str = "lossless"
-    num_streams: int = 4
-    num_msa_layers: int = 4
-    adapter_rank: int = 8
-    mlp: str = "base+adapter"
-    initialisation_rank: int = 0
-    root_rank: int = 0
-    transition_rank: int = 0
-    copy_scores: bool = False
-    stream_positions: str = "shifted"
+    kind: ClassVar[str] = "streaming"
+    mode: str = one_of("lossless", "shared")
+    num_streams: int = whole(4, least=1)
+    num_msa_layers: int = whole(4, least=1)
+    adapter_rank: int = whole(8, least=0)
+    mlp: str = one_of("base+adapter", "adapter")
+    initialisation_rank: int = whole(0, least=0)
+    root_rank: int = whole(0, least=0)
+    transition_rank: int = whole(0, least=0)
+    copy_scores: bool = one_of(False, True)
+    stream_positions: str = one_of("shifted", "same")
     value_rotation: float = 0.0
-    attended_tokens: int = 0
+    attended_tokens: int = whole(0, least=0)
     pruning_layer: int | None = None
-    pruning_rank: int = 8
+    pruning_rank: int = whole(8, least=1)
     lora: LoraSettings | None = None
+    main_weight: float | None = None
+    stream_weights: tuple[float, ...] | None = None
+    root_dropout: float = 0.2
 
     def __post_init__(self) -> None:
-        for field, least in (
-            ("num_streams", 1),
-            ("num_msa_layers", 1),
-            ("adapter_rank", 0),
-            ("initialisation_rank", 0),
-            ("root_rank", 0),
-            ("attended_tokens", 0),
-            ("transition_rank", 0),
-            ("pruning_rank", 1),
-        ):
-            value = getattr(self, field)
-            if type(value) is not int or value < least:
-                raise InputError(f"speculator.{field}: must be a whole number of at least {least}")
-        if type(self.copy_scores) is not bool:
-            raise InputError("speculator.copy_scores: must be true or false")
+        super().__post_init__()
         if self.pruning_layer is not None and self.pruning_layer < 0:
             raise InputError("speculator.pruning_layer: must be a layer's number, or null")
-        for field, variants in (
-            ("mode", MODES),
-            ("mlp", MLP_VARIANTS),
-            ("stream_positions", POSITION_VARIANTS),
-        ):
-            if getattr(self, field) not in variants:
-                raise InputError(f"speculator.{field}: must be one of {', '.join(variants)}")
         if self.mode == "shared" and (
             self.lora is None or self.adapter_rank or self.root_rank or self.mlp == "adapter"
         ):
@@ -90,12 +76,24 @@ class StreamingConfig:
                 "speculator.lora: lossless mode leaves the target as it is; set it to null, or "
                 "speculator.mode=shared"
             )
+        for field in ("main_weight", "stream_weights", "root_dropout"):
+            given = getattr(self, field)
+            for number in given if isinstance(given, list | tuple) else [given or 0]:
+                if not isinstance(number, int | float) or not 0 <= number < math.inf:
+                    raise InputError(
+                        f"speculator.{field}: {number!r} must be a finite number of at least 0"
+                    )
+        if self.root_dropout > 1:
+            raise InputError("speculator.root_dropout: must be between 0 and 1")
+        if self.stream_weights and len(self.stream_weights) != self.num_streams:
+            raise InputError("speculator.stream_weights: give one weight per stream, or null")
+        if self.mode == "lossless" and self.main_weight:
+            raise InputError("speculator.main_weight: lossless mode does not train the main stream")
 
     @classmethod
     def from_arguments(cls, arguments: dict) -> "StreamingConfig":
-        """The config that `dataclasses.asdict` made `arguments` of (TypeError for others)."""
         lora = arguments.get("lora")
-        return cls(**arguments | {"lora": None if lora is None else LoraSettings(**lora)})
+        return super().from_arguments(arguments | {"lora": lora and LoraSettings(**lora)})
 
     def check_against(self, target: Target) -> None:
         """`InputError` when `target` cannot carry this speculator."""

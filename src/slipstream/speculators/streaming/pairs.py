@@ -26,26 +26,21 @@ class Transitions(nn.Module):
 
     def forward(self, target: Target, parents: torch.Tensor) -> torch.Tensor:
         """(...) tokens -> (..., V) scores of what may follow."""
-        return self._queries(target, parents) @ self._keys(target).t()
+        children = F.linear(normed_embeddings(target), self.child)
+        return F.linear(normed_embeddings(target, parents), self.parent) @ children.t()
 
     def tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
         """Two (V, rank) tables; the score of a pair is the product of the parent's line in the
         first and the child's in the second."""
-        return self._queries(target, _vocabulary(target)), self._keys(target)
-
-    def _queries(self, target: Target, tokens: torch.Tensor) -> torch.Tensor:
-        return F.linear(normed_embeddings(target, tokens), self.parent)
-
-    def _keys(self, target: Target) -> torch.Tensor:
-        return F.linear(normed_embeddings(target, _vocabulary(target)), self.child)
+        embeddings = normed_embeddings(target)
+        return F.linear(embeddings, self.parent), F.linear(embeddings, self.child)
 
 
 class CopyScores(nn.Module):
     """What a token gains where the text so far has it after the same parent.
 
     The gain is a sum of three learned terms: of the stream (2 at first, which is of use before any
-    training), of the parent and of the child (both 0 at first). It is for text that repeats its
-    prompt: names, quotations, code.
+    training), of the parent and of the child (both 0 at first).
     """
 
     def __init__(self, embedding_size: int, num_streams: int):
@@ -76,7 +71,7 @@ class CopyScores(nn.Module):
     def tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
         """(V,) term of every token as a parent, (V,) as a child; at least float32, in which the
         gradients of a token's many occurrences are summed."""
-        embeddings = normed_embeddings(target, _vocabulary(target))
+        embeddings = normed_embeddings(target)
         precise = torch.promote_types(self.parent.dtype, torch.float32)
         return (embeddings @ self.parent).to(precise), (embeddings @ self.child).to(precise)
 
@@ -125,11 +120,10 @@ def followed(texts: torch.Tensor, parents: torch.Tensor, children: torch.Tensor)
     return (here.float() @ there.float().transpose(-1, -2)) > 0
 
 
-def _vocabulary(target: Target) -> torch.Tensor:
-    return torch.arange(target.vocab_size, device=target.device)
-
-
-def normed_embeddings(target: Target, tokens: torch.Tensor) -> torch.Tensor:
-    """(...) tokens -> (..., E) embeddings of unit size, whatever the target's are."""
+def normed_embeddings(target: Target, tokens: torch.Tensor | None = None) -> torch.Tensor:
+    """(...) tokens, None for the whole vocabulary -> (..., E) embeddings of unit size, whatever the
+    target's are."""
+    if tokens is None:
+        tokens = torch.arange(target.vocab_size, device=target.device)
     embeddings = target.token_embeddings(tokens)
     return F.rms_norm(embeddings, embeddings.shape[-1:])

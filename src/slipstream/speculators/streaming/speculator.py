@@ -1,80 +1,53 @@
 """StreamingSpeculator: the trained part of Speculative Streaming, in lossless and shared mode.
 
-Stream embeddings P_j, the initialisation f_eta, the pruning head, and adapters: on stream rows
-alone (lossless), or on all rows of the target (shared). Its two step functions, `add_streams` and
-`run_streams`, serve training and decoding alike. It knows rows of a target, not trees, drafts or
-losses. Paper: section 2, Eqs. 1 to 4; what streams may know of the root, and scores of pairs of
-tokens, are additions of this project.
+Its adapters act on stream rows alone (lossless), or are LoRA layers for all rows of the target
+(shared). What runs stands in `steps.py`, how it learns in `segments.py`. Paper: section 2.
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
-from slipstream.core.masks import causal_mask, own_streams, stream_mask
-from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters
+from slipstream.speculators.base import Batch
+from slipstream.speculators.labels import guess_means
 from slipstream.speculators.streaming.config import StreamingConfig
-from slipstream.speculators.streaming.pairs import CopyScores, Transitions, normed_embeddings
-from slipstream.speculators.streaming.rotation import rotating
-from slipstream.targets.attention import limited_attention
-from slipstream.targets.lora import set_dropout, with_lora
-from slipstream.targets.quantized import is_quantized, tensors_of
-from slipstream.targets.target import Rows, Target
+from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
+from slipstream.speculators.streaming.steps import StreamSteps
+from slipstream.targets.lora import with_lora
+from slipstream.targets.quantized import tensors_of
+from slipstream.targets.target import Target
 
 
-class StreamingSpeculator(nn.Module):
+class StreamingSpeculator(StreamSteps):
     """gamma streams in the top N_s layers of `target`.
 
     Raises `InputError` for a config the target cannot carry.
     """
 
-    kind = "streaming"
+    kind = StreamingConfig.kind
+    Config = StreamingConfig
+    title = "Streaming speculator"
+    drafter_class = "slipstream.drafters.streaming:Streaming"
+    drafter_settings: ClassVar = {"schedule": "auto", "top_k": 4}
 
     def __init__(self, target: Target, config: StreamingConfig):
-        super().__init__()
-        config.check_against(target)
-        self.config = config
-        width = target.hidden_size
-        self.first_layer = target.num_layers - self.config.num_msa_layers
-        self.num_streams = self.config.num_streams
-        self.pruning_layer = config.pruning_layer
-        if self.pruning_layer is None:
-            self.pruning_layer = self.first_layer
-        self.embeddings = None
-        if not config.value_rotation:
-            self.embeddings = nn.Parameter(torch.empty(self.num_streams, width))
-            nn.init.normal_(self.embeddings, std=0.02)
-        rank = self.config.initialisation_rank
-        self.initialisation = LowRank(width, width, rank, random_up=True) if rank else None
-        rank = self.config.root_rank
-        self.root = LowRank(target.embedding_size, width, rank) if rank else None
-        self.adapters = None
-        if self.config.adapter_rank:
-            self.adapters = StreamAdapters(
-                target,
-                self.config.num_msa_layers,
-                self.config.adapter_rank,
-                skip_mlp=self.config.mlp == "adapter",
-            )
-        self.pruning = LowRank(width, width, self.config.pruning_rank)
-        rank = self.config.transition_rank
-        self.transitions = Transitions(target.embedding_size, rank) if rank else None
-        self.copying = None
-        if self.config.copy_scores:
-            self.copying = CopyScores(target.embedding_size, self.num_streams)
+        super().__init__(target, config)
+        self.source = f"Speculative Streaming, {config.mode} mode"
+        self.shared = config.mode == "shared"
+        self.num_trained_layers = target.num_layers if self.shared else config.num_msa_layers
         self.lora = None
         if config.mode == "shared":
             self._base, (self._adapted, trained) = target, with_lora(target, config.lora)
             self.lora = nn.ParameterDict(
                 {name.replace(".", "/"): tensor for name, tensor in trained.items()}
             )
+            # Theirs is switched on and off with the speculator's.
+            layers = self._adapted.model.named_modules()
+            self.dropouts = nn.ModuleList(m for name, m in layers if name.endswith("lora_dropout"))
 
     def adapted(self, target: Target) -> Target:
         """The target whose forwards the streams take part in: in shared mode, `target` with this
@@ -102,197 +75,45 @@ class StreamingSpeculator(nn.Module):
             placed.adapters.place(target)
         return placed
 
-    def train(self, mode: bool = True) -> "StreamingSpeculator":
-        super().train(mode)
-        if self.lora is not None:
-            set_dropout(self._adapted, mode)
-        return self
-
     def first_streams(self, target: Target, count: int) -> "StreamingSpeculator":
         """The speculator of the first `count` streams alone.
 
         A stream sees none that come after it, so in lossless mode these write what they write here.
         """
-        fewer = StreamingSpeculator(target, replace(self.config, num_streams=count))
+        config = replace(self.config, num_streams=count, stream_weights=None)
+        fewer = StreamingSpeculator(target, config)
         own, tensors = fewer.state_dict(), self.state_dict()
         for name, tensor in tensors.items():
             tensors[name] = tensor[:count] if tensor.shape != own[name].shape else tensor
         fewer.load_state_dict(tensors)
         return fewer.to(self.pruning.down)
 
-    def msa_layers(self, target: Target) -> range:
-        return range(self.first_layer, target.num_layers)
-
-    def streams_of(
-        self, hidden: torch.Tensor, root_embeddings: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Eq. 4: main rows (B, P, D) at layer L - N_s -> stream rows (B, P * gamma, D).
-
-        root_embeddings: (B, P, E) of the tokens after the main rows, None where unknown.
-        """
-        if self.initialisation is not None:
-            hidden = self.initialisation(hidden)
-        if self.root is not None and root_embeddings is not None:
-            hidden = hidden + self.root(root_embeddings)
-        streams = hidden.unsqueeze(2).expand(-1, -1, self.num_streams, -1)
-        if self.embeddings is not None:
-            streams = streams + self.embeddings.to(hidden.dtype)
-        return streams.flatten(1, 2)
-
-    def positions_of(self, positions: torch.Tensor) -> torch.Tensor:
-        """Rotary positions (B, P) of main rows -> (B, P * gamma) of their streams."""
-        shift = torch.zeros(self.num_streams, dtype=positions.dtype, device=positions.device)
-        if self.config.stream_positions == "shifted":
-            shift = torch.arange(1, self.num_streams + 1, device=positions.device)
-        return (positions.unsqueeze(-1) + shift).flatten(1)
-
-    def add_streams(self, rows: Rows, chosen: torch.Tensor) -> Rows:
-        """Append the streams of the `chosen` main rows, (B, P) with -1 for none.
-
-        Streams see what their main row sees and one another (Eq. 2). Main rows see the main stream
-        alone (lossless, Eq. 1), or also the streams of their own position (shared, Eq. 3).
-        """
-        count, mask = rows.hidden.shape[1], rows.mask
-        if mask is None:
-            mask = causal_mask(count, rows.hidden.device)[None, None]
-        mask = mask.expand(rows.hidden.shape[0], -1, -1, -1)
-        index = chosen.clamp(min=0)
-        hidden = rows.hidden.gather(1, index[..., None].expand(-1, -1, rows.hidden.shape[2]))
-        lines = mask.gather(2, index[:, None, :, None].expand(-1, 1, -1, mask.shape[3]))
-        streams = self.streams_of(hidden)
-        if self.config.mode == "shared":
-            own = own_streams(chosen, count, self.num_streams).unsqueeze(1)
+    def losses(
+        self, target: Target, batch: Batch, step: int | None = None, num_segments: int | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Eq. 6, with the losses of the pruning head and of the scores of pairs."""
+        config, target, main, unknown = self.config, self.adapted(target), 0.0, None
+        default = 0.1 if self.shared else 1.0
+        weights = config.stream_weights or [default] * self.num_streams
+        weights = torch.tensor(weights, device=batch.ids.device)
+        if self.shared:
+            main = 1.0 if config.main_weight is None else config.main_weight
+            losses = shared_losses(target, self, batch, main, weights, num_segments)
         else:
-            own = mask.new_zeros(*mask.shape[:3], streams.shape[1])
-        positions = self.positions_of(rows.positions.expand(len(index), -1).gather(1, index))
-        return Rows(
-            torch.cat([rows.hidden, streams], dim=1),
-            torch.cat([rows.positions.expand(len(index), -1), positions], dim=1),
-            torch.cat([torch.cat([mask, own], -1), stream_mask(lines, self.num_streams)], dim=2),
-            streams.shape[1],
-            chosen,
-            rows.seen,
-            rows.kept,
-            rows.kept_from,
-            # What streams are limited to is looked up in the rows, which replays would not see.
-            rows.repeats and not self.config.attended_tokens,
-            self,
-        )
+            if step is not None:
+                # Not from the global generator, so that a resumed run draws the same.
+                generator = torch.Generator().manual_seed(step)
+                unknown = torch.rand(len(batch.ids), generator=generator) < config.root_dropout
+            losses = lossless_losses(target, self, batch, weights, num_segments, unknown)
+        means = guess_means(losses.streams, losses.accuracies, "stream")
+        means["pruning_loss"] = losses.pruning
+        return losses.total, means | ({"main_loss": losses.main} if main else {})
 
-    def run_streams(
-        self,
-        target: Target,
-        hidden: torch.Tensor,
-        roots: torch.Tensor,
-        positions: torch.Tensor,
-        main_mask: torch.Tensor,
-        cache: StepCache,
-        merged: nn.ModuleList | None = None,
-        seen: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Streams of P main rows alone, over cached keys and values (training, deferred schedule).
-
-        hidden: (B, P, D) of the main rows before layer L - N_s; roots: (B, P), the tokens after
-        them, negative where unknown; positions: (B, P) of the main rows; main_mask: (B, 1, P, K),
-        which of the K cached slots each main row sees (itself included); merged: the adapters'
-        `merged_layers`, to run instead of the target's layers with hooks; seen: as in `Rows`.
-        Returns (B, P * gamma, D), before the final norm.
-        """
-        embeddings = None
-        if self.root is not None:
-            embeddings = normed_embeddings(target, roots.clamp(min=0))
-            embeddings = embeddings * (roots >= 0).unsqueeze(-1)
-        streams, shifted = self.streams_of(hidden, embeddings), self.positions_of(positions)
-        mask = stream_mask(main_mask, self.num_streams)
-        if self.config.attended_tokens:
-            rows = self._beside_main_rows(hidden, positions, main_mask, streams, shifted, mask)
-        else:
-            rows = Rows(streams, shifted, mask, streams.shape[1])
-            rows.repeats = isinstance(cache, StepCache)
-            rows.acting = None if merged is not None and not self.config.value_rotation else self
-        rows.seen = seen
-        if merged is not None:
-            with self._rotating(target, merged, rows):
-                return target.run_modules(merged, rows, cache).hidden
-        with self.acting_on(target, rows):
-            rows = target.run_layers(self.msa_layers(target), rows, cache)
-        return rows.hidden[:, rows.num_nodes :]
-
-    def _beside_main_rows(self, hidden, positions, main_mask, streams, shifted, mask) -> Rows:
-        """Main rows run again beside their streams, seen by nothing: they are only asked what they
-        attend to."""
-        count, slots = hidden.shape[1], main_mask.shape[-1]
-        main = F.pad(main_mask, (0, count + streams.shape[1]), value=False)
-        unseen = mask.new_zeros(*mask.shape[:3], count)
-        own = torch.cat([mask[..., :slots], unseen, mask[..., slots:]], dim=-1)
-        return Rows(
-            torch.cat([hidden, streams], dim=1),
-            torch.cat([positions, shifted], dim=1),
-            torch.cat([main, own], dim=2),
-            streams.shape[1],
-            torch.arange(count, device=hidden.device).expand(len(hidden), -1),
-        )
-
-    @contextmanager
-    def acting_on(self, target: Target, rows: Rows) -> Iterator[None]:
-        """Within, the stream rows of `rows` run as streams: adapted, rotated, limited."""
-        layers = target.family.layers[self.first_layer :]
-        with ExitStack() as contexts:
-            if self.adapters is not None:
-                contexts.enter_context(self.adapters.active(target, rows))
-            contexts.enter_context(self._rotating(target, layers, rows))
-            if self.config.attended_tokens and rows.num_stream_rows:
-                contexts.enter_context(limited_attention(rows, self.config.attended_tokens))
-            yield
-
-    def _rotating(self, target: Target, layers: nn.ModuleList, rows: Rows):
-        step = self.config.value_rotation
-        return rotating(target, layers, rows, self.num_streams, step) if step else nullcontext()
-
-    def merged_layers(self, target: Target) -> nn.ModuleList | None:
-        """Layers for `run_streams` that compute the adapters on the way, where that is possible."""
-        layers = target.family.layers[self.first_layer :]
-        placed = any(hasattr(module, "_hf_hook") for module in layers.modules())  # a device map's
-        if self.adapters is None or self.config.attended_tokens or is_quantized(layers) or placed:
-            return None
-        return self.adapters.merged_layers(target)
-
-    def add_pair_scores(
-        self,
-        target: Target,
-        logits: torch.Tensor,
-        streams: torch.Tensor,
-        parents: torch.Tensor,
-        texts: torch.Tensor,
-        lengths: torch.Tensor,
-    ) -> torch.Tensor:
-        """(M, V) logits of stream rows and what the tokens before theirs add to them.
-
-        streams: (M,) number of each row's stream, from 0; parents: (M,) the token before its own;
-        texts: (M, T) and lengths: (M,), the tokens known when it runs, the root the last of them.
-        """
-        if self.transitions is not None:
-            logits = logits + self.transitions(target, parents)
-        if self.copying is not None:
-            logits = self.copying.add_to(logits, target, streams, parents, texts, lengths)
-        return logits
-
-    @property
-    def scores_pairs(self) -> bool:
-        return self.transitions is not None or self.copying is not None
-
-    def early_exit_logits(self, target: Target, hidden: torch.Tensor) -> torch.Tensor:
-        """Pruning head: (..., D) at the pruning layer -> (..., V) next-token logits."""
-        return target.logits(hidden + self.pruning(hidden))
-
-    def num_adapter_parameters(self) -> int:
-        """Trained parameters of the adapters, of streams or of all rows."""
-        return sum(_count(part) for part in (self.adapters, self.lora) if part is not None)
+    def rows_per_token(self, supervised_share: float) -> float:
+        return self.shared + self.num_streams * supervised_share
 
     def num_extra_parameters(self) -> int:
-        """Trained parameters beside the adapters (the paper's "extra parameters")."""
-        return _count(self) - self.num_adapter_parameters()
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+        """Trained parameters beside the adapters, of streams or of all rows (the paper's "extra
+        parameters")."""
+        own = self.named_parameters()
+        return sum(p.numel() for name, p in own if not name.startswith(("adapters.", "lora.")))

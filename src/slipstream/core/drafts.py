@@ -1,0 +1,140 @@
+"""Drafts of one request on the host, as drafters of n-grams write them, token by token.
+
+A `Draft` is what `Trees` are made of where tokens are looked up on the host. Nothing here waits for
+a device.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Draft:
+    """A draft tree as lists. tokens: the root first; parents: indices, -1 for the root, each before
+    its children; confidences: estimated probabilities of the paths, 1 where none are given.
+
+    >>> Draft.chain([7, 1, 2]).parents
+    [-1, 0, 1]
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    confidences: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.tokens or len(self.tokens) != len(self.parents):
+            raise ValueError("a draft needs one parent for each token, and at least a root")
+        if self.parents[0] != -1 or any(
+            not 0 <= parent < node for node, parent in enumerate(self.parents) if node
+        ):
+            raise ValueError("node 0 is the root, with parent -1; parents precede their children")
+        self.confidences = self.confidences or [1.0] * len(self.tokens)
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], confidences: Sequence[float] = ()) -> "Draft":
+        """A root and one child of each node."""
+        return cls(list(tokens), list(range(-1, len(tokens) - 1)), list(confidences))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest node."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return max(depths)
+
+
+class PathTree:
+    """A tree of continuations of `root`, up to `budget` nodes; equal beginnings are one node.
+
+    >>> paths = PathTree(7, 5)
+    >>> paths.add([1, 2]), paths.add([1, 3]), paths.add([4, 5])
+    (2, 3, None)
+    >>> paths.draft().tokens, paths.draft().parents
+    ([7, 1, 2, 3, 4], [-1, 0, 1, 1, 0])
+    """
+
+    def __init__(self, root: int, budget: int):
+        self.tokens, self.parents, self.confidences = [root], [-1], [1.0]
+        self.budget = budget
+        self.nodes: dict[tuple[int, int], int] = {}
+
+    def add(self, path: Sequence[int], confidences: Sequence[float] | None = None) -> int | None:
+        """The node of the last token of `path`; None where the budget ends before it.
+
+        confidences: of its nodes, None for the root's; nodes that are there keep theirs.
+        """
+        node = 0
+        for depth, token in enumerate(path):
+            key = (node, token)
+            if key not in self.nodes:
+                if len(self.tokens) >= self.budget:
+                    return None
+                self.nodes[key] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.confidences.append(1.0 if confidences is None else confidences[depth])
+            node = self.nodes[key]
+        return node
+
+    def draft(self) -> Draft:
+        return Draft(self.tokens, self.parents, self.confidences)
+
+
+def grow_by_confidence(
+    root: int,
+    children: Callable[[int, int], tuple[Sequence[int], Sequence[float]]],
+    budget: int,
+    max_depth: int,
+    threshold: float = 0.0,
+    beam: int | None = None,
+) -> Draft:
+    """The `budget` most confident nodes of a tree whose children depend on one token and its depth.
+
+    children: (token, depth of its children) -> their tokens, distinct, and how probable each is,
+    most probable first. A node's confidence is the product along its path. Of a level, only the
+    `beam` most confident nodes have children, and of these only nodes whose confidence is at least
+    `threshold`; all others may still be drafted (UNISPEC, Algorithm 1, lines 27 to 30). Nodes come
+    out in order of confidence.
+
+    >>> store = {7: ([1, 2], [0.6, 0.4]), 1: ([3, 4], [0.9, 0.1]), 2: ([5], [0.9]), 3: ([], [])}
+    >>> tree = grow_by_confidence(7, lambda token, depth: store[token], 5, 2)
+    >>> tree.tokens, tree.parents
+    ([7, 1, 3, 2, 5], [-1, 0, 1, 0, 3])
+
+    Below the threshold, 2 is drafted but its child 5 is not; 4 is the next most confident node:
+
+    >>> tree = grow_by_confidence(7, lambda token, depth: store[token], 5, 2, threshold=0.5)
+    >>> tree.tokens, tree.parents
+    ([7, 1, 3, 2, 4], [-1, 0, 1, 0, 1])
+    """
+    tokens, parents, confidences, grown = [root], [-1], [1.0], [0] * (max_depth + 1)
+    frontier: list[tuple[float, int, int, int, int]] = []
+    families: list[tuple[Sequence[int], Sequence[float]]] = []
+
+    def offer(family: int, parent: int, rank: int, depth: int) -> None:
+        probabilities = families[family][1]
+        if rank < len(probabilities):
+            confidence = confidences[parent] * probabilities[rank]
+            heapq.heappush(frontier, (-confidence, family, rank, parent, depth))
+
+    def expand(node: int, depth: int) -> None:
+        room = beam is None or grown[depth] < beam
+        if depth < max_depth and room and confidences[node] >= threshold:
+            grown[depth] += 1
+            families.append(children(tokens[node], depth + 1))
+            offer(len(families) - 1, node, 0, depth + 1)
+
+    expand(0, 0)
+    while frontier and len(tokens) < budget:
+        worth, family, rank, parent, depth = heapq.heappop(frontier)
+        tokens.append(families[family][0][rank])
+        parents.append(parent)
+        confidences.append(-worth)
+        offer(family, parent, rank + 1, depth)
+        expand(len(tokens) - 1, depth)
+    return Draft(tokens, parents, confidences)

@@ -1,0 +1,288 @@
+"""Trees: a batch of draft trees as tensors, from draft to commit, and the operations on them.
+
+Node 0 is the root: the last token already decided, not yet cached. No node stands before its
+parent. Shorter trees of a batch are padded. Nothing here knows where tokens come from or how they
+are verified.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+
+from slipstream.core.drafts import Draft
+from slipstream.core.transfer import on_device
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What sampled children were drawn from.
+
+    probabilities: (B, N, V), of the children of each node; with `replacement` False each later
+    sibling was drawn from it with the earlier ones removed and the rest renormalised.
+    """
+
+    probabilities: torch.Tensor
+    replacement: bool = True
+
+
+@dataclass
+class Trees:
+    """B trees of N nodes on one device.
+
+    tokens, parents: (B, N) int64, parents -1 for the roots and for padding; confidences: (B, N)
+    estimated probabilities of the paths to the nodes; depth: of no node more than this; drawn: what
+    the children were drawn from, None for deterministic ones (top-k, n-grams).
+
+    >>> trees = Trees.of([Draft([7, 1, 2, 3], [-1, 0, 0, 1])])
+    >>> trees.depths.tolist(), trees.ancestors[0, 3].int().tolist()
+    ([[0, 1, 1, 2]], [1, 1, 0, 1])
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    confidences: torch.Tensor
+    depth: int
+    drawn: Drawn | None = None
+
+    @classmethod
+    def of(
+        cls, drafts: Sequence[Draft], device: torch.device | str = "cpu", width: int = 0
+    ) -> "Trees":
+        """`drafts` as tensors, padded to the largest one, at least to `width` nodes."""
+        width = max(width, *map(len, drafts))
+        numbers = [
+            [
+                draft.tokens + [0] * (width - len(draft)),
+                draft.parents + [-1] * (width - len(draft)),
+            ]
+            for draft in drafts
+        ]
+        confidences = [draft.confidences + [0.0] * (width - len(draft)) for draft in drafts]
+        device = torch.device(device)
+        tokens, parents = on_device(numbers, device).unbind(1)
+        depth = max(draft.depth for draft in drafts)
+        return cls(tokens, parents, on_device(confidences, device), depth)
+
+    @classmethod
+    def roots(cls, tokens: torch.Tensor) -> "Trees":
+        """Trees of a root alone, from (B,) tokens."""
+        tokens = tokens[:, None]
+        return cls(tokens, torch.full_like(tokens, -1), torch.ones_like(tokens).float(), 0)
+
+    def __len__(self) -> int:
+        """The batch size."""
+        return len(self.tokens)
+
+    @property
+    def width(self) -> int:
+        """Nodes of each tree, padding included."""
+        return self.tokens.shape[1]
+
+    @cached_property
+    def real(self) -> torch.Tensor:
+        """(B, N) bool: which nodes are no padding."""
+        real = self.parents >= 0
+        real[:, 0] = True
+        return real
+
+    @cached_property
+    def _jumps(self) -> list[torch.Tensor]:
+        """(B, N): the ancestors 1, 2, 4, ... levels above, the uppermost node where there are not
+        so many; what is found along the first so far, is found for twice as many with the next."""
+        nodes = torch.arange(self.width, device=self.tokens.device)
+        jumps = [torch.where(self.parents < 0, nodes, self.parents)]
+        while len(jumps) < self.depth.bit_length():
+            jumps.append(jumps[-1].gather(1, jumps[-1]))
+        return jumps[: self.depth.bit_length()]
+
+    @cached_property
+    def ancestors(self) -> torch.Tensor:
+        """(B, N, N) bool: entry [b, i, j] is True where j is i or an ancestor of i."""
+        nodes = torch.arange(self.width, device=self.tokens.device)
+        found = (nodes[:, None] == nodes).expand(len(self), -1, -1)
+        each = torch.arange(len(self), device=self.tokens.device)[:, None]
+        for jump in self._jumps:
+            found = found | found[each, jump]
+        return found
+
+    @cached_property
+    def depths(self) -> torch.Tensor:
+        """(B, N): distance of each node from the root; 0 for padding."""
+        found = (self.parents >= 0).long()
+        for jump in self._jumps:
+            found = found + found.gather(1, jump)
+        return found
+
+    def along(self, holds: torch.Tensor) -> torch.Tensor:
+        """(B, N): whether what (B, N) says of nodes holds on the whole path to each."""
+        for jump in self._jumps:
+            holds = holds & holds.gather(1, jump)
+        return holds
+
+    @cached_property
+    def parents_or_root(self) -> torch.Tensor:
+        """(B, N): parents as indices, 0 where there is none."""
+        return self.parents.clamp(min=0)
+
+    def padded(self, width: int) -> "Trees":
+        """The trees with padding up to `width` nodes."""
+        missing = (0, width - self.width)
+        if missing[1] <= 0:
+            return self
+        return Trees(
+            F.pad(self.tokens, missing),
+            F.pad(self.parents, missing, value=-1),
+            F.pad(self.confidences, missing),
+            self.depth,
+            self.drawn
+            and replace(
+                self.drawn, probabilities=F.pad(self.drawn.probabilities, (0, 0, *missing))
+            ),
+        )
+
+    def select(self, nodes: torch.Tensor) -> "Trees":
+        """The trees of these nodes alone.
+
+        nodes: (B, M) indices, ascending, the root first, with all parents, -1 for padding at the
+        end. ValueError for drawn children: leaving one out because of its token would change the
+        distribution of the output.
+
+        >>> trees = Trees.of([Draft([7, 1, 2, 3], [-1, 0, 0, 2])])
+        >>> trees.select(torch.tensor([[0, 2, 3, -1]])).parents.tolist()
+        [[-1, 0, 1, -1]]
+        """
+        if self.drawn is not None:
+            raise ValueError("drawn children cannot be left out without changing the output")
+        index, padding = nodes.clamp(min=0), nodes < 0
+        now = torch.full((len(self), self.width + 1), -1, device=nodes.device)
+        places = torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes)
+        now.scatter_(1, nodes.masked_fill(padding, self.width), places)
+        parents = self.parents.gather(1, index)
+        moved = now.gather(1, parents.clamp(min=0))
+        return Trees(
+            self.tokens.gather(1, index),
+            moved.masked_fill(padding | (parents < 0), -1),
+            self.confidences.gather(1, index).masked_fill(padding, 0.0),
+            self.depth,
+        )
+
+    def only(self, batch: list[int]) -> "Trees":
+        """These trees of the batch."""
+        index = on_device(batch, self.tokens.device)
+        drawn = self.drawn
+        if drawn is not None:
+            drawn = replace(drawn, probabilities=drawn.probabilities[index])
+        columns = self.tokens[index], self.parents[index], self.confidences[index]
+        return Trees(*columns, self.depth, drawn)
+
+    def join(self, other: "Trees") -> "Trees":
+        """One batch of these trees and `other`."""
+        width = max(self.width, other.width)
+        one, two = self.padded(width), other.padded(width)
+        drawn = one.drawn
+        if drawn is not None:
+            both = torch.cat([drawn.probabilities, two.drawn.probabilities])
+            drawn = replace(drawn, probabilities=both)
+        return Trees(
+            torch.cat([one.tokens, two.tokens]),
+            torch.cat([one.parents, two.parents]),
+            torch.cat([one.confidences, two.confidences]),
+            max(one.depth, two.depth),
+            drawn,
+        )
+
+    def drafts(self) -> list[Draft]:
+        """Each tree on the host, without padding; waits for the device."""
+        columns = zip(
+            self.tokens.tolist(), self.parents.tolist(), self.confidences.tolist(), strict=True
+        )
+        found = []
+        for tokens, parents, confidences in columns:
+            real = [node for node, parent in enumerate(parents) if parent >= 0 or not node]
+            place = {node: index for index, node in enumerate(real)}
+            found.append(
+                Draft(
+                    [tokens[node] for node in real],
+                    [place[parents[node]] if node else -1 for node in real],
+                    [confidences[node] for node in real],
+                )
+            )
+        return found
+
+
+def merge(trees: Sequence[Trees]) -> tuple[Trees, torch.Tensor]:
+    """One batch of trees with the paths of all, and where each node is in it.
+
+    Equal siblings become one node with the highest confidence, in the place of the first; the
+    others become padding. All roots must be the same. Returns M nodes, those of the first trees
+    first, and (B, M) indices. ValueError for drawn children.
+
+    >>> both, now = merge([Trees.of([Draft.chain([7, 1, 2])]), Trees.of([Draft.chain([7, 1, 3])])])
+    >>> both.tokens.tolist(), both.parents.tolist(), now.tolist()
+    ([[7, 1, 2, 7, 1, 3]], [[-1, 0, 1, -1, -1, 1]], [[0, 1, 2, 0, 1, 5]])
+    """
+    if any(each.drawn is not None for each in trees):
+        raise ValueError("a union of drawn siblings would change their distribution")
+    parents, start = [], 0
+    for each in trees:
+        parents.append(torch.where(each.parents >= 0, each.parents + start, -1))
+        start += each.width
+    parents = torch.cat(parents, 1)
+    tokens = torch.cat([each.tokens for each in trees], 1)
+    confidences = torch.cat([each.confidences for each in trees], 1)
+    depth, nodes = max(each.depth for each in trees), torch.arange(start, device=tokens.device)
+    below = parents >= 0
+    now = nodes.expand_as(tokens).masked_fill(~below, 0)
+    same = (tokens[:, :, None] == tokens[:, None]) & below[:, :, None] & below[:, None]
+    for _ in range(depth):  # each time one level more is right
+        above = now.gather(1, parents.clamp(min=0))
+        equal = same & (above[:, :, None] == above[:, None])
+        now = torch.where(equal, nodes, start).amin(-1).masked_fill(~below, 0)
+    first = (now == nodes) & below
+    highest = torch.zeros_like(confidences).scatter_reduce(1, now, confidences, "amax")
+    highest = highest.masked_fill(~first, 0.0)
+    highest[:, 0] = 1.0
+    above = now.gather(1, parents.clamp(min=0))
+    return Trees(tokens, torch.where(first, above, -1), highest, depth), now
+
+
+def most_probable(trees: Trees, budget: int) -> torch.Tensor:
+    """(B, at most `budget`) nodes, ascending, -1 for padding: those with the highest confidence,
+    the root first, none without its parent. A child counts no more than its parent.
+
+    >>> draft = Draft([7, 1, 2, 3], [-1, 0, 0, 1], [1.0, 0.6, 0.3, 0.5])
+    >>> most_probable(Trees.of([draft]), 3).tolist()
+    [[0, 1, 3]]
+    """
+    worth = torch.where(trees.ancestors, trees.confidences[:, None], torch.inf).amin(-1)
+    return _best(worth, trees.real, budget)
+
+
+def survivors(trees: Trees, transitions: torch.Tensor, threshold: float, cap: int) -> torch.Tensor:
+    """(B, cap) nodes that survive early-exit pruning (Speculative Streaming, section 2.3),
+    ascending, -1 for padding.
+
+    transitions: (B, N) probabilities of each node given its parent (the root's is ignored). A node
+    survives if its parent does and its transition reaches `threshold`; of those, the `cap` most
+    probable by the product along the path stay, so that no node outlives its parent.
+
+    >>> trees = Trees.of([Draft([7, 1, 2, 3], [-1, 0, 0, 2])])
+    >>> survivors(trees, torch.tensor([[1.0, 0.7, 0.2, 0.9]]), 0.3, 3).tolist()
+    [[0, 1, -1]]
+    """
+    transitions = transitions.masked_fill(trees.parents < 0, 1.0)
+    survives = trees.along(transitions >= threshold)
+    worth = torch.where(trees.ancestors, transitions[:, None], 1.0).prod(-1)
+    return _best(worth, trees.real & survives, cap)
+
+
+def _best(worth: torch.Tensor, allowed: torch.Tensor, count: int) -> torch.Tensor:
+    """Nodes in ascending order, -1 for padding: the `count` allowed ones of the highest worth; of
+    equal ones the first, so that a parent comes before a child of equal worth."""
+    best = worth.masked_fill(~allowed, -1.0).sort(dim=-1, descending=True, stable=True)
+    nodes = best.indices[:, :count].masked_fill(best.values[:, :count] < 0, worth.shape[1])
+    nodes = nodes.sort(-1).values
+    return nodes.masked_fill(nodes == worth.shape[1], -1)

@@ -1,0 +1,81 @@
+"""Where rows come from: local files, else data sets of the hub, else the prompts that ship."""
+
+from pathlib import Path
+from random import Random
+
+from slipstream.assets import PROMPTS
+from slipstream.core.errors import InputError
+from slipstream.data.hub import HubSource
+from slipstream.data.rows import Row, read_rows
+
+KINDS = ("data_to_text", "text_to_sql")
+SPLITS = ("train", "validation", "test")
+
+
+class Sources:
+    """path: local file or folder, or a list of them; wins over the others. hub: data sets on the
+    hub, by name. synthetic_kinds: kinds of shipped prompts, used when neither is given, in an order
+    that `seed` chooses. Raises `InputError` where nothing is given."""
+
+    def __init__(
+        self,
+        path: str | list[str] | None,
+        hub: dict[str, HubSource] | None,
+        synthetic_kinds: list[str] | None,
+        seed: int,
+    ):
+        self.paths = [path] if isinstance(path, str | Path) else list(path or [])
+        self.hub = list((hub or {}).values())
+        self.kinds, self.seed = list(synthetic_kinds or []), seed
+        if not (self.paths or self.hub or self.kinds):
+            raise InputError("data.path: no data given; name a JSONL file or folder")
+
+    @property
+    def given(self) -> bool:
+        """Whether the rows are of files or data sets, not prompts that ship."""
+        return bool(self.paths or self.hub)
+
+    def tables(self, split: str, completion_required: bool = True) -> list[list[Row]]:
+        """The rows of each file or data set."""
+        if self.paths:
+            return [read_rows(path, split, completion_required) for path in self.paths]
+        return [source.rows(split) for source in self.hub]
+
+    def synthetic(self, count: int, split: str) -> list[Row]:
+        """`count` of the prompts that ship."""
+        return synthetic_prompts(self.kinds, count, self.seed, split)
+
+
+def synthetic_prompts(kinds: list[str], count: int, seed: int, split: str = "train") -> list[Row]:
+    """Distinct prompts without completions that ship with the package, the kinds in turn, the same
+    for the same arguments; `tools/synthetic` invented them. No prompt is of two splits.
+
+    kinds: one or more of `KINDS`. count: of all kinds together; a smaller count gives the first
+    rows of a larger one. seed: 0 gives them in the order of their invention, others shuffle them.
+    Raises `InputError` for an unknown kind or split, a kind given twice, and a count below 1 or of
+    more than ship.
+
+    >>> [row.source for row in synthetic_prompts(["data_to_text", "text_to_sql"], 3, seed=0)]
+    ['data_to_text', 'text_to_sql', 'data_to_text']
+    """
+    if not kinds or not set(kinds) <= set(KINDS):
+        raise InputError(f"kinds: {kinds} must name one or more of {', '.join(KINDS)}")
+    if len(set(kinds)) < len(kinds):
+        raise InputError(f"kinds: {kinds} names a kind twice; name it once")
+    if split not in SPLITS:
+        raise InputError(f"split: {split!r} must be one of {', '.join(SPLITS)}")
+    if not isinstance(count, int) or count < 1:
+        raise InputError(f"count: {count} prompts were asked for; give 1 or more")
+    tables, share = [], -(-count // len(kinds))
+    for kind in kinds:
+        rows = read_rows(PROMPTS / kind, split, completion_required=False)
+        if share > len(rows):
+            raise InputError(
+                f"count: {share} {kind} prompts of the {split} split were asked for, and "
+                f"{len(rows)} ship with the package; ask for fewer, or write more with "
+                f"`python -m tools.synthetic --{split} {share}` in a checkout"
+            )
+        if seed:
+            Random(f"{kind} {seed}").shuffle(rows)
+        tables.append(rows[:share])
+    return [row for rows in zip(*tables, strict=True) for row in rows][:count]

@@ -1,0 +1,164 @@
+"""The requests of one batch: their answers in the making, and the choice of their tokens.
+
+Every request has its own limits, sampling and uniform numbers; on the device all choose together.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from slipstream.core.cache import StepCache
+from slipstream.core.clock import Clock
+from slipstream.core.sampling import Sampling
+from slipstream.core.transfer import on_device
+from slipstream.core.trees import Trees
+from slipstream.decoding.answer import Answer, Generation, Run
+from slipstream.decoding.statistics import Statistics
+from slipstream.drafters.base import Request
+
+
+@dataclass(eq=False)
+class Answering(Request):
+    """A request with its answer so far.
+
+    accepted: drafted tokens that each forward of the target kept; rows: that these worked on;
+    seconds, shares: of decoding, its part of each step; runs: of SPRINTER.
+    """
+
+    answer: Answer
+    accepted: list[int] = field(default_factory=list)
+    rows: int = 0
+    seconds: float = 0.0
+    shares: dict[str, float] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return self.answer.finished is not None
+
+    def emit(self, tokens: list[int]) -> None:
+        """Accepted tokens of a draft, and the target's own one after them."""
+        for token in tokens[:-1]:
+            self.answer.emit(token, drafted=True)
+        self.answer.emit(tokens[-1], drafted=False)
+
+    def count(self, rows: int, accepted: int) -> None:
+        """The target worked on so many rows of this request in one forward."""
+        self.rows += rows
+        self.accepted.append(accepted)
+
+    def generation(self) -> Generation:
+        """What was generated so far; 'length' where it was left unfinished."""
+        answer = self.answer
+        return Generation(
+            answer.ids,
+            answer.text(),
+            answer.finished or "length",
+            Statistics(
+                1,
+                len(answer.ids),
+                len(self.accepted),
+                self.seconds,
+                dict(self.shares),
+                self.rows,
+                answer.drafted,
+            ),
+            tuple(self.runs),
+            tuple(self.accepted),
+        )
+
+
+class Batch:
+    """Requests that are answered together.
+
+    cache: of the target; trees: the next drafts; session: what drafts them, if anything does.
+    room: (B,) on the device, how many more tokens each answer may have.
+    """
+
+    def __init__(self, requests: Sequence[Answering], cache: StepCache, session=None):
+        self.cache, self.session, self.clock = cache, session, Clock()
+        self.trees: Trees | None = None
+        self._take(list(requests))
+
+    def _take(self, requests: list[Answering]) -> None:
+        self.requests, device = requests, self.cache.ends.device
+        self.room = on_device([request.room for request in requests], device)
+        self.groups: dict[Sampling, list[int]] = {}
+        for place, request in enumerate(requests):
+            self.groups.setdefault(request.sampling, []).append(place)
+        self.greedy = all(sampling.greedy for sampling in self.groups)
+        if not self.greedy:
+            sizes = [request.answer.room for request in requests]
+            self.sizes = on_device(sizes, device)
+            numbers = torch.zeros(2, len(requests), max(sizes), dtype=torch.float64)
+            for place, request in enumerate(requests):
+                numbers[0, place, : sizes[place]] = request.chance.decide[: sizes[place]]
+                numbers[1, place, : sizes[place]] = request.chance.keep[: sizes[place]]
+            self.decide, self.keep = on_device(numbers, device)
+
+    def points(self, numbers: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
+        """(B, M) of the uniform numbers that belong to the places `depths` (B, M) behind the
+        answers so far."""
+        places = (self.sizes - self.room)[:, None] + depths
+        return numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))
+
+    def choose(self, logits: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
+        """(B, M, V) logits -> (B, M) tokens; depths: (B, M), how far beyond the answers so far."""
+        if self.greedy:
+            return logits.argmax(-1)
+        points = self.points(self.decide, depths)
+        return self._by_sampling(
+            logits, lambda sampling, own: sampling.choose(logits[own], points[own])
+        )
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """(B, M, V) logits -> the distributions that tokens are drawn from; of greedy requests all
+        probability is the likeliest token's."""
+        return self._by_sampling(logits, lambda sampling, own: sampling.distribution(logits[own]))
+
+    def _by_sampling(
+        self, logits: torch.Tensor, of: Callable[[Sampling, object], torch.Tensor]
+    ) -> torch.Tensor:
+        """What `of` finds for all requests of one sampling, in the order of the requests."""
+        if len(self.groups) == 1:
+            return of(next(iter(self.groups)), slice(None))
+        parts = [of(sampling, own) for sampling, own in self.groups.items()]
+        order = [place for own in self.groups.values() for place in own]
+        return torch.cat(parts)[on_device(order, logits.device).argsort()]
+
+    def leave(self) -> None:
+        """Let the finished requests go."""
+        kept = [place for place, each in enumerate(self.requests) if not each.finished]
+        if len(kept) == len(self.requests):
+            return
+        if kept:
+            self.cache.keep_sequences(kept)
+            if self.session is not None:
+                self.session.keep(kept)
+            if self.trees is not None:
+                self.trees = self.trees.only(kept)
+        self._take([self.requests[place] for place in kept])
+
+    def join(self, other: "Batch", cache: StepCache) -> None:
+        """The requests of `other` go on with these; cache: with the sequences of both."""
+        self.cache = cache
+        if self.session is not None:
+            self.session.join(other.session)
+        if self.trees is not None:
+            self.trees = self.trees.join(other.trees)
+        self._take(self.requests + other.requests)
+
+    @contextmanager
+    def charged(self) -> Iterator[None]:
+        """The time within is divided among the requests."""
+        requests, started, before = self.requests, time.perf_counter(), dict(self.clock.seconds)
+        yield
+        seconds = (time.perf_counter() - started) / len(requests)
+        for request in requests:
+            request.seconds += seconds
+            for name, spent in self.clock.seconds.items():
+                own = (spent - before.get(name, 0.0)) / len(requests)
+                request.shares[name] = request.shares.get(name, 0.0) + own

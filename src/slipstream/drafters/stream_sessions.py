@@ -1,0 +1,240 @@
+"""Streams at work on a batch of requests: fused with the verifying forward, or deferred.
+
+Where streams take part in that forward (they are added, and nodes are dropped) is here, too. All
+stays on the device, unless a rule for the draft length must look.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from slipstream.core.growth import grow
+from slipstream.core.transfer import on_device
+from slipstream.core.trees import Trees, survivors
+from slipstream.core.verification import agreement
+from slipstream.drafters.base import Request, Session, Verified
+from slipstream.drafters.draft_length import DraftLength, Drawn
+from slipstream.speculators.streaming.pairs import PairScores
+from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.rows import HiddenTap, Rows
+from slipstream.targets.target import Target
+
+
+class StreamSettings(Protocol):
+    """What sessions need to know of attached streams."""
+
+    target: Target
+    length: DraftLength | None
+    pairs: PairScores | None
+    merged: torch.nn.ModuleList | None
+
+    def candidates(self, roots, logits, texts, most_children) -> tuple[torch.Tensor, ...]: ...
+
+
+class StreamSession(Session):
+    """Trees from streams; subclasses say when these run.
+
+    speculator: of the streams that a tree of `budget` nodes has levels for.
+    """
+
+    def __init__(
+        self,
+        streams: StreamSettings,
+        speculator: StreamingSpeculator,
+        requests: Sequence[Request],
+        budget: int,
+    ):
+        self.streams, self.speculator, self.target = streams, speculator, streams.target
+        self.most_children = max(1, budget - 1)
+        self.texts = None
+        if speculator.copying is not None:
+            self.texts = _texts([request.tokens for request in requests], self.target.device)
+        self.lengths = None
+        if streams.length is not None:
+            self.lengths = [streams.length.start() for _ in requests]
+        self.drafted: Trees | None = None
+
+    def stream_states(self, verified: Verified) -> torch.Tensor:
+        """(B, gamma, D): the streams of the last accepted nodes, before the final norm."""
+        raise NotImplementedError
+
+    def ask(self, verified: Verified) -> None:
+        if self.lengths is not None and self.drafted is not None:
+            agreed = agreement(self.drafted, verified.decided())
+            self._outcome = verified.bring(self.drafted.depths.amax(-1), agreed)
+
+    def draft(self, verified: Verified, budget: int) -> Trees:
+        levels = min(self.speculator.num_streams, verified.most_room - 1)
+        if self.texts is not None:
+            self._read(verified)
+        if budget < 2 or levels < 1:
+            self.drafted = Trees.roots(verified.next_tokens)
+            return self.drafted
+        logits = self.target.logits(self.stream_states(verified)).float()
+        found = self.streams.candidates(
+            verified.next_tokens, logits, self.texts, self.most_children
+        )
+        depths = (verified.room - 1).clamp(max=levels)
+        if self.lengths is not None:
+            depths = torch.minimum(depths, self._wanted(verified, logits[:, :levels]))
+        tokens, children, probabilities = (each[:, :levels] for each in found)
+        self.drafted = grow(verified.next_tokens, tokens, children, probabilities, budget, depths)
+        return self.drafted
+
+    def _read(self, verified: Verified) -> None:
+        """Add the decided tokens to the texts."""
+        decided = verified.decided()
+        missing = max(len(request.tokens) for request in verified.requests) + decided.shape[1]
+        self.texts = F.pad(self.texts, (0, max(0, missing - self.texts.shape[1])), value=-1)
+        first = verified.cache.ends + 1 - verified.counts
+        places = first[:, None] + torch.arange(decided.shape[1], device=decided.device)
+        self.texts = self.texts.scatter(1, places, decided)
+
+    def _wanted(self, verified: Verified, logits: torch.Tensor) -> torch.Tensor:
+        """(B,): how deep the rules want each tree, from (B, levels, V) logits; the host waits."""
+        rule, lengths = self.streams.length, self.lengths
+        if self.drafted is not None:
+            for length, *outcome in zip(lengths, *self._outcome(), strict=True):
+                length.observe(*map(int, outcome))
+        for length in lengths:
+            length.begin()
+        depths = [min(logits.shape[1], length.limit()) for length in lengths]
+        if rule.looks_at != "nothing":
+            likeliest = logits.argmax(-1)
+            for level in range(logits.shape[1]):
+                going = [place for place, depth in enumerate(depths) if level < depth]
+                drawn = Drawn(logits[going, level], likeliest[going, level])
+                for place, score in zip(going, rule.scores(drawn), strict=True):
+                    if lengths[place].stops(score):
+                        depths[place] = level + 1
+        return on_device(depths, logits.device)
+
+    def keep(self, indices: list[int]) -> None:
+        if self.texts is not None:
+            self.texts = self.texts[on_device(indices, self.texts.device)]
+        if self.lengths is not None:
+            self.lengths = [self.lengths[index] for index in indices]
+        self.drafted = self.drafted.only(indices)
+
+    def join(self, other: "StreamSession") -> None:
+        if self.texts is not None:
+            widest = max(self.texts.shape[1], other.texts.shape[1])
+            both = [
+                F.pad(texts, (0, widest - texts.shape[1]), value=-1)
+                for texts in (self.texts, other.texts)
+            ]
+            self.texts = torch.cat(both)
+        if self.lengths is not None:
+            self.lengths += other.lengths
+        self.drafted = self.drafted.join(other.drafted)
+
+
+class FusedSession(StreamSession):
+    """Every node of the verifying forward carries streams."""
+
+    def __init__(self, streams, speculator, requests, budget):
+        super().__init__(streams, speculator, requests, budget)
+        self.visitors = [*_pruning(streams, speculator), AddedStreams(self.target, speculator)]
+        self.extra_rows = speculator.num_streams * budget
+
+    def stream_states(self, verified: Verified) -> torch.Tensor:
+        rows = verified.rows
+        streams = rows.hidden[:, rows.num_nodes :].unflatten(1, (-1, self.speculator.num_streams))
+        # Of a prompt, the last row alone carries streams.
+        carrier = torch.zeros_like(verified.last) if verified.prompt else verified.last
+        return streams[verified.each, carrier]
+
+
+class DeferredSession(StreamSession):
+    """The streams of the last accepted nodes run in a pass of their own, after the commit."""
+
+    def __init__(self, streams, speculator, requests, budget):
+        super().__init__(streams, speculator, requests, budget)
+        self.tap = HiddenTap(speculator.first_layer)
+        self.visitors = [*_pruning(streams, speculator), self.tap]
+        self.extra_rows = speculator.num_streams + 1
+
+    def stream_states(self, verified: Verified) -> torch.Tensor:
+        each, last, rows, cache = verified.each, verified.last, verified.rows, verified.cache
+        tapped = last
+        if rows.kept is not None and rows.kept_from > self.tap.layer:
+            tapped = rows.kept[each, last]
+        slots = torch.arange(cache.slots, device=last.device)
+        with cache.scratch():
+            return self.speculator.run_streams(
+                self.target,
+                self.tap.hidden[each, tapped][:, None],
+                verified.next_tokens[:, None],
+                rows.positions.expand(len(each), -1)[each, last][:, None],
+                (slots < cache.ends[:, None])[:, None, None],
+                cache,
+                self.streams.merged,
+            )
+
+
+class AddedStreams:
+    """A visitor before the MSA layers: adds the streams of all rows that may carry a draft."""
+
+    def __init__(self, target: Target, speculator: StreamingSpeculator):
+        self.target, self.speculator = target, speculator
+        self.layer = speculator.first_layer
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        if rows.carriers is None:
+            yield rows
+            return
+        rows = self.speculator.add_streams(rows, rows.carriers)
+        with self.speculator.acting_on(self.target, rows):
+            yield rows
+
+
+class Pruning:
+    """A visitor at the pruning layer: drops the nodes that the early exit finds unlikely.
+
+    A batch is not pruned (appendix L): its sequences would keep different rows. cap: most nodes
+    that stay, None for as many as reach `threshold`, for whose number the host must wait.
+    """
+
+    def __init__(
+        self, target: Target, speculator: StreamingSpeculator, threshold: float, cap: int | None
+    ):
+        self.target, self.speculator = target, speculator
+        self.threshold, self.cap = threshold, cap
+        self.layer = speculator.pruning_layer
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        if rows.trees is not None and len(rows.trees) == 1:
+            cap = min(self.cap or rows.trees.width, rows.trees.width)
+            if self.threshold > 0 or cap < rows.trees.width:
+                nodes = survivors(rows.trees, self.transitions(rows), self.threshold, cap)
+                if cap == rows.trees.width:
+                    nodes, rows.repeats = nodes[:, : int((nodes >= 0).sum())], False
+                if nodes.shape[1] < rows.trees.width:
+                    rows.keep(nodes, self.layer)
+        yield rows
+
+    def transitions(self, rows: Rows) -> torch.Tensor:
+        """(B, N) probabilities of each node given its parent, from the states at this layer."""
+        trees = rows.trees
+        logits = self.speculator.early_exit_logits(self.target, rows.hidden[:, : trees.width])
+        each = torch.arange(len(trees), device=logits.device)[:, None]
+        return logits.float().softmax(-1)[each, trees.parents.clamp(min=0), trees.tokens]
+
+
+def _pruning(streams, speculator: StreamingSpeculator) -> list[Pruning]:
+    settings = streams.settings
+    if not settings.prune_threshold and settings.prune_cap is None:
+        return []
+    threshold, cap = settings.prune_threshold, settings.prune_cap
+    return [Pruning(streams.target, speculator, threshold, cap)]
+
+
+def _texts(texts: list[list[int]], device: torch.device) -> torch.Tensor:
+    """(B, T), padded with -1."""
+    longest = max(map(len, texts))
+    return on_device([text + [-1] * (longest - len(text)) for text in texts], device)

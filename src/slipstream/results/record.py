@@ -1,0 +1,112 @@
+"""What a run found: rows, how they are shown, and where they come from. One schema for comparisons,
+calibrations and studies. It does not know what the rows are about.
+"""
+
+import platform
+import subprocess
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from slipstream.core.device import device_name
+from slipstream.targets.quantized import weight_bytes
+from slipstream.targets.target import Target
+
+PACKAGES = ("slipstream", "torch", "transformers", "tokenizers", "lightning", "peft")
+
+Rows = list[dict[str, object]]
+"""Lines of a table, all with the same keys."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Panels that show columns of a table.
+
+    x: column across (of bars: their names); y: the column of each panel, or several that share one;
+    hue: column whose values have colours; panel: column each of whose values has a panel; kind:
+    'line', 'bar' (bars lie) or 'point'; interval: columns that bound the first of y; label: column
+    that is written beside the bars; log: 'x', 'y' or 'xy'; reference: where a grey line is drawn,
+    for the first of y; order: whether bars are sorted, the longest first; table: title of the rows,
+    None for the main.
+    """
+
+    x: str
+    y: tuple[str | tuple[str, ...], ...]
+    hue: str | None = None
+    panel: str | None = None
+    kind: str = "line"
+    interval: tuple[str, str] | None = None
+    label: str | None = None
+    log: str = ""
+    reference: float | None = None
+    order: bool = False
+    table: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """rows: what was found; more: further rows, by title; shown: tables to be read, by title, None
+    for `rows` and `more` themselves; files: further texts, by name."""
+
+    title: str
+    rows: Rows
+    plots: tuple[Plot, ...] = ()
+    more: dict[str, Rows] = field(default_factory=dict)
+    shown: dict[str, Rows] | None = None
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tables(self) -> dict[str, Rows]:
+        """What is printed and written as Markdown, by title."""
+        return {self.title: self.rows} | self.more if self.shown is None else self.shown
+
+
+def environment(target: Target) -> dict[str, object]:
+    """Device, dtype, bytes of the weights, threads, package versions and commit of this run."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    return {
+        "device": device_name(target.device),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "weight_bytes": weight_bytes(target.model),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "versions": versions,
+        "commit": commit(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the source tree, with '+changes' if it is not clean; None outside of git."""
+
+    def git(*words: str) -> str:
+        command = ["git", *words]
+        here = Path(__file__).parent
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        found = git("rev-parse", "--short=12", "HEAD")
+        return found + ("+changes" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def cell(value: object) -> str:
+    """A value as tables show it: three digits, none after the point from 1,000 on.
+
+    >>> [cell(each) for each in (0.123456, 1.0, 12345.6, 1234567, None, "x")]
+    ['0.123', '1.00', '12,346', '1,234,567', '-', 'x']
+    """
+    if isinstance(value, float):
+        return f"{value:#.3g}".rstrip(".") if abs(value) < 999.5 else f"{value:,.0f}"
+    if type(value) is int:
+        return f"{value:,}"
+    return "-" if value is None else str(value)

@@ -1,0 +1,161 @@
+"""What every trained part is: a kind, settings, tensors, losses; and how a kind is found.
+
+A speculator is one class in one file, with one YAML that names its `Config`. Kinds of other
+packages are found through the entry-point group `slipstream.speculators` (kind = module:class); a
+speculator's folder names its kind alone. Nothing here knows Lightning, drafters or data files.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
+from typing import ClassVar, Protocol, Self
+
+import torch
+from torch import nn
+
+from slipstream.core.cache import TrainingCache
+from slipstream.core.errors import InputError
+from slipstream.targets.rows import LayerVisitor, Rows
+from slipstream.targets.target import Target
+
+GROUP = "slipstream.speculators"
+OWN_KINDS = {
+    "streaming": "slipstream.speculators.streaming.speculator:StreamingSpeculator",
+    "medusa": "slipstream.speculators.medusa:MedusaSpeculator",
+    "sprinter": "slipstream.speculators.classifiers:SprinterVerifier",
+    "acceptance": "slipstream.speculators.classifiers:AcceptanceHead",
+}
+
+
+class Batch(Protocol):
+    """Right-padded samples: ids (B, T); lengths (B,); supervised (B, T), True where the token is
+    part of an answer."""
+
+    ids: torch.Tensor
+    lengths: torch.Tensor
+    supervised: torch.Tensor
+
+
+def whole(default: int, least: int) -> int:
+    """A field of a config: a whole number of at least `least`."""
+    return field(default=default, metadata={"least": least})
+
+
+def one_of(*choices):
+    """A field of a config: one of these, the first by default."""
+    return field(default=choices[0], metadata={"choices": choices})
+
+
+@dataclass(frozen=True)
+class SpeculatorConfig:
+    """Settings of a kind, checked when made; a YAML gives them, and so does a folder."""
+
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, rule = getattr(self, each.name), each.metadata
+            if "least" in rule and (type(value) is not int or value < rule["least"]):
+                expected = f"a whole number of at least {rule['least']}"
+            elif value not in rule.get("choices", [value]):
+                expected = f"one of {', '.join(map(str, rule['choices']))}"
+            else:
+                continue
+            raise InputError(f"speculator.{each.name}: must be {expected}")
+
+    @classmethod
+    def from_arguments(cls, arguments: dict) -> Self:
+        """The config that `dataclasses.asdict` made `arguments` of (TypeError for others)."""
+        lists = {name: tuple(each) for name, each in arguments.items() if isinstance(each, list)}
+        return cls(**(arguments | lists))
+
+
+class Speculator(nn.Module, ABC):
+    """A trained part for one target: made as `Class(target, config)`, saved as a folder.
+
+    title: what a reader is told it is. Raises `InputError` for a config that the target cannot
+    carry.
+    """
+
+    kind: ClassVar[str]
+    title: ClassVar[str]
+    Config: ClassVar[type[SpeculatorConfig]]
+    config: SpeculatorConfig
+
+
+class DraftingSpeculator(Speculator):
+    """A speculator that drafts for its target.
+
+    source: from which paper, for the model card. drafter_class: its drafter, as an entry point
+    names it (module:class), for drafters stand above speculators; drafter_settings: of that drafter
+    when validation measures tau.
+    """
+
+    source: ClassVar[str]
+    drafter_class: ClassVar[str]
+    drafter_settings: ClassVar[dict] = {}
+    num_trained_layers = 0
+    """Layers of the target that gradients pass through."""
+
+    @abstractmethod
+    def losses(
+        self, target: Target, batch: Batch, step: int | None = None, num_segments: int | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """What is minimised, and the means to log by name ('loss', 'accuracy' and others).
+
+        It runs the forwards that it needs. step: number of the optimiser step, from which all that
+        is random is drawn (a resumed run draws the same), None in validation. num_segments: parts
+        of a completion that are worked on one after the other, None for all at once.
+        """
+
+    @abstractmethod
+    def rows_per_token(self, supervised_share: float) -> float:
+        """Trained rows per token of a batch, of whose tokens this share is supervised."""
+
+    def calibrate(self, target: Target, batches: Iterable[Batch]) -> None:
+        """Measure on validation batches what drafting needs to know, and keep it in a buffer."""
+
+    def drafter(self):
+        """A drafter of this speculator as it is now."""
+        return resolve_name(self.drafter_class)(self, **self.drafter_settings)
+
+    def placed(self, target: Target) -> Self:
+        """A copy where and in what `target` computes; this one, which may be in training, stays as
+        it is."""
+        return copy.deepcopy(self).to(target.device, target.dtype).eval()
+
+
+def known_kinds() -> dict[str, str]:
+    """Where each kind is, as module:class; nothing is imported for it."""
+    others = {point.name: point.value for point in entry_points(group=GROUP)}
+    return others | OWN_KINDS
+
+
+def speculator_class(kind: str) -> type[Speculator]:
+    """`InputError` for a kind that is not installed."""
+    known = known_kinds()
+    if kind not in list(known):
+        raise InputError(
+            f"speculator: kind {kind!r} is not known; choose from {', '.join(known)}, or install "
+            f"the package whose entry point {GROUP!r} names it"
+        )
+    return resolve_name(known[kind])
+
+
+def new_speculator(target: Target, config: SpeculatorConfig) -> Speculator:
+    """An untrained speculator for `target`, of the kind that `config` belongs to."""
+    return speculator_class(config.kind)(target, config)
+
+
+def causal_rows(
+    target: Target,
+    ids: torch.Tensor,
+    cache: TrainingCache | None = None,
+    visitors: Sequence[LayerVisitor] = (),
+) -> Rows:
+    """All rows of (B, T) samples through the whole target, each seeing those before it."""
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    return target.forward(ids, positions, None, cache, visitors)

@@ -1,0 +1,105 @@
+"""What the rows of a batch, or of a segment of it, come to: the losses of Eq. 6.
+
+How rows come about, all at once or segment by segment, is `segments.py`'s business.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from slipstream.core.processes import mean_over_processes
+from slipstream.speculators.base import Batch
+from slipstream.speculators.head_loss import guess_loss, head_loss
+from slipstream.speculators.labels import NO_LABEL, future_tokens
+from slipstream.speculators.streaming.steps import StreamSteps
+from slipstream.targets.target import Target
+
+
+class StreamLosses(NamedTuple):
+    """Means over the tokens of a batch, or a segment's share of them: losses of the main rows, of
+    the pruning head, of each stream (gamma,) and of each with its scores of pairs (gamma,); of each
+    the right guesses (gamma,); and `total`, the weighted sum of Eq. 6 plus the losses of the
+    pruning head and of the scores of pairs, which alone carries gradients.
+
+    Scores of pairs learn on top of the streams, which stay as they are: a stream that relied on its
+    parent would be no good at naming candidates.
+    """
+
+    total: torch.Tensor
+    main: torch.Tensor
+    pruning: torch.Tensor
+    streams: torch.Tensor
+    pairs: torch.Tensor
+    accuracies: torch.Tensor
+
+    def plus(self, other: "StreamLosses") -> "StreamLosses":
+        """The share of both segments."""
+        return StreamLosses(*map(torch.add, self, other))
+
+
+class BatchLosses:
+    """One batch with its labels, and what a segment of it needs to become a loss.
+
+    Means, not the sums of Eq. 6, so that a loss does not depend on the batch's size.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        speculator: StreamSteps,
+        batch: Batch,
+        alpha_main: float,
+        alpha_streams: torch.Tensor,
+    ):
+        self.target, self.speculator, self.batch = target, speculator, batch
+        self.alpha_main, self.alpha_streams = alpha_main, alpha_streams
+        self.labels = future_tokens(batch, speculator.num_streams)
+        self.num_rows = mean_over_processes((self.labels.next_tokens != NO_LABEL).sum())
+        self.num_tokens = mean_over_processes((self.labels.tokens != NO_LABEL).sum((0, 1)))
+        self.num_tokens = self.num_tokens.clamp(min=1)
+
+    def of_segment(
+        self, columns: slice, main: torch.Tensor | None, early: torch.Tensor, streams: torch.Tensor
+    ) -> StreamLosses:
+        """main, early: (B, P, D) main rows after the last layer (None where they are not trained)
+        and before the pruning layer; streams: (B, P * gamma, D)."""
+        next_tokens = self.labels.next_tokens[:, columns]
+        used = next_tokens != NO_LABEL
+        tokens = self.labels.tokens[:, columns][used]
+        known = tokens != NO_LABEL
+        streams = streams.unflatten(1, (-1, self.speculator.num_streams))[used][known]
+        row, stream = known.nonzero(as_tuple=True)
+        labels = tokens[known]
+        losses, guesses = self._head_loss(streams, labels)
+        of_pairs = torch.zeros_like(losses)
+        if self.speculator.scores_pairs:
+            parents = torch.cat([next_tokens[used][:, None], tokens[:, :-1]], dim=1)[known]
+            texts = self.batch.ids[used.nonzero()[:, 0]][row]
+            lengths = self.labels.positions[:, columns][used][row] + 2
+            rows = streams, stream, parents, texts, lengths
+            of_pairs, guesses = guess_loss(self._pair_logits, self.target.vocab_size, labels, *rows)
+        hits = (guesses == labels).to(losses.dtype)
+        per_stream = losses.new_zeros(self.speculator.num_streams)
+        losses, of_pairs, accuracies = (
+            per_stream.index_add(0, stream, each) / self.num_tokens
+            for each in (losses, of_pairs, hits)
+        )
+        early = early[used].detach()
+        early = early + self.speculator.pruning(early)
+        pruning = self._head_loss(early, next_tokens[used])[0].sum() / self.num_rows
+        of_main = losses.new_zeros(())
+        if main is not None:
+            of_main = self._head_loss(main[used], next_tokens[used])[0].sum() / self.num_rows
+        total = self.alpha_main * of_main + pruning
+        total = total + (self.alpha_streams * (losses + of_pairs)).sum()
+        parts = of_main, pruning, losses, of_pairs, accuracies
+        return StreamLosses(total, *(part.detach() for part in parts))
+
+    def _pair_logits(self, streams: torch.Tensor, *pairs: torch.Tensor) -> torch.Tensor:
+        """(M, V) of (M, D) streams; the other tensors are for `add_pair_scores`."""
+        with torch.no_grad():
+            logits = self.target.logits(streams)
+        return self.speculator.add_pair_scores(self.target, logits, *pairs)
+
+    def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple:
+        return head_loss(self.target.head, self.target.norm(hidden), labels)

@@ -1,0 +1,195 @@
+"""The losses of a batch: streams of the completion, one segment of it at a time (appendix I).
+
+Streams multiply the rows of the MSA layers by gamma + 1, and with them the memory that training
+needs. So a completion is divided into segments, and only the streams of the segment in work exist;
+those of prompt positions before the last never do.
+
+Lossless: the main rows run once, without gradients; then the streams of each segment run over
+their keys and values, and the gradients of a segment are taken before the next one begins. Shared:
+main rows learn too and see their streams, so a segment holds both; later segments reach it through
+its keys and values alone, and all else is computed again in the backward pass. `num_segments=None`
+gives the dense form of both, everything at once: the plain reference.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, reduce
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from slipstream.core.cache import TrainingCache
+from slipstream.core.masks import causal_mask
+from slipstream.speculators.base import Batch, causal_rows
+from slipstream.speculators.labels import NO_LABEL
+from slipstream.speculators.streaming.losses import BatchLosses, StreamLosses
+from slipstream.speculators.streaming.steps import StreamSteps
+from slipstream.targets.rows import HiddenTap, Rows
+from slipstream.targets.target import Target
+
+
+def lossless_losses(
+    target: Target,
+    speculator: StreamSteps,
+    batch: Batch,
+    alpha_streams: torch.Tensor,
+    num_segments: int | None,
+    unknown_roots: torch.Tensor | None = None,
+) -> StreamLosses:
+    """Losses of the streams over a frozen target; None for all of the completion at once.
+
+    unknown_roots: (B,) sequences whose streams are not told the root (`root_rank`), None for none.
+    """
+    work = BatchLosses(target, speculator, batch, 0.0, alpha_streams)
+    cache = TrainingCache(target.num_layers)
+    start, early = HiddenTap(speculator.first_layer), HiddenTap(speculator.pruning_layer)
+    with torch.no_grad():
+        causal_rows(target, batch.ids, cache, [start, early])
+    cache.keep = 0
+    roots = work.labels.next_tokens
+    if unknown_roots is not None:
+        roots = roots.masked_fill(unknown_roots.to(roots.device)[:, None], NO_LABEL)
+    causal = causal_mask(batch.ids.shape[1], batch.ids.device)
+
+    def losses_of(columns: slice) -> StreamLosses:
+        here = work.labels.positions[:, columns]
+        cache.visible = int(here.max()) + 1
+        index = here.unsqueeze(-1).expand(-1, -1, target.hidden_size)
+        hidden = start.hidden.gather(1, index)
+        sees = causal[here, : cache.visible].unsqueeze(1)
+        streams = speculator.run_streams(target, hidden, roots[:, columns], here, sees, cache)
+        return work.of_segment(columns, None, early.hidden.gather(1, index), streams)
+
+    segments = work.labels.segments(num_segments)
+    if num_segments is None or not torch.is_grad_enabled():
+        return reduce(StreamLosses.plus, map(losses_of, segments))
+    return _one_by_one(losses_of, segments, list(speculator.parameters()))
+
+
+def _one_by_one(
+    losses_of: Callable[[slice], StreamLosses],
+    segments: list[slice],
+    parameters: list[torch.nn.Parameter],
+) -> StreamLosses:
+    """The losses of all segments, the gradients of each taken before the next one begins."""
+    done, sums = [], [torch.zeros_like(parameter) for parameter in parameters]
+    for columns in segments:
+        losses = losses_of(columns)
+        gradients = torch.autograd.grad(losses.total, parameters, materialize_grads=True)
+        sums = list(map(torch.add, sums, gradients))
+        done.append(losses._replace(total=losses.total.detach()))
+    losses = reduce(StreamLosses.plus, done)
+    # Each adds nothing to the total but its parameter's gradient.
+    carriers = [((p - p.detach()) * given).sum() for p, given in zip(parameters, sums, strict=True)]
+    return losses._replace(total=losses.total + torch.stack(carriers).sum())
+
+
+def shared_losses(
+    target: Target,
+    speculator: StreamSteps,
+    batch: Batch,
+    alpha_main: float,
+    alpha_streams: torch.Tensor,
+    num_segments: int | None,
+) -> StreamLosses:
+    """Losses of main rows and streams; `target` carries the adapters that are trained."""
+    work = BatchLosses(target, speculator, batch, alpha_main, alpha_streams)
+    positions = work.labels.positions
+    usable = work.labels.next_tokens != NO_LABEL
+    slots = [work.batch.ids[:, :0]]  # (B, R) positions of the rows kept so far, part by part
+    past: list[torch.Tensor] = []  # their keys and values: 2 * L tensors a part
+    done: list[StreamLosses] = []
+    segments, first = work.labels.segments(num_segments), positions[:, :1]
+    if num_segments is None:  # in one part, the prompt included
+        first = torch.zeros_like(first)
+    for rows, chosen, columns in _parts(positions, usable, segments, first, speculator.num_streams):
+        run = partial(_run_part, work, rows, chosen, columns, torch.cat(slots, dim=1))
+        slots.append(rows)
+        result = run(*past) if num_segments is None else checkpoint(run, *past, use_reentrant=False)
+        past += result[len(result) - 2 * target.num_layers :]
+        if columns is not None:
+            done.append(StreamLosses(*result[: len(StreamLosses._fields)]))
+    return reduce(StreamLosses.plus, done)
+
+
+_Part = tuple[torch.Tensor, torch.Tensor | None, slice | None]
+"""rows (B, R), positions in the sample or -1 for none; chosen (B, P), which of those rows carry
+streams, -1 for none; and the columns of the labels they stand for."""
+
+
+def _parts(
+    positions: torch.Tensor,
+    usable: torch.Tensor,
+    segments: list[slice],
+    first: torch.Tensor,
+    num_streams: int,
+) -> Iterator[_Part]:
+    """Rows before `first` (B, 1), without streams, in parts of as many rows as a segment has with
+    its streams; then the segments, with the rows between their completions."""
+    device, width = positions.device, segments[0].stop * (num_streams + 1)
+    for start in range(0, int(first.max()), width):
+        rows = torch.arange(start, min(start + width, int(first.max())), device=device)
+        yield torch.where(rows < first, rows, -1), None, None
+    for columns in segments:
+        here, chosen = usable[:, columns], positions[:, columns]
+        last = torch.where(here, chosen, first - 1).amax(1, keepdim=True)
+        rows = first + torch.arange(int((last - first).max()) + 1, device=device)
+        yield torch.where(rows <= last, rows, -1), torch.where(here, chosen - first, -1), columns
+        first = last + 1
+
+
+def _run_part(
+    work: BatchLosses,
+    rows: torch.Tensor,
+    chosen: torch.Tensor | None,
+    columns: slice | None,
+    earlier: torch.Tensor,
+    *past: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """One part through the whole target: its losses (if it carries streams), then its own keys and
+    values, layer by layer. earlier: (B, S) positions of the rows of all parts before it, -1 for
+    none; past: the same tensors of these parts."""
+    target, speculator = work.target, work.speculator
+    cache, count = TrainingCache(target.num_layers), rows.shape[1]
+    here, known = rows.clamp(min=0), (earlier >= 0).sum(1)
+    if past:
+        # In the order of their positions, as layers with a window take them to be.
+        order = earlier.masked_fill(earlier < 0, earlier.shape[1]).argsort(1)
+        order = order[:, : int(known.max()), None]
+        for layer, kept in enumerate(cache.kept):
+            both = (torch.cat(past[2 * layer + k :: 2 * target.num_layers], 2) for k in (0, 1))
+            kept.append(tuple(_gathered(side, order) for side in both))
+    cache.keep = count
+    slots = torch.arange(cache.slots, device=rows.device)
+    sees = (slots < known[:, None])[:, None].expand(-1, count, -1)
+    own = (rows[:, None] >= 0) & (rows[:, None] <= here[:, :, None])
+    own = own | torch.eye(count, dtype=torch.bool, device=rows.device)
+    early = HiddenTap(speculator.pruning_layer)
+    visitors = [early] if chosen is None else [early, _Adding(target, speculator, chosen)]
+    ids, mask = work.batch.ids.gather(1, here), torch.cat([sees, own], -1)[:, None]
+    hidden = target.forward(ids, here, mask, cache, visitors).hidden
+    made = tuple(tensor for kept in cache.kept for tensor in kept[-1])
+    if chosen is None:
+        return made
+    index = chosen.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
+    main, before = hidden[:, :count].gather(1, index), early.hidden.gather(1, index)
+    return (*work.of_segment(columns, main, before, hidden[:, count:]), *made)
+
+
+def _gathered(kept: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """(B, H_kv, S, D_head) and (B, C, 1), which slots of it -> (B, H_kv, C, D_head)."""
+    return kept.gather(2, order[:, None].expand(-1, kept.shape[1], -1, kept.shape[3]))
+
+
+class _Adding:
+    """A visitor that adds the streams of the `chosen` rows, (B, P) with -1 for none."""
+
+    def __init__(self, target: Target, speculator: StreamSteps, chosen: torch.Tensor):
+        self.target, self.speculator, self.chosen = target, speculator, chosen
+        self.layer = speculator.first_layer
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        rows = self.speculator.add_streams(rows, self.chosen)
+        with self.speculator.acting_on(self.target, rows):
+            yield rows

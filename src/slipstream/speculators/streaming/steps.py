@@ -1,0 +1,218 @@
+"""The parts of streams and their two step functions, which serve training and decoding alike.
+
+Paper: section 2, Eqs. 1 to 4; what streams may know of the root, and scores of pairs of tokens, are
+additions of this project. Nothing here knows trees, drafts, losses or how the target is changed.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from slipstream.core.cache import StepCache
+from slipstream.core.masks import causal_mask, own_streams, stream_mask
+from slipstream.speculators.base import DraftingSpeculator
+from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters, rotating
+from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.speculators.streaming.pairs import CopyScores, Transitions, normed_embeddings
+from slipstream.targets.attention import limited_attention
+from slipstream.targets.quantized import is_quantized
+from slipstream.targets.rows import Rows
+from slipstream.targets.target import Target
+
+
+class StreamSteps(DraftingSpeculator):
+    """gamma streams in the top N_s layers of a target: `add_streams` to the rows of a forward, or
+    `run_streams` after it."""
+
+    config: StreamingConfig
+
+    def __init__(self, target: Target, config: StreamingConfig):
+        super().__init__()
+        config.check_against(target)
+        self.config, self.num_streams = config, config.num_streams
+        width = target.hidden_size
+        self.first_layer = self.pruning_layer = target.num_layers - config.num_msa_layers
+        if config.pruning_layer is not None:
+            self.pruning_layer = config.pruning_layer
+        self.embeddings = self.initialisation = self.root = self.adapters = None
+        self.transitions = self.copying = None
+        if not config.value_rotation:
+            self.embeddings = nn.Parameter(0.02 * torch.randn(self.num_streams, width))
+        if rank := config.initialisation_rank:
+            self.initialisation = LowRank(width, width, rank, random_up=True)
+        if rank := config.root_rank:
+            self.root = LowRank(target.embedding_size, width, rank)
+        if rank := config.adapter_rank:
+            skip_mlp = config.mlp == "adapter"
+            self.adapters = StreamAdapters(target, config.num_msa_layers, rank, skip_mlp)
+        self.pruning = LowRank(width, width, config.pruning_rank)
+        if rank := config.transition_rank:
+            self.transitions = Transitions(target.embedding_size, rank)
+        if config.copy_scores:
+            self.copying = CopyScores(target.embedding_size, self.num_streams)
+
+    def msa_layers(self, target: Target) -> range:
+        return range(self.first_layer, target.num_layers)
+
+    def streams_of(
+        self, hidden: torch.Tensor, root_embeddings: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Eq. 4: main rows (B, P, D) at layer L - N_s -> stream rows (B, P * gamma, D).
+
+        root_embeddings: (B, P, E) of the tokens after the main rows, None where unknown.
+        """
+        if self.initialisation is not None:
+            hidden = self.initialisation(hidden)
+        if self.root is not None and root_embeddings is not None:
+            hidden = hidden + self.root(root_embeddings)
+        streams = hidden.unsqueeze(2).expand(-1, -1, self.num_streams, -1)
+        if self.embeddings is not None:
+            streams = streams + self.embeddings.to(hidden.dtype)
+        return streams.flatten(1, 2)
+
+    def positions_of(self, positions: torch.Tensor) -> torch.Tensor:
+        """Rotary positions (B, P) of main rows -> (B, P * gamma) of their streams."""
+        shift = torch.arange(1, self.num_streams + 1, device=positions.device)
+        if self.config.stream_positions == "same":
+            shift = torch.zeros_like(shift)
+        return (positions.unsqueeze(-1) + shift).flatten(1)
+
+    def add_streams(self, rows: Rows, chosen: torch.Tensor) -> Rows:
+        """Append the streams of the `chosen` main rows, (B, P) with -1 for none.
+
+        Streams see what their main row sees and one another (Eq. 2). Main rows see the main stream
+        alone (lossless, Eq. 1), or also the streams of their own position (shared, Eq. 3).
+        """
+        count, mask = rows.hidden.shape[1], rows.mask
+        if mask is None:
+            mask = causal_mask(count, rows.hidden.device)[None, None]
+        mask = mask.expand(rows.hidden.shape[0], -1, -1, -1)
+        index = chosen.clamp(min=0)
+        hidden = rows.hidden.gather(1, index[..., None].expand(-1, -1, rows.hidden.shape[2]))
+        lines = mask.gather(2, index[:, None, :, None].expand(-1, 1, -1, mask.shape[3]))
+        streams = self.streams_of(hidden)
+        if self.config.mode == "shared":
+            own = own_streams(chosen, count, self.num_streams).unsqueeze(1)
+        else:
+            own = mask.new_zeros(*mask.shape[:3], streams.shape[1])
+        positions = self.positions_of(rows.positions.expand(len(index), -1).gather(1, index))
+        main, streams_see = torch.cat([mask, own], -1), stream_mask(lines, self.num_streams)
+        return replace(
+            rows,
+            hidden=torch.cat([rows.hidden, streams], dim=1),
+            positions=torch.cat([rows.positions.expand(len(index), -1), positions], dim=1),
+            mask=torch.cat([main, streams_see], dim=2),
+            num_stream_rows=streams.shape[1],
+            owners=chosen,
+            # What streams are limited to is looked up in the rows, which replays would not see.
+            repeats=rows.repeats and not self.config.attended_tokens,
+            acting=self,
+        )
+
+    def run_streams(
+        self,
+        target: Target,
+        hidden: torch.Tensor,
+        roots: torch.Tensor,
+        positions: torch.Tensor,
+        main_mask: torch.Tensor,
+        cache: StepCache,
+        merged: nn.ModuleList | None = None,
+    ) -> torch.Tensor:
+        """Streams of P main rows alone, over cached keys and values (training, deferred schedule).
+
+        hidden: (B, P, D) of the main rows before layer L - N_s; roots: (B, P), the tokens after
+        them, negative where unknown; positions: (B, P) of the main rows; main_mask: (B, 1, P, K),
+        which of the K cached slots each main row sees (itself included); merged: the adapters'
+        `merged_layers`, to run instead of the target's layers with hooks.
+        Returns (B, P * gamma, D), before the final norm.
+        """
+        embeddings = None
+        if self.root is not None:
+            known = (roots >= 0).unsqueeze(-1)
+            embeddings = normed_embeddings(target, roots.clamp(min=0)) * known
+        streams, shifted = self.streams_of(hidden, embeddings), self.positions_of(positions)
+        mask = stream_mask(main_mask, self.num_streams)
+        if self.config.attended_tokens:
+            rows = self._beside_main_rows(hidden, positions, main_mask, streams, shifted, mask)
+        else:
+            rows = Rows(streams, shifted, mask, streams.shape[1])
+            rows.repeats = isinstance(cache, StepCache)
+            rows.acting = None if merged is not None and not self.config.value_rotation else self
+        if merged is not None:
+            with self._rotating(target, merged, rows):
+                return target.run_modules(merged, rows, cache).hidden
+        with self.acting_on(target, rows):
+            rows = target.run_layers(self.msa_layers(target), rows, cache)
+        return rows.hidden[:, rows.num_nodes :]
+
+    def _beside_main_rows(self, hidden, positions, main_mask, streams, shifted, mask) -> Rows:
+        """Main rows run again beside their streams, seen by nothing: they are only asked what they
+        attend to."""
+        count, slots = hidden.shape[1], main_mask.shape[-1]
+        main = F.pad(main_mask, (0, count + streams.shape[1]), value=False)
+        unseen = mask.new_zeros(*mask.shape[:3], count)
+        own = torch.cat([mask[..., :slots], unseen, mask[..., slots:]], dim=-1)
+        return Rows(
+            torch.cat([hidden, streams], dim=1),
+            torch.cat([positions, shifted], dim=1),
+            torch.cat([main, own], dim=2),
+            streams.shape[1],
+            torch.arange(count, device=hidden.device).expand(len(hidden), -1),
+        )
+
+    @contextmanager
+    def acting_on(self, target: Target, rows: Rows) -> Iterator[None]:
+        """Within, the stream rows of `rows` run as streams: adapted, rotated, limited."""
+        layers = target.family.layers[self.first_layer :]
+        with ExitStack() as contexts:
+            if self.adapters is not None:
+                contexts.enter_context(self.adapters.active(target, rows))
+            contexts.enter_context(self._rotating(target, layers, rows))
+            if self.config.attended_tokens and rows.num_stream_rows:
+                contexts.enter_context(limited_attention(rows, self.config.attended_tokens))
+            yield
+
+    def _rotating(self, target: Target, layers: nn.ModuleList, rows: Rows):
+        step = self.config.value_rotation
+        return rotating(target, layers, rows, self.num_streams, step) if step else nullcontext()
+
+    def merged_layers(self, target: Target) -> nn.ModuleList | None:
+        """Layers for `run_streams` that compute the adapters on the way, where that is possible."""
+        layers = target.family.layers[self.first_layer :]
+        placed = any(hasattr(module, "_hf_hook") for module in layers.modules())  # a device map's
+        if self.adapters is None or self.config.attended_tokens or is_quantized(layers) or placed:
+            return None
+        return self.adapters.merged_layers(target)
+
+    def add_pair_scores(
+        self,
+        target: Target,
+        logits: torch.Tensor,
+        streams: torch.Tensor,
+        parents: torch.Tensor,
+        texts: torch.Tensor,
+        lengths: torch.Tensor,
+    ) -> torch.Tensor:
+        """(M, V) logits of stream rows and what the tokens before theirs add to them.
+
+        streams: (M,) number of each row's stream, from 0; parents: (M,) the token before its own;
+        texts: (M, T) and lengths: (M,), the tokens known when it runs, the root the last of them.
+        """
+        if self.transitions is not None:
+            logits = logits + self.transitions(target, parents)
+        if self.copying is not None:
+            logits = self.copying.add_to(logits, target, streams, parents, texts, lengths)
+        return logits
+
+    @property
+    def scores_pairs(self) -> bool:
+        return self.transitions is not None or self.copying is not None
+
+    def early_exit_logits(self, target: Target, hidden: torch.Tensor) -> torch.Tensor:
+        """Pruning head: (..., D) at the pruning layer -> (..., V) next-token logits."""
+        return target.logits(hidden + self.pruning(hidden))

@@ -1,0 +1,146 @@
+"""What all Lightning modules here share: checks, optimiser, schedule, log, what checkpoints hold.
+
+The learning rate rises linearly over the warm-up and then falls linearly to zero.
+"""
+
+import math
+from pathlib import Path
+
+import lightning as L
+import torch
+
+from slipstream.core.errors import InputError
+from slipstream.data.prompt_completion import PromptCompletionData
+
+
+class TrainingModule(L.LightningModule):
+    """`losses` of batches, minimised by AdamW.
+
+    title, description: of the model card. checkpointed: checkpoints hold the tensors whose names
+    contain it, and nothing of a frozen target. For the estimate of memory: num_trained_layers,
+    layers that gradients pass through; rows_per_token, trained rows per token of a batch; and
+    `model_config`, the transformers config of the model that they belong to.
+    """
+
+    title: str
+    description = "Trained by Slipstream, next-token loss on completions."
+    checkpointed = ""
+    betas = (0.9, 0.999)
+    rows_per_token: float = 1
+
+    def __init__(self, learning_rate: float, weight_decay: float = 0.0, warmup_steps: int = 0):
+        super().__init__()
+        numbers = dict(learning_rate=learning_rate, weight_decay=weight_decay)
+        check_numbers(**numbers, warmup_steps=warmup_steps)
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.warmup_steps = warmup_steps
+        self.strict_loading = not self.checkpointed
+        self.data: PromptCompletionData | None = None
+
+    def prepare(self, data: PromptCompletionData) -> None:
+        """Render the data (and let the target answer it, where asked to); fail early if nothing is
+        supervised."""
+        data.prepare(self.target.tokenizer, self.target)
+        self.data = data
+
+    @property
+    def model_config(self):
+        return self.model.config
+
+    @property
+    def num_trained_layers(self) -> int:
+        return self.model_config.num_hidden_layers
+
+    def loss(self, batch) -> torch.Tensor:
+        """What is minimised, where that is all there is to log."""
+        raise NotImplementedError
+
+    def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """What is minimised, and the means to log by name; step: None in validation."""
+        loss = self.loss(batch)
+        return loss, {"loss": loss}
+
+    def groups(self) -> list[dict]:
+        """Parameter groups of the optimiser: all that is trained."""
+        return [{"params": [p for p in self.parameters() if p.requires_grad]}]
+
+    def save(self, folder: Path, card: str) -> None:
+        """Write the model folder."""
+        raise NotImplementedError
+
+    def training_step(self, batch, _: int) -> torch.Tensor:
+        loss, means = self.losses(batch, self.global_step)
+        self.log_means("train", means, batch)
+        return loss
+
+    def validation_step(self, batch, _: int) -> None:
+        self.log_means("validation", self.losses(batch, None)[1], batch)
+
+    def log_means(self, stage: str, means: dict[str, torch.Tensor], batch) -> None:
+        """Log them; the accuracy, or else the loss, also on the progress bar."""
+        shown = "accuracy" if "accuracy" in means else "loss"
+        count = self.num_trained_tokens(batch)
+        for name, mean in means.items():
+            self.log(f"{stage}/{name}", mean, prog_bar=name == shown, batch_size=count)
+
+    def num_trained_tokens(self, batch) -> int:
+        return int(batch.supervised.sum())
+
+    def configure_optimizers(self) -> dict[str, object]:
+        optimizer = torch.optim.AdamW(
+            [group for group in self.groups() if group["params"]],
+            lr=self.learning_rate,
+            weight_decay=self.weight_decay,
+            betas=self.betas,
+        )
+        steps = total_steps(self.trainer, len(self.data.train_dataloader()))
+        schedule = linear_schedule(optimizer, self.warmup_steps, steps)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        state = checkpoint["state_dict"]
+        kept = {name: tensor for name, tensor in state.items() if self.checkpointed in name}
+        checkpoint["state_dict"] = kept
+
+
+def check_numbers(**numbers: float | None) -> None:
+    """`InputError` for settings of `training` that are no finite numbers of at least 0; None is
+    none."""
+    for name, number in numbers.items():
+        valid = isinstance(number, int | float) and math.isfinite(number) and number >= 0
+        if number is not None and not valid:
+            raise InputError(
+                f"training.{name}: {number!r} is no finite number of at least 0; give one"
+            )
+
+
+def linear_schedule(
+    optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int
+) -> dict[str, object]:
+    """Lightning's scheduler entry; the factor is 1 at `warmup_steps` and 0 at `total_steps`.
+
+    Example: warmup 2, total 6 gives factors 0.5, 1, 1, 0.75, 0.5, 0.25 for steps 0..5.
+    """
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        return max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    return {"scheduler": scheduler, "interval": "step"}
+
+
+def total_steps(trainer: L.Trainer, num_batches: int) -> int:
+    """Optimiser steps of the whole run, `num_batches` batches an epoch.
+
+    Lightning's own `estimated_stepping_batches` sets the loader up too early: a run resumed in the
+    middle of an epoch would then start the epoch again.
+    """
+    steps = trainer.max_steps if trainer.max_steps >= 0 else math.inf
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        per_epoch = math.ceil(num_batches / trainer.accumulate_grad_batches)
+        steps = min(steps, per_epoch * trainer.max_epochs)
+    if steps == math.inf:
+        raise InputError("trainer.max_epochs, trainer.max_steps: set one of them")
+    return steps

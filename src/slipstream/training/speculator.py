@@ -1,0 +1,115 @@
+"""Training any speculator that drafts: its losses over a frozen target, tau by real decoding.
+
+What is learned and how stands with the speculator. At validation a few prompts are really decoded
+with its drafter, and tau decides which checkpoint is best.
+"""
+
+import time
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
+from slipstream.data.batches import Batch
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.statistics import Statistics
+from slipstream.speculators.base import DraftingSpeculator, SpeculatorConfig, new_speculator
+from slipstream.speculators.checkpoint import save_speculator, start_from_speculator
+from slipstream.targets.target import Target
+from slipstream.training.module import TrainingModule, check_numbers
+
+
+class SpeculatorTraining(TrainingModule):
+    """Lightning module of every speculator that drafts.
+
+    learning_rate: of the speculator's own tensors; lora_learning_rate: of LoRA layers of the
+    target that learn with it, None for the same. num_segments: parts of a completion that are
+    worked on one after the other, None for all at once. validation_prompts: how many prompts are
+    decoded at each validation, with trees of `validation_budget` nodes. start_from: folder of a
+    speculator whose tensors are taken over where this one has them in the same shape.
+    """
+
+    checkpointed = "speculator."
+
+    def __init__(
+        self,
+        target: Target,
+        speculator: SpeculatorConfig,
+        learning_rate: float,
+        lora_learning_rate: float | None,
+        weight_decay: float,
+        warmup_steps: int,
+        num_segments: int | None,
+        validation_prompts: int,
+        validation_budget: int,
+        start_from: str | None,
+    ):
+        super().__init__(learning_rate, weight_decay, warmup_steps)
+        if target is None or speculator is None:
+            raise InputError("target, speculator: both are needed to train a speculator")
+        check_numbers(lora_learning_rate=lora_learning_rate)
+        if num_segments is not None and num_segments < 1:
+            raise InputError("training.num_segments: must be at least 1, or null")
+        self.target, self.speculator = target, new_speculator(target, speculator)
+        if not isinstance(self.speculator, DraftingSpeculator):
+            raise InputError(
+                f"speculator: kind {speculator.kind!r} does not draft; train it with "
+                "training=verifier"
+            )
+        if start_from is not None:
+            start_from_speculator(self.speculator, start_from)
+        self.frozen = target.model.requires_grad_(False)
+        self.title = self.speculator.title
+        self.description = f"Trained by Slipstream; {self.speculator.source}."
+        self.lora_learning_rate, self.num_segments = lora_learning_rate, num_segments
+        self.validation_prompts, self.validation_budget = validation_prompts, validation_budget
+        self._since = time.perf_counter()
+
+    @property
+    def model_config(self):
+        return self.frozen.config
+
+    @property
+    def num_trained_layers(self) -> int:
+        return self.speculator.num_trained_layers
+
+    @property
+    def rows_per_token(self) -> float:
+        return self.speculator.rows_per_token(self.data.supervised_share)
+
+    def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return self.speculator.losses(self.target, batch, step, self.num_segments)
+
+    def training_step(self, batch: Batch, number: int) -> torch.Tensor:
+        loss = super().training_step(batch, number)
+        now = time.perf_counter()
+        self.log("train/tokens_per_second", int(batch.lengths.sum()) / (now - self._since))
+        self._since = now
+        return loss
+
+    def on_validation_epoch_end(self) -> None:
+        batches = islice(self.data.val_dataloader(), self.trainer.num_val_batches[0])
+        self.speculator.calibrate(self.target, (batch.to(self.device) for batch in batches))
+        self.log("validation/tau", self.measure_tau().tau, prog_bar=True)
+
+    def measure_tau(self) -> Statistics:
+        """Decode the first prompts of the validation set, greedy."""
+        drafter = self.speculator.drafter()
+        engine = Engine(self.target, drafter, Sampling(), Limits(96), self.validation_budget)
+        total = Statistics()
+        for prompt in self.data.prompts("validation", self.validation_prompts):
+            total += engine.generate(prompt).statistics
+        return total
+
+    def groups(self) -> list[dict]:
+        named = list(self.speculator.named_parameters())
+        lora = [parameter for name, parameter in named if name.startswith("lora.")]
+        own = [parameter for name, parameter in named if not name.startswith("lora.")]
+        rate = self.lora_learning_rate or self.learning_rate
+        return [{"params": own}, {"params": lora, "lr": rate}]
+
+    def save(self, folder: Path, card: str) -> None:
+        save_speculator(folder, self.speculator, self.target, self.data.longest, card)

@@ -1,0 +1,107 @@
+"""Calibrated draft sizes against a search of sizes (UNISPEC, Figure 5, Tables 13 and 15 to 17)."""
+
+from slipstream.core.errors import InputError
+from slipstream.decoding.calibration import Curve, calibrate, fastest, measured, point_of
+from slipstream.decoding.statistics import Statistics
+from slipstream.drafters.base import Drafter
+from slipstream.evaluation.metrics import ratio_interval
+from slipstream.evaluation.prompts import divided
+from studies import Plot, Prompt, Result, Target
+from studies.decoding import GREEDY, LIMITS, engine, token_ids
+
+AROUND, SIZES = "Sizes around g* (Table 13)", "Tokens a second by size"
+
+
+def draft_size(
+    target: Target,
+    prompts: list[Prompt],
+    drafters: dict[str, Drafter],
+    budgets: list[int],
+    step: int,
+    deviations: list[int],
+    usual: dict[str, int],
+    calibration_prompts: int,
+    repeats: int,
+) -> Result:
+    """Each of `drafters` is calibrated with the sizes `budgets` on `calibration_prompts` prompts;
+    then sizes from the smallest to the largest, in steps of `step`, decode the others.
+    deviations: nodes that the draft is made larger and smaller than g*; usual: by drafter, the size
+    that its paper has, if that is to be tried, too; repeats: how often each prompt is decoded."""
+    if unknown := set(usual) - set(drafters):
+        raise InputError(
+            f"study.usual: there is no drafter {', '.join(sorted(unknown))}; name some of "
+            + ", ".join(drafters)
+        )
+    warm_up, others = (token_ids(target, part) for part in divided(prompts, calibration_prompts))
+    searched = sorted({*range(budgets[0], budgets[-1], step), budgets[-1]})
+    rows, around, sizes = [], [], []
+    for name, drafter in drafters.items():
+        ways = drafter.variants(drafter.attach(target))
+        found = calibrate(target, ways, warm_up, GREEDY, LIMITS, budgets, repeats)
+        way, own = fastest(found.points)
+        near = {own} | {own + sign * each for each in deviations for sign in (-1, 1)}
+        near = sorted(size for size in near if size >= 2)
+        tried = sorted({*searched, *near, usual.get(name, own)})
+        engines = {("", g): engine(target, ways[way], g) for g in tried}
+        grid = {g: each for (_, g), each in measured(engines, others, repeats).items()}
+        points = {g: point_of(g, each) for g, each in grid.items()}
+        against = {g: _ratio(each, grid[own]) for g, each in grid.items()}
+        best = max({*searched, own}, key=lambda g: points[g].rate)
+        ratio, low, high = _ratio(grid[own], grid[best])
+        seconds, tau = Curve(tuple(found.points[way])).at(own)
+        calibrated = 1 + sum(map(len, found.points.values()))  # plain decoding, and every way
+        share = len(warm_up) / len(others) * calibrated / len(searched)
+        other = usual.get(name)
+        rows.append(
+            {
+                "drafter": name,
+                "way": way,
+                "g*": own,
+                "beats plain": "no" if found.plain else "yes",
+                "tokens/s at g*": points[own].rate,
+                "expected": tau / seconds,
+                "best g": best,
+                "tokens/s there": points[best].rate,
+                "g* vs best": ratio,
+                "95 %": f"{low:.3f} to {high:.3f}",
+                "share of the search's measurements": share,
+                "usual g": other or "-",
+                "g* vs usual": points[own].rate / points[other].rate if other else "-",
+            }
+        )
+        around += [
+            {"drafter": name, "nodes": g, "minus g*": g - own, "tau": points[g].tau,
+             "ms/step": 1000 * points[g].seconds, "tokens/s": points[g].rate, 
+             "vs g*": against[g][0]}
+            for g in near
+        ]  # fmt: skip
+        measures = [
+            ("search", points[g], [b * points[own].rate for b in against[g][1:]]) for g in tried
+        ]
+        measures += [
+            (f"calibration, {each}", point, [point.rate] * 2)
+            for each, calibrating in found.points.items()
+            for point in calibrating
+        ]
+        sizes += [
+            {"drafter": name, "measured in": what, "nodes": point.budget, "tokens/s": point.rate,
+             "low": bounds[0], "high": bounds[1]}
+            for what, point, bounds in measures
+        ]  # fmt: skip
+    lines = "measured in", "drafter", "line", ("low", "high")
+    plot = Plot("nodes", ("tokens/s",), *lines, table=SIZES)
+    more = ({AROUND: around} if deviations else {}) | {SIZES: sizes}
+    return Result("Calibrated draft sizes against a search", rows, (plot,), more)
+
+
+def _ratio(*sides: list[Statistics]) -> tuple[float, float, float]:
+    """Of two rates after the prefill, with 95 % bounds, prompts resampled in pairs."""
+    return ratio_interval(
+        *(
+            (
+                [each.tokens - each.answers for each in side],
+                [each.seconds - each.shares.get("prefill", 0.0) for each in side],
+            )
+            for side in sides
+        )
+    )

@@ -1,0 +1,70 @@
+"""Which of two answers is better: judges, and FastChat's files for one that is not at hand.
+
+SPRINTER's authors asked GPT-4 (section 4). By default the target itself is asked, by the mean
+log-probability that it gives to the tokens of an answer. A judge is any object with `scores`: of
+two answers to the same prompt the one with the larger score wins.
+"""
+
+import json
+from typing import Protocol
+
+import torch
+
+from slipstream.data.rendering import render_prompt
+from slipstream.decoding.answer import Generation
+from slipstream.targets.reading import read_on
+from studies import Prompt, Target
+
+
+class Judge(Protocol):
+    def scores(
+        self, target: Target, prompts: list[Prompt], answers: list[Generation]
+    ) -> list[float]:
+        """A score for each answer."""
+
+
+class TargetLikelihood:
+    """The target's mean log-probability of an answer's tokens, at temperature 1."""
+
+    @torch.inference_mode()
+    def scores(
+        self, target: Target, prompts: list[Prompt], answers: list[Generation]
+    ) -> list[float]:
+        found = []
+        for prompt, answer in zip(prompts, answers, strict=True):
+            ids = render_prompt(target.tokenizer, prompt.text)
+            text = ids + answer.ids[:-1]
+            hidden = read_on(target, [text], target.new_cache(len(text))).hidden
+            logs = target.logits(hidden[0, len(ids) - 1 :]).float().log_softmax(-1)
+            found.append(logs[range(len(answer.ids)), answer.ids].mean().item())
+        return found
+
+
+def win_rate(ours: list[float], theirs: list[float]) -> float:
+    """Share of prompts, in percent, in which our score is larger; a tie counts half.
+
+    >>> win_rate([1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 5.0, 1.0])
+    62.5
+    """
+    wins = [(a > b) + (a == b) / 2 for a, b in zip(ours, theirs, strict=True)]
+    return 100 * sum(wins) / len(wins)
+
+
+def fastchat_files(prompts: list[Prompt], answers: dict[str, list[Generation]]) -> dict[str, str]:
+    """What FastChat's `llm_judge` reads: question.jsonl, and model_answer/METHOD.jsonl of each."""
+    files = {
+        "question": [
+            {"question_id": number, "category": prompt.source, "turns": [prompt.question]}
+            for number, prompt in enumerate(prompts)
+        ]
+    }
+    for name, generations in answers.items():
+        files[f"model_answer/{name}"] = [
+            {"question_id": number, "answer_id": f"{name}-{number}", "model_id": name,
+             "choices": [{"index": 0, "turns": [answer.text]}], "tstamp": 0.0}
+            for number, answer in enumerate(generations)
+        ]  # fmt: skip
+    return {
+        f"fastchat/{name}.jsonl": "".join(json.dumps(record) + "\n" for record in records)
+        for name, records in files.items()
+    }

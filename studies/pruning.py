@@ -1,0 +1,154 @@
+"""What pruning keeps: threshold and cap calibrated on some prompts, tried on others (section 2.3).
+
+The prompts are decoded without pruning while the early exit's transitions are recorded; what a
+threshold and a cap would have dropped, and whether it was needed, is then known for every tree.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import torch
+
+from slipstream.core.drafts import Draft
+from slipstream.core.errors import InputError
+from slipstream.core.trees import Trees, survivors
+from slipstream.decoding.answer import Limits
+from slipstream.drafters.base import Request, Session, Verified
+from slipstream.drafters.stream_sessions import Pruning
+from slipstream.drafters.streaming import Streaming
+from slipstream.evaluation.prompts import divided
+from slipstream.targets.rows import Rows
+from studies import Plot, Prompt, Result, Target
+from studies.decoding import LIMITS, decode, engine, token_ids
+from studies.watching import Watched
+
+
+def pruning(
+    target: Target,
+    prompts: list[Prompt],
+    drafter: Streaming,
+    budget: int,
+    calibration_prompts: int,
+    keep: list[float],
+) -> Result:
+    """The first `calibration_prompts` choose threshold and cap, the others test them. keep: which
+    share of accepted drafts must survive; looser and stricter ones are shown beside it."""
+    parts = divided(prompts, calibration_prompts)
+    trees, held_out = (
+        record_trees(target, drafter, token_ids(target, part), budget) for part in parts
+    )
+    rows = []
+    for share in keep:
+        found = calibrate(trees, share)
+        tried = outcome(held_out, found.threshold, found.cap)
+        rows += [
+            {"asked for": share, "prompts": name, **asdict(each)}
+            for name, each in (("calibrated on", found), ("held out", tried))
+        ]
+    plot = Plot("pruned", ("kept_drafts",), hue="prompts")
+    return Result(f"Pruning trees of {budget} nodes", rows, (plot,))
+
+
+@dataclass(frozen=True)
+class SeenTree:
+    """A verified tree: transitions: N probabilities by the early exit; path: accepted nodes."""
+
+    tree: Draft
+    transitions: list[float]
+    path: list[int]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """kept_paths: share of trees whose accepted path survives whole; kept_drafts: the same among
+    trees with an accepted draft, since a root always survives; pruned: share of nodes that do not
+    survive."""
+
+    threshold: float
+    cap: int
+    kept_paths: float
+    kept_drafts: float
+    pruned: float
+
+
+class _LookingOn(Pruning):
+    """The pruning visitor, which remembers what it would have seen."""
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        if rows.trees is not None:
+            self.seen = self.transitions(rows)
+        yield rows
+
+
+class _Recorder(Watched):
+    """Attached streams, looked on at."""
+
+    def start(self, requests: Sequence[Request], budget: int) -> Session:
+        session = super().start(requests, budget)
+        looking_on = _LookingOn(self.target, self.attached.speculator, 0.0, None)
+        session.visitors = [looking_on, *session.visitors]
+        return session
+
+
+def record_trees(
+    target: Target,
+    drafter: Streaming,
+    prompts: list[list[int]],
+    budget: int,
+    limits: Limits = LIMITS,
+) -> list[SeenTree]:
+    """Decode token-id `prompts` greedily with the drafter's streams, unpruned, and trees of
+    `budget` nodes."""
+    recorded: list[SeenTree] = []
+
+    def record(session: Session, verified: Verified, drafted: Trees) -> None:
+        (tree,) = verified.trees.drafts()
+        if not verified.prompt and len(tree) > 1:
+            path = verified.paths[0, : int(verified.counts[0])].tolist()
+            transitions = session.visitors[0].seen[0, : len(tree)].tolist()
+            recorded.append(SeenTree(tree, transitions, path))
+
+    streams = Streaming(drafter.speculator, drafter.schedule, drafter.top_k).attach(target)
+    decode(engine(target, _Recorder(streams, record), budget, limits), prompts)
+    return recorded
+
+
+def outcome(seen: list[SeenTree], threshold: float, cap: int) -> Calibration:
+    """What `threshold` and `cap` would have done to the trees."""
+    return _outcomes(seen, [(threshold, cap)])[0]
+
+
+def calibrate(seen: list[SeenTree], keep: float = 0.95) -> Calibration:
+    """The threshold and cap that prune most among those that keep `keep` of the accepted drafts.
+
+    Raises `InputError` when there is no tree to learn from.
+    """
+    if not seen:
+        raise InputError("calibration: no trees were drafted; give longer prompts or more of them")
+    transitions = sorted(p for each in seen for p in each.transitions[1:])
+    thresholds = {0.0, *(transitions[len(transitions) * part // 40] for part in range(40))}
+    caps = range(1, 1 + max(len(each.tree) for each in seen))
+    found = _outcomes(seen, [(each, cap) for each in sorted(thresholds) for cap in caps])
+    return max((each for each in found if each.kept_drafts >= keep), key=lambda each: each.pruned)
+
+
+def _outcomes(seen: list[SeenTree], settings: list[tuple[float, int]]) -> list[Calibration]:
+    """Of many thresholds and caps."""
+    trees = Trees.of([each.tree for each in seen])
+    transitions = torch.zeros(len(seen), trees.width)
+    needed = torch.zeros(len(seen), trees.width, dtype=torch.bool)
+    for index, each in enumerate(seen):
+        transitions[index, : len(each.tree)] = torch.tensor(each.transitions)
+        needed[index, each.path] = True
+    drafts, found = needed.sum(-1) > 1, []
+    for threshold, cap in settings:
+        nodes = survivors(trees, transitions, threshold, cap)
+        # padding is the root, which is kept
+        kept = torch.zeros_like(needed).scatter(1, nodes.clamp(min=0), True)
+        whole = (kept | ~needed).all(-1).double()
+        kept_drafts = float(whole[drafts].mean()) if drafts.any() else 1.0
+        pruned = 1 - float(kept.sum() / trees.real.sum())
+        found.append(Calibration(threshold, cap, float(whole.mean()), kept_drafts, pruned))
+    return found

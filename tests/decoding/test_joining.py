@@ -1,0 +1,105 @@
+"""Requests join and leave at random steps; their answers are those alone, in float64."""
+
+from random import Random
+
+import pytest
+from tests.drafters import untrained
+from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
+
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.decoder import Decoder
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.decoding.sprinter import SprinterDecoder
+from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.streaming import Streaming
+from slipstream.speculators.classifiers import SprinterConfig, SprinterVerifier
+
+LIMITS = Limits(12)
+SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8)}
+
+
+def decoders(sampling: Sampling) -> dict[str, Decoder]:
+    target = tiny_target()
+    target.model.generation_config.eos_token_id = 7
+    speculator = tiny_speculator(target, transition_rank=3, copy_scores=True)
+    draft = tiny_target("llama", seed=5, num_hidden_layers=1)
+    drafters = untrained.untrained([[1, 2, 3, 4], [4, 3, 2, 1]]) | {
+        "fused": Streaming(speculator, "fused", 3),
+        "deferred": Streaming(speculator, "deferred", 3),
+        "deferred, gammatune": Streaming(speculator, "deferred", 3, length=untrained.gammatune()),
+        "draft model": DraftModel(draft, 4),
+        "draft model, gammatune": DraftModel(draft, 4, untrained.gammatune()),
+    }
+    found: dict[str, Decoder] = {"plain": PlainDecoder(target, sampling, LIMITS)}
+    for name, drafter in drafters.items():
+        found[name] = Engine(target, drafter, sampling, LIMITS, 9)
+    if not sampling.greedy:
+        verifier = SprinterVerifier(draft, SprinterConfig(("hidden",), (1.0,))).eval()
+        found["sprinter"] = SprinterDecoder(
+            target, draft, verifier, sampling, LIMITS, 1.0, 0.5, cap=4
+        )
+    return found
+
+
+NAMES = [(name, kind) for kind, own in SAMPLINGS.items() for name in decoders(own)]
+
+
+@pytest.mark.parametrize(("name", "kind"), NAMES)
+def test_requests_that_join_and_leave_are_answered_as_alone(name, kind):
+    """Also of drafters that carry stores over: what is drafted decides nothing."""
+    decoder, random = decoders(SAMPLINGS[kind])[name], Random(3)
+    prompts = [[random.randrange(VOCABULARY) for _ in range(n)] for n in (5, 1, 9, 3, 2, 14, 4)]
+    alone = [decoder.generate(ids, seed).ids for seed, ids in enumerate(prompts)]
+    waiting = [decoder.request(ids, seed) for seed, ids in enumerate(prompts)]
+    requests, left, most = list(waiting), None, 0
+    while waiting or decoder.running:
+        if waiting and (decoder.running is None or random.random() < 0.5):
+            count = random.randint(1, 2)
+            decoder.start(waiting[:count])
+            waiting = waiting[count:]
+        if decoder.running is None:
+            continue
+        most = max(most, len(decoder.running.requests))
+        if left is None and len(decoder.running.requests) > 2:
+            left = decoder.running.requests[1]
+            decoder.finish(left)
+            continue
+        decoder.step()
+    assert most > 2 and left is not None
+    for request, expected in zip(requests, alone, strict=True):
+        found = decoder.finish(request)
+        if request is left:
+            assert found.ids == expected[: len(found.ids)]
+        else:
+            assert found.ids == expected and found.finished in ("end", "length")
+
+
+@pytest.mark.parametrize("name", ["plain", "deferred", "draft model"])
+def test_requests_of_one_batch_sample_each_in_its_own_way(name):
+    samplings = [Sampling(), Sampling(0.7), Sampling(1.3, top_k=5), Sampling()]
+    prompts = [[3, 1, 4], [9, 2], [6, 5, 3, 5, 8], [7, 7]]
+    mixed = decoders(Sampling())[name]
+    requests = [
+        mixed.request(ids, 11, sampling=sampling)
+        for ids, sampling in zip(prompts, samplings, strict=True)
+    ]
+    mixed.start(requests)
+    while mixed.running:
+        mixed.step()
+    for ids, sampling, request in zip(prompts, samplings, requests, strict=True):
+        assert request.answer.ids == decoders(sampling)[name].generate(ids, 11).ids
+
+
+def test_every_request_has_its_callback_and_its_limits():
+    decoder = decoders(Sampling())["deferred"]
+    told: list[list[int]] = [[], []]
+    callbacks = [lambda token, *_, own=own: own.append(token) for own in told]
+    answers = decoder.generate_batch([[1, 2], [3]], None, callbacks)
+    assert told == [answer.ids for answer in answers]
+    short = decoder.request([1, 2], limits=Limits(3))
+    decoder.start([short])
+    while decoder.running:
+        assert decoder.step() in ([], [short])
+    assert short.answer.ids == answers[0].ids[:3]

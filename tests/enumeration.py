@@ -1,0 +1,156 @@
+"""All that chance can do, exactly: the space of the uniform numbers, cell by cell.
+
+Decoding depends on a uniform number only through the intervals, between the breakpoints of the
+distributions it is compared with, that the number lies in. A run notes these breakpoints, so it
+stands for a whole cell of numbers; the space around the cell is run in turn.
+"""
+
+from collections.abc import Callable
+from math import prod
+from typing import ClassVar
+
+import pytest
+import torch
+
+from slipstream.core import sampling, verification
+from slipstream.decoding import decoder, engine
+from slipstream.drafters import draft_model
+
+Axis = tuple[str, int]
+Box = dict[Axis, tuple[float, float]]
+NUMBERS = 64
+NARROWEST = 1e-15
+
+
+class EnumeratedChance:
+    """A `Chance` whose numbers lie in a box; notes the breakpoints they were compared with.
+
+    fixed: numbers that are given.
+    """
+
+    current: ClassVar[list["EnumeratedChance"]] = []
+
+    def __init__(self, box: Box, fixed: dict[Axis, float]):
+        self.box, self.fixed = box, fixed
+        self.cuts: dict[Axis, set[float]] = {}
+        self.axes: dict[float, Axis] = {}
+        self.drafted = 0
+        self.decide = self._numbers("decide")
+        self.keep = self._numbers("keep")
+
+    def value(self, axis: Axis) -> float:
+        """A number within the box, told apart from those of other axes."""
+        if axis in self.fixed:
+            return self.fixed[axis]
+        low, high = self.box.get(axis, (0.0, 1.0))
+        share = 0.3 + 0.4 * ((len(self.axes) + 1) * 0.6180339887498949 % 1)
+        value = low + share * (high - low)
+        self.axes[value] = axis
+        return value
+
+    def _numbers(self, name: str) -> torch.Tensor:
+        values = [self.value((name, place)) for place in range(NUMBERS)]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def number(self) -> torch.Tensor:
+        self.drafted += 1
+        return torch.tensor(self.value(("draft", self.drafted)), dtype=torch.float64)
+
+    def draw(self, probabilities: torch.Tensor) -> int:
+        return int(sampling.draw(probabilities, self.number()))
+
+    def accept(self, probability: float) -> bool:
+        number = float(self.number())
+        self.compared(number, [probability])
+        return number < probability
+
+    def compared(self, number: float, breakpoints: list[float]) -> None:
+        if number in self.axes:
+            self.cuts.setdefault(self.axes[number], set()).update(breakpoints)
+
+
+def enumerated(
+    outcome_of: Callable[[EnumeratedChance], tuple], fixed: dict[Axis, float] | None = None
+) -> dict[tuple, float]:
+    """Outcome -> probability, over everything that chance can do."""
+    distribution: dict[tuple, float] = {}
+    waiting: list[Box] = [{}]
+    while waiting:
+        chance = EnumeratedChance(waiting.pop(), fixed or {})
+        EnumeratedChance.current = [chance]
+        outcome = outcome_of(chance)
+        cell, value_of = dict(chance.box), {axis: value for value, axis in chance.axes.items()}
+        for axis, cuts in chance.cuts.items():
+            (low, high), value = cell.get(axis, (0.0, 1.0)), value_of[axis]
+            below = max((cut for cut in cuts if low < cut <= value), default=low)
+            above = min((cut for cut in cuts if value < cut < high), default=high)
+            for part in ((low, below), (above, high)):
+                if part[1] - part[0] > NARROWEST:
+                    waiting.append({**cell, axis: part})
+            cell[axis] = below, above
+        volume = prod(high - low for low, high in cell.values())
+        distribution[outcome] = distribution.get(outcome, 0.0) + volume
+    EnumeratedChance.current = []
+    assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-12)
+    return distribution
+
+
+def _note(probabilities: torch.Tensor, points: torch.Tensor) -> None:
+    """Breakpoints of (M, V) distributions that (M,) points are compared with."""
+    for chance in EnumeratedChance.current:
+        for point, own in zip(points.tolist(), probabilities.double(), strict=True):
+            cumulative = own.cumsum(-1)
+            chance.compared(point, (cumulative / cumulative[-1]).tolist())
+
+
+@pytest.fixture
+def chance(monkeypatch):
+    """An `EnumeratedChance` may be handed in as the seed of a request."""
+    draw, follow, keeps, made = (
+        sampling.draw,
+        verification.follow,
+        verification.keeps,
+        sampling.Chance,
+    )
+    waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def noted_draw(probabilities, points):
+        if probabilities.ndim == 3 and probabilities.shape[1] > 1:
+            waiting[:] = [(probabilities, points)]  # of these, only the nodes of the path matter
+        else:
+            _note(probabilities.reshape(-1, probabilities.shape[-1]), points.reshape(-1))
+        return draw(probabilities, points)
+
+    def noted_follow(trees, choices):
+        last = follow(trees, choices)
+        while waiting:
+            probabilities, points = waiting.pop()
+            on_path = trees.ancestors[torch.arange(len(last)), last]
+            _note(probabilities[on_path], points[on_path])
+        return last
+
+    def noted_keeps(points, ratios, trying):
+        for chance in EnumeratedChance.current:
+            for point, ratio in zip(points[trying].tolist(), ratios[trying].tolist(), strict=True):
+                chance.compared(point, [ratio])
+        return keeps(points, ratios, trying)
+
+    for module in (sampling, verification, draft_model):
+        monkeypatch.setattr(module, "draw", noted_draw)
+    for module in (verification, engine):
+        monkeypatch.setattr(module, "follow", noted_follow)
+    monkeypatch.setattr(verification, "keeps", noted_keeps)
+    monkeypatch.setattr(
+        decoder,
+        "Chance",
+        lambda seed, count: made(seed, count) if isinstance(seed, int) else seed,
+    )
+
+
+def fixed_first(target, prompt: list[int], settings, token: int) -> dict[Axis, float]:
+    """The first token of every answer to `prompt` is `token`."""
+    with torch.no_grad():
+        rows = target.forward(torch.tensor([prompt]), torch.arange(len(prompt))[None], None, None)
+        probabilities = settings.probabilities(target.logits(rows.hidden[0, -1]))
+    cumulative = probabilities.cumsum(-1)
+    return {("decide", 0): float(cumulative[token] - probabilities[token] / 2)}

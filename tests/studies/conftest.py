@@ -1,0 +1,12 @@
+"""What tests of studies share."""
+
+import pytest
+from tests.tiny import tiny_target, tiny_tokenizer
+
+
+@pytest.fixture
+def target():
+    """A tiny target that reads and writes text."""
+    target = tiny_target()
+    target.tokenizer = tiny_tokenizer()
+    return target

@@ -1,0 +1,165 @@
+"""Studies that are comparisons over settings: what each run is, and the table of all of them."""
+
+import json
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import get_object
+from omegaconf import OmegaConf
+from studies.collect import Collect, collect
+from tests.commands import ROOT, config_of, refused
+from tests.tiny import save_tiny_target, tiny_speculator
+
+from slipstream import app
+from slipstream.app import INFER_KEYS
+from slipstream.configuration import build, check_keys
+from slipstream.results.record import Rows
+from slipstream.speculators.checkpoint import save_speculator
+from slipstream.targets.loading import load_target
+
+
+def swept(study: str) -> dict[str, list[str]]:
+    """The settings of a study that is a multirun, by key; {} for others."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("infer", [f"study={study}"], return_hydra_config=True)
+    parameters = config.hydra.sweeper.params or {}
+    assert (config.hydra.mode is not None) == bool(parameters)
+    return {key: values.split(",") for key, values in parameters.items()}
+
+
+STUDIES = sorted(path.stem for path in (ROOT / "conf" / "study").glob("*.yaml"))
+SWEPT = {study: found for study in STUDIES if (found := swept(study))}
+FEW = ("num_prompts=2", "repeats=1", "limits.max_new_tokens=8", "target.device=cpu")
+
+
+@pytest.mark.parametrize("study", SWEPT)
+def test_every_run_of_a_sweep_composes(study):
+    for values in product(*SWEPT[study].values()):
+        given = [f"{key}={value}" for key, value in zip(SWEPT[study], values, strict=True)]
+        config = config_of("infer", f"study={study}", *given)
+        check_keys(config, INFER_KEYS)
+        assert config.study is None
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        hydra = compose("infer", [f"study={study}"], return_hydra_config=True).hydra
+    assert isinstance(build(hydra.callbacks.collect), Collect)
+    assert get_object(hydra.callbacks.collect._target_) is Collect
+
+
+@pytest.mark.parametrize("study", ["msa_layers", "value_rotation", "quantization"])
+def test_what_is_trained_first_lies_where_it_is_looked_for(study):
+    """The command for train.py stands in the study's file."""
+    text = (ROOT / "conf" / "study" / f"{study}.yaml").read_text()
+    (command,) = [line for line in text.splitlines() if line.startswith("# python train.py -m ")]
+    given = [word.strip("'") for word in command.removeprefix("# python train.py -m ").split()]
+    (sweep,) = [word for word in given if "," in word and not word.startswith("hydra")]
+    key, values = sweep.split("=")
+    target = load_target("slipstream/small-target", device="cpu", packed=False)
+    folders = []
+    for value in values.split(","):
+        others = [word for word in given if word != sweep and not word.startswith("hydra.")]
+        config = config_of("train", *others, f"{key}={value}")
+        build(config.speculator).check_against(target)
+        subdir = OmegaConf.select(config, key)
+        folders.append(f"runs/{study}/{subdir}/model")
+    given = SWEPT[study]
+    if "speculator_path" in given:
+        assert folders == given["speculator_path"]
+    else:
+        found = [config_of("infer", f"study={study}", f"{key}={value}") for value in given[key]]
+        assert folders == [config.speculator_path for config in found]
+
+
+def test_a_sweep_gives_a_folder_for_each_run_and_one_table(tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable, str(ROOT / "infer.py"), "study=batches", *FEW, "batch_size=1,2",
+            "budget=1,4", f"output_dir={tmp_path / 'out'}",
+        ],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    rows = [row for row in content["results"] if row["prompts"] == "all"]
+    assert [(row["batch_size"], row["budget"], row["method"]) for row in rows] == [
+        (size, nodes, name) for size in (1, 2) for nodes in (1, 4) for name in ("plain", "drafter")
+    ]
+    assert all(row["identical"] == "2/2" and row["tokens/s"] > 0 for row in rows)
+    assert {row["tau"] for row in rows if row["budget"] == 1} == {1.0}
+    assert {run["batch_size"] for run in content["config"].values()} == {1, 2}
+    assert content["title"] == "Batches (Figure 18)" and len(content["environment"]) == 4
+    assert "### Batches (Figure 18)" in (tmp_path / "out" / "table.md").read_text()
+    assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
+
+
+def ran(folder, number: int, given: list[str]) -> Rows:
+    """What `infer.py` would leave for one run of a sweep."""
+    output = folder / str(number)
+    app.infer(config_of("infer", *given, *FEW, f"output_dir={output}"))
+    (output / "config").mkdir(exist_ok=True)
+    (output / "config" / "overrides.yaml").write_text(json.dumps([*given, *FEW]))
+
+
+@pytest.mark.exhaustive
+def test_rules_are_compared_over_the_lengths_they_begin_with(tmp_path):
+    for number, length in enumerate((2, 5)):
+        ran(tmp_path, number, ["study=draft_lengths", f"drafter.num_tokens={length}"])
+    result = collect(tmp_path, "Rules", "fixed")
+    assert {row["drafter.num_tokens"] for row in result.rows} == {2, 5}
+    assert all(row["identical"] == "2/2" for row in result.rows if row["prompts"] == "all")
+    (_, spread) = result.shown.values()
+    names = ["plain", "fixed", "assistant_threshold", "adaedl"]
+    names += [
+        f"{rule}{end}"
+        for rule in ("heuristic", "gammatune", "gammatune_plus")
+        for end in ("", "_reset")
+    ]
+    found = {row["method"]: row for row in spread}
+    assert found.keys() == set(names)
+    assert found["fixed"]["vs fixed"] == found["fixed"]["spread vs fixed"] == 1.0
+    config = json.loads((tmp_path / "1" / "results.json").read_text())["config"]["methods"]
+    assert (
+        config["gammatune_reset"]["drafter"]["length"] | {"initial": 5, "carry": False}
+        == (config["gammatune_reset"]["drafter"]["length"])
+    )
+
+
+def test_every_quantisation_is_compared_with_its_own_plain_decoding(tmp_path):
+    """Training is replaced by a random speculator."""
+    folder = str(save_tiny_target(tmp_path / "target", hidden_size=64, intermediate_size=128))
+    (tmp_path / "rows").mkdir()
+    prompts = [{"prompt": f"w{n} w5 w6", "completion": "w7 w8"} for n in range(10, 14)]
+    (tmp_path / "rows" / "test.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    for number, kind in enumerate((None, "nf4")):
+        own = load_target(folder, device="cpu", quantization=kind)
+        made = tmp_path / "runs" / str(kind) / "model"
+        save_speculator(made, tiny_speculator(own).float(), own, 64, "")
+        ran(
+            tmp_path / "out",
+            number,
+            [
+                "study=quantization", f"target.quantization={kind or 'null'}",
+                f"target.name={folder}", f"data.path={tmp_path / 'rows'}",
+                f"speculator_path={tmp_path}/runs/${{target.quantization}}/model",
+            ],
+        )  # fmt: skip
+    rows = collect(tmp_path / "out").rows
+    assert [row["target.quantization"] for row in rows] == [None, None, "nf4", "nf4"]
+    assert rows[0]["weights, MiB"] > rows[2]["weights, MiB"]
+    for row in rows:
+        assert row["identical"] == "2/2" and row["tau"] >= 1
+
+
+@pytest.mark.exhaustive
+def test_top_k_sampling_is_measured_for_every_k(tmp_path):
+    for number, top_k in enumerate((1, 5)):
+        ran(tmp_path, number, ["study=top_k_sampling", f"sampling.top_k={top_k}"])
+    rows = [row for row in collect(tmp_path).rows if row["method"] == "drafter"]
+    assert {row["sampling.top_k"] for row in rows} == {1, 5}
+    assert all(row["tau"] >= 1 and row["vs plain"] > 0 for row in rows)
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    assert "holds no runs" in refused(lambda: collect(tmp_path))
