@@ -104,7 +104,7 @@ def test_batches_are_joined_and_parted_again(one, two):
     chosen = list(range(0, len(one + two), 2))
     parents = [draft.parents for draft in both.only(chosen).drafts()]
     assert parents == [(one + two)[place].parents for place in chosen]
-    assert both.depth == max(draft.depth for draft in one + two)
+    assert both.depth == max(max(draft.depths()) for draft in one + two)
 
 
 @given(any_batches, seeds)

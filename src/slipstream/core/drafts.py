@@ -39,13 +39,12 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def depth(self) -> int:
-        """Of the deepest node."""
-        depths = [0]
+    def depths(self) -> list[int]:
+        """Distance of each node from the root."""
+        found = [0]
         for parent in self.parents[1:]:
-            depths.append(depths[parent] + 1)
-        return max(depths)
+            found.append(found[parent] + 1)
+        return found
 
 
 class PathTree:

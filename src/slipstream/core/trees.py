@@ -57,14 +57,17 @@ class Trees:
             [
                 draft.tokens + [0] * (width - len(draft)),
                 draft.parents + [-1] * (width - len(draft)),
+                draft.depths() + [0] * (width - len(draft)),
             ]
             for draft in drafts
         ]
         confidences = [draft.confidences + [0.0] * (width - len(draft)) for draft in drafts]
         device = torch.device(device)
-        tokens, parents = on_device(numbers, device).unbind(1)
-        depth = max(draft.depth for draft in drafts)
-        return cls(tokens, parents, on_device(confidences, device), depth)
+        tokens, parents, depths = on_device(numbers, device).unbind(1)
+        depth = max(max(own[-1]) for own in numbers)
+        trees = cls(tokens, parents, on_device(confidences, device), depth)
+        trees.depths = depths
+        return trees
 
     @classmethod
     def roots(cls, tokens: torch.Tensor) -> "Trees":

@@ -146,12 +146,12 @@ class Decoder(ABC):
             self._decided(batch, verified)
 
     def _decided(self, batch: Batch, verified: Verified) -> None:
-        """Tokens are decided and committed: prepare the next step, and tell the requests."""
+        """Tokens are decided and committed: prepare the next step; at the latest then the requests
+        are told."""
         batch.room = verified.room
         with batch.clock.share("draft"):
             self._draft(batch, verified)
-        for request, tokens in zip(batch.requests, verified.host(), strict=True):
-            request.emit(tokens)
+        verified.host()
 
     def _draft(self, batch: Batch, verified: Verified) -> None:
         """Prepare the next step."""

@@ -33,7 +33,5 @@ class PlainDecoder(Decoder):
             batch.room, batch.trees = batch.room - 1, Trees.roots(tokens[:, 0])
             decided = on_host(tokens)[0].tolist()
         for request, own in zip(batch.requests, decided, strict=True):
-            request.tokens += own
-            request.room -= 1
             request.count(rows=1, accepted=0)
-            request.emit(own)
+            request.decide(own)

@@ -39,11 +39,14 @@ class Answering(Request):
     def finished(self) -> bool:
         return self.answer.finished is not None
 
-    def emit(self, tokens: list[int]) -> None:
+    def decide(self, tokens: list[int]) -> None:
         """Accepted tokens of a draft, and the target's own one after them."""
+        super().decide(tokens)
         for token in tokens[:-1]:
             self.answer.emit(token, drafted=True)
         self.answer.emit(tokens[-1], drafted=False)
+        if self.finished:
+            self.room = 0
 
     def count(self, rows: int, accepted: int) -> None:
         """The target worked on so many rows of this request in one forward."""

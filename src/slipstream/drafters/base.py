@@ -34,6 +34,11 @@ class Request:
     chance: Chance
     room: int
 
+    def decide(self, tokens: list[int]) -> None:
+        """The answer goes on with these tokens."""
+        self.tokens += tokens
+        self.room -= len(tokens)
+
 
 @dataclass
 class Verified:
@@ -92,7 +97,7 @@ class Verified:
 
     def host(self) -> list[list[int]]:
         """The tokens that were decided for each request, after the step's one wait; from here on
-        the requests' own `tokens` have them."""
+        the requests know them."""
         if self._decided is None:
             tensors = [tensor for brought in self._waiting for tensor in brought.tensors]
             with self.wait():
@@ -102,8 +107,7 @@ class Verified:
                 brought.tensors, copies = copies[:count], copies[count:]
             self._decided = [[token for token in own if token >= 0] for own in decided.tolist()]
             for request, own in zip(self.requests, self._decided, strict=True):
-                request.tokens += own
-                request.room -= len(own)
+                request.decide(own)
         return self._decided
 
 

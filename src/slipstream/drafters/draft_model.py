@@ -94,10 +94,11 @@ class DraftModelSession(Session):
             tokens, probabilities = self._chosen(logits, going)
             chain.append(tokens)
             drawn_from.append(probabilities)
-            drawn = draft_length.Drawn(logits[going], tokens[going], hidden[going])
-            for place, score in zip(going, rule.scores(drawn), strict=True):
-                if lengths[place].stops(score):
-                    depths[place] = node + 1
+            if rule.looks_at != "nothing":
+                drawn = draft_length.Drawn(logits[going], tokens[going], hidden[going])
+                for place, score in zip(going, rule.scores(drawn), strict=True):
+                    if lengths[place].stops(score):
+                        depths[place] = node + 1
             ids = tokens.tolist()
             fed = [[ids[p]] if node + 1 < depth else [] for p, depth in enumerate(depths)]
         self.reader.forget_beyond(list(map(len, texts)))

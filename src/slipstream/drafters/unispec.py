@@ -77,31 +77,22 @@ class UniSpecSession(HostSession):
 
     def ask(self, verified: Verified) -> None:
         """The nodes' tokens, (B, N), their likeliest successors and the probabilities of these,
-        (B, N, k) each, and how many of the last nodes count, (B,): in the order in which they are
-        stored. The last word on a token: of accepted nodes the latest, else the likeliest."""
+        (B, N, k) each, and (B, N) whether a node counts; of trees their paths as well."""
         trees, each, last = verified.trees, verified.each, verified.last
-        if verified.prompt:
-            order = torch.arange(trees.width, device=last.device) - trees.width + 1
-            order = order + last[:, None] if self.attached.settings.prompt else last[:, None]
-            counts = (last + 1).clamp(max=order.shape[1])
-            order = order.clamp(min=0)
-            hidden = verified.rows.hidden[each[:, None], order]
-            # In parts, because a row of logits is long.
-            parts = hidden.split(max(1, ROWS // len(hidden)), dim=1)
-            best = [self._likeliest(self.attached.target.logits(part)) for part in parts]
-            tokens, probabilities = (torch.cat(found, 1) for found in zip(*best, strict=True))
-        else:
-            nodes = torch.arange(trees.width, device=last.device)
-            accepted = trees.ancestors[each, last]
-            rank = torch.where(accepted, trees.width + nodes, trees.width - nodes)
-            order = rank.masked_fill(~trees.real, 0).argsort(-1)
-            counts = trees.real.sum(-1)
-            tokens, probabilities = (
-                found.gather(1, order[..., None].expand_as(found))
-                for found in self._likeliest(verified.logits)
-            )
-        ids = trees.tokens.gather(1, order)
-        self._said = verified.bring(counts, ids, tokens, probabilities)
+        if not verified.prompt:
+            said = trees.tokens, *self._likeliest(verified.logits), trees.real
+            self._said = verified.bring(*said, verified.paths, verified.counts)
+            return
+        nodes = torch.arange(trees.width, device=last.device).expand_as(trees.tokens)
+        if not self.attached.settings.prompt:
+            nodes = last[:, None]
+        hidden = verified.rows.hidden[each[:, None], nodes]
+        # In parts, because a row of logits is long.
+        parts = hidden.split(max(1, ROWS // len(hidden)), dim=1)
+        best = [self._likeliest(self.attached.target.logits(part)) for part in parts]
+        found = (torch.cat(column, 1) for column in zip(*best, strict=True))
+        ids = trees.tokens.gather(1, nodes)
+        self._said = verified.bring(ids, *found, nodes <= last[:, None])
 
     def _likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, N, V) -> the likeliest tokens and their probabilities, (B, N, k) each."""
@@ -112,11 +103,17 @@ class UniSpecSession(HostSession):
         return best.indices, best.values
 
     def learn(self, verified: Verified) -> None:
-        counts, *columns = (tensor.numpy() for tensor in self._said())
-        for known, count, *own in zip(self.states, counts, *columns, strict=True):
-            ids, tokens, probabilities = (column[-count:] for column in own)
-            known.store.update(ids.tolist(), tokens, probabilities)
-            known.instead = tokens[-1].tolist(), probabilities[-1].tolist()
+        """The last word on a token: of accepted nodes the latest, else the likeliest."""
+        ids, tokens, probabilities, counting, *paths = (each.numpy() for each in self._said())
+        for place, known in enumerate(self.states):
+            order = counting[place].nonzero()[0]
+            if paths:
+                accepted = paths[0][place, : paths[1][place]]
+                others = [node for node in order[::-1].tolist() if node not in accepted]
+                order = [*others, *accepted.tolist()]
+            own = tokens[place, order], probabilities[place, order]
+            known.store.update(ids[place, order].tolist(), *own)
+            known.instead = own[0][-1].tolist(), own[1][-1].tolist()
 
     def drafted(self, request: Request, state: "_Known", budget: int) -> Draft:
         settings = self.attached.settings
