@@ -15,6 +15,7 @@ from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.speculators.streaming.steps import AddedStreams
 from slipstream.targets.rows import Rows
 from studies import Plot, Prompt, Result, Target
 from studies.decoding import answered
@@ -92,20 +93,6 @@ class _Tap:
         yield rows
 
 
-class _Adding:
-    """A visitor that adds the streams of the main rows at `positions`."""
-
-    def __init__(self, target: Target, speculator: StreamingSpeculator, positions: torch.Tensor):
-        self.layer, self.target = speculator.first_layer, target
-        self.speculator, self.positions = speculator, positions
-
-    @contextmanager
-    def visit(self, rows: Rows) -> Iterator[Rows]:
-        rows = self.speculator.add_streams(rows, self.positions[None])
-        with self.speculator.acting_on(self.target, rows):
-            yield rows
-
-
 def states(
     target: Target, speculator: StreamingSpeculator, ids: list[int], positions: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -116,7 +103,7 @@ def states(
     tokens = torch.tensor([ids], device=target.device)
     everywhere = torch.arange(len(ids), device=target.device)[None]
     taps = [_Tap(layer) for layer in range(speculator.first_layer + 1, target.num_layers)]
-    adding = _Adding(target, speculator, positions)
+    adding = AddedStreams(target, speculator, positions[None])
     rows = target.forward(tokens, everywhere, None, None, [adding, *taps])
     after = [*(tap.hidden[0] for tap in taps), rows.hidden[0]]
     shape = -1, speculator.num_streams

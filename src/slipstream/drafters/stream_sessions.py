@@ -19,6 +19,7 @@ from slipstream.drafters.base import Request, Session, Verified
 from slipstream.drafters.draft_length import DraftLength, Drawn
 from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.speculators.streaming.steps import AddedStreams
 from slipstream.targets.rows import HiddenTap, Rows
 from slipstream.targets.target import Target
 
@@ -173,23 +174,6 @@ class DeferredSession(StreamSession):
                 cache,
                 self.streams.merged,
             )
-
-
-class AddedStreams:
-    """A visitor before the MSA layers: adds the streams of all rows that may carry a draft."""
-
-    def __init__(self, target: Target, speculator: StreamingSpeculator):
-        self.target, self.speculator = target, speculator
-        self.layer = speculator.first_layer
-
-    @contextmanager
-    def visit(self, rows: Rows) -> Iterator[Rows]:
-        if rows.carriers is None:
-            yield rows
-            return
-        rows = self.speculator.add_streams(rows, rows.carriers)
-        with self.speculator.acting_on(self.target, rows):
-            yield rows
 
 
 class Pruning:

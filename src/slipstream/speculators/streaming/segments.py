@@ -12,7 +12,6 @@ gives the dense form of both, everything at once: the plain reference.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial, reduce
 
 import torch
@@ -23,8 +22,8 @@ from slipstream.core.masks import causal_mask
 from slipstream.speculators.base import Batch, causal_rows
 from slipstream.speculators.labels import NO_LABEL
 from slipstream.speculators.streaming.losses import BatchLosses, StreamLosses
-from slipstream.speculators.streaming.steps import StreamSteps
-from slipstream.targets.rows import HiddenTap, Rows
+from slipstream.speculators.streaming.steps import AddedStreams, StreamSteps
+from slipstream.targets.rows import HiddenTap
 from slipstream.targets.target import Target
 
 
@@ -165,7 +164,7 @@ def _run_part(
     own = (rows[:, None] >= 0) & (rows[:, None] <= here[:, :, None])
     own = own | torch.eye(count, dtype=torch.bool, device=rows.device)
     early = HiddenTap(speculator.pruning_layer)
-    visitors = [early] if chosen is None else [early, _Adding(target, speculator, chosen)]
+    visitors = [early] if chosen is None else [early, AddedStreams(target, speculator, chosen)]
     ids, mask = work.batch.ids.gather(1, here), torch.cat([sees, own], -1)[:, None]
     hidden = target.forward(ids, here, mask, cache, visitors).hidden
     made = tuple(tensor for kept in cache.kept for tensor in kept[-1])
@@ -179,17 +178,3 @@ def _run_part(
 def _gathered(kept: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """(B, H_kv, S, D_head) and (B, C, 1), which slots of it -> (B, H_kv, C, D_head)."""
     return kept.gather(2, order[:, None].expand(-1, kept.shape[1], -1, kept.shape[3]))
-
-
-class _Adding:
-    """A visitor that adds the streams of the `chosen` rows, (B, P) with -1 for none."""
-
-    def __init__(self, target: Target, speculator: StreamSteps, chosen: torch.Tensor):
-        self.target, self.speculator, self.chosen = target, speculator, chosen
-        self.layer = speculator.first_layer
-
-    @contextmanager
-    def visit(self, rows: Rows) -> Iterator[Rows]:
-        rows = self.speculator.add_streams(rows, self.chosen)
-        with self.speculator.acting_on(self.target, rows):
-            yield rows

@@ -216,3 +216,22 @@ class StreamSteps(DraftingSpeculator):
     def early_exit_logits(self, target: Target, hidden: torch.Tensor) -> torch.Tensor:
         """Pruning head: (..., D) at the pruning layer -> (..., V) next-token logits."""
         return target.logits(hidden + self.pruning(hidden))
+
+
+class AddedStreams:
+    """A visitor before the MSA layers: adds the streams of the `chosen` rows, (B, P) with -1 for
+    none; None for all rows that may carry a draft."""
+
+    def __init__(self, target: Target, speculator: StreamSteps, chosen: torch.Tensor | None = None):
+        self.target, self.speculator, self.chosen = target, speculator, chosen
+        self.layer = speculator.first_layer
+
+    @contextmanager
+    def visit(self, rows: Rows) -> Iterator[Rows]:
+        chosen = rows.carriers if self.chosen is None else self.chosen
+        if chosen is None:
+            yield rows
+            return
+        rows = self.speculator.add_streams(rows, chosen)
+        with self.speculator.acting_on(self.target, rows):
+            yield rows
