@@ -40,10 +40,6 @@ class Engine(Decoder):
         compile_like(self.target, target)
         self.budget = budget
 
-    @property
-    def exact(self) -> bool:
-        return self.attached.exact
-
     def _session(self, requests: Sequence[Answering], longest: int) -> Session:
         return self.attached.start(requests, self.budget)
 

@@ -151,13 +151,13 @@ class Session(ABC):
 class Attached(ABC):
     """A drafter that was made ready for one target.
 
-    exact: as in `Drafter`; target: what verifies: the given one, unless the drafter was trained
-    together with a fine-tuned copy of it (shared mode). mergeable: whether its trees may be parts
-    of larger ones; draws: whether their tokens are drawn where the target's are; keeps: whether
-    later prompts find what earlier ones stored.
+    target: what verifies: the given one, unless the drafter was trained together with a fine-tuned
+    copy of it (shared mode). mergeable: whether its trees may be parts of larger ones; draws:
+    whether their tokens are drawn where the target's are; keeps: whether later prompts find what
+    earlier ones stored.
     """
 
-    exact, mergeable, draws, keeps = True, True, False, False
+    mergeable, draws, keeps = True, False, False
 
     def __init__(self, target: Target):
         self.target = target
@@ -175,10 +175,7 @@ class Attached(ABC):
 
 
 class Drafter(ABC):
-    """Settings of something that proposes tokens. exact: whether outputs keep the target's
-    distribution (all verified drafters do)."""
-
-    exact = True
+    """Settings of something that proposes tokens."""
 
     @abstractmethod
     def attach(self, target: Target) -> Attached:
@@ -220,9 +217,9 @@ class HostSession(Session):
     def learn(self, verified: Verified) -> None:
         """Take up what was verified, before the next drafts."""
 
+    @abstractmethod
     def drafted(self, request: Request, state: object, budget: int) -> Draft:
         """The next draft of one request, of up to `request.room` tokens to be of use."""
-        raise NotImplementedError
 
     def keep(self, indices: list[int]) -> None:
         self.requests = [self.requests[index] for index in indices]

@@ -43,7 +43,6 @@ class Combined(Drafter):
         self.drafters = {name: each for name, each in drafters.items() if each is not None}
         if not self.drafters:
             raise InputError("drafter.drafters: name at least one drafter")
-        self.exact = all(drafter.exact for drafter in self.drafters.values())
 
     def attach(self, target: Target) -> "AttachedCombined":
         """Each drafter to the target that the one before it verifies with."""

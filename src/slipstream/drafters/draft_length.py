@@ -9,6 +9,7 @@ though not their distribution.
 
 import copy
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import ceil, inf
 
@@ -115,7 +116,7 @@ class _Counted(Length):
         self.rule.carried = self.value
 
 
-class _Counting(DraftLength):
+class _Counting(DraftLength, ABC):
     """Rules that follow how many tokens were accepted.
 
     initial: the length that the first prompt begins with; carry: whether later prompts begin with
@@ -138,9 +139,9 @@ class _Counting(DraftLength):
         """Whether a draft ends with a token of this score."""
         return False
 
+    @abstractmethod
     def following(self, length: _Counted, drafted: int, accepted: int) -> float:
         """The length of the next draft."""
-        raise NotImplementedError
 
 
 class Heuristic(_Counting):

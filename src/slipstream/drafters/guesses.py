@@ -6,6 +6,7 @@ verified, too.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -76,7 +77,7 @@ class Stored(Protocol):
         """The dictionaries, to be counted."""
 
 
-class Branches:
+class Branches(ABC):
     """The lookahead branches of one request. ends: of the last tree, the node of each one's last
     token."""
 
@@ -85,13 +86,13 @@ class Branches:
         self.read_to = 0
         self.ends: list[int] = []
 
+    @abstractmethod
     def paths(self) -> list[list[int]]:
         """Each one's tokens from the root of the next tree on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def extend(self, ranked: list[list[int]]) -> None:
         """What the target says follows each one, the likeliest first."""
-        raise NotImplementedError
 
     def drawn(self, prompt: list[int], count: int) -> list[int]:
         """Tokens of the prompt to begin with."""
@@ -132,17 +133,17 @@ class Guessing(Drafter):
         self.count, self.ngram, self.most = count, ngram, most
         self.text, self.retrieval, self.keep = text, retrieval, keep
 
+    @abstractmethod
     def stored(self) -> Stored:
         """An empty store."""
-        raise NotImplementedError
 
+    @abstractmethod
     def branches(self, prompt: list[int], count: int, stored: Stored) -> Branches:
         """The lookahead branches of one request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def guesses(self, tokens: list[int], stored: Stored, room: int) -> list[Sequence[int]]:
         """Continuations of `tokens`, in the order in which they find room in `room` nodes."""
-        raise NotImplementedError
 
     def attach(self, target: Target) -> "AttachedGuessing":
         return AttachedGuessing(target, self)

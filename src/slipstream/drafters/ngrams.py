@@ -3,13 +3,14 @@
 A text is indexed as it grows, so that a step never goes through the whole of it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 Continuation = tuple[list[int], list[float]]
 """Tokens, and how sure each is, given those before it."""
 
 
-class _Ngrams:
+class _Ngrams(ABC):
     """The n-grams of up to `longest` tokens of one text that have a follower."""
 
     def __init__(self, longest: int):
@@ -23,9 +24,9 @@ class _Ngrams:
                 self._note(tuple(tokens[place - size : place]), place, tokens[place])
         self.indexed = len(tokens)
 
+    @abstractmethod
     def _note(self, ngram: tuple[int, ...], place: int, token: int) -> None:
         """`token` follows the n-gram, at `place` of the text."""
-        raise NotImplementedError
 
     def _suffixes(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """The last tokens, most of them first."""

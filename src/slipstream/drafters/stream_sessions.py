@@ -4,6 +4,7 @@ Where streams take part in that forward (they are added, and nodes are dropped) 
 stays on the device, unless a rule for the draft length must look.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -58,9 +59,9 @@ class StreamSession(Session):
             self.lengths = [streams.length.start() for _ in requests]
         self.drafted: Trees | None = None
 
+    @abstractmethod
     def stream_states(self, verified: Verified) -> torch.Tensor:
         """(B, gamma, D): the streams of the last accepted nodes, before the final norm."""
-        raise NotImplementedError
 
     def ask(self, verified: Verified) -> None:
         if self.lengths is not None and self.drafted is not None:

@@ -133,7 +133,7 @@ class Speculative(Method):
         self._attached: Attached | None = None
         self._found: Calibration | None = None
         self._drift: Drift | None = None
-        self.exact, self.drafter = drafter.exact, type(drafter).__name__
+        self.drafter = type(drafter).__name__
 
     @property
     def store_bytes(self) -> int:

@@ -1,4 +1,5 @@
-"""What a training run tells before its first step."""
+"""What watches a training run: its summary, its progress, and how it ends when it is stopped or
+no longer finite."""
 
 import signal
 import threading
