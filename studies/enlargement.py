@@ -1,66 +1,116 @@
 """The same function in a larger Llama: acceptance of the small model, cost of the large one.
 
-New dimensions of the hidden state are always zero, new heads and new units of an MLP are not read,
-and new layers, below the old ones, add nothing. All of them are computed all the same.
+New dimensions of the hidden state are zero, new heads and new units of an MLP are not read, new
+layers, below the old ones, add nothing, and new tokens of the vocabulary are never likely. All of
+them are computed all the same. `python -m studies.enlargement 1b FOLDER` writes the shipped models
+at one of the sizes `SHAPES`, as folders that every command takes.
 """
 
-from dataclasses import asdict, dataclass, replace
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from slipstream.core.errors import InputError
+from slipstream.speculators.checkpoint import load_speculator, save_speculator
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from studies import Target
+from slipstream.targets.loading import DTYPES, load_target
+from slipstream.targets.target import Target
 
-# Size of the random weights whose results nothing reads, and the matrices that are zero instead.
-UNREAD, READ = 0.02, ("embed_tokens", "lm_head", "o_proj", "down_proj")
+# Size of the random weights whose results nothing reads; norms, queries, and the matrices that
+# write the hidden state, are zero instead.
+UNREAD, ZERO = 0.02, ("norm", "embed_tokens", "lm_head", "q_proj", "o_proj", "down_proj")
 # Weights of speculators that read token embeddings at unit size, which have more dimensions now.
 SCALED = "root.down", "copying.parent", "copying.child"
+# The last dimension of all embeddings, against the size of the others: too small to count in a
+# norm, large enough to make new tokens unlikely by so large a negative weight.
+CONSTANT, UNLIKELY = 1e-3, -1e9
 
 
 @dataclass(frozen=True)
-class LargeShape:
-    """Sizes of the large model; its heads have keys of their own, and are as wide as before."""
+class Shape:
+    """Sizes of the large model. vocabulary: its tokens, None for as many as there are; tied:
+    whether the LM head is the table of embeddings."""
 
     hidden: int
     intermediate: int
     layers: int
     heads: int
+    kv_heads: int
+    head_dim: int = 64
+    vocabulary: int | None = 32_000
+    tied: bool = False
 
 
-def enlarged_target(target: Target, shape: LargeShape, dtype: torch.dtype) -> Target:
+# A target's shape, and that of a draft model of about a twentieth (of the smallest, a tenth).
+SHAPES = {
+    "100m": (Shape(768, 2048, 10, 12, 4), Shape(288, 768, 2, 8, 8, 32, tied=True)),
+    "400m": (Shape(1280, 3456, 18, 20, 4), Shape(448, 1152, 2, 8, 8, 32, tied=True)),
+    "1b": (Shape(2048, 5632, 22, 32, 4), Shape(768, 2048, 4, 16, 8, tied=True)),
+    "1b_128k": (
+        Shape(2048, 5632, 22, 32, 4, vocabulary=128_256),
+        Shape(384, 1024, 2, 8, 8, 32, 128_256, tied=True),
+    ),
+    "3b": (Shape(3072, 8192, 28, 24, 8, 128), Shape(1280, 3456, 6, 16, 8, tied=True)),
+    "llama3_8b": (
+        Shape(4096, 14336, 32, 32, 8, 128, 128_256),
+        Shape(1024, 2816, 12, 16, 8, 64, 128_256, tied=True),
+    ),
+}
+
+
+def enlarged_target(target: Target, shape: Shape, dtype: torch.dtype) -> Target:
     """A Llama of `shape` on the target's device that computes what `target` does, rounding apart.
 
-    Raises `InputError` for a target that is no Llama, or larger than `shape`.
+    Raises `InputError` for a target that is no Llama, or that does not fit into `shape`.
     """
     old = target.model.config
     if old.model_type != "llama":
         raise InputError("target: only a Llama can be enlarged; take slipstream/small-target")
-    sizes = old.hidden_size, old.intermediate_size, target.num_layers, old.num_attention_heads
-    if any(small > large for small, large in zip(sizes, asdict(shape).values(), strict=True)):
-        raise InputError(f"study.shape: must not be smaller than the target, which has {sizes}")
+    vocabulary = shape.vocabulary or old.vocab_size
+    kv_heads, head_dim = target.family.cache_shape
+    groups = old.num_attention_heads // kv_heads
+    least = (
+        Shape(old.hidden_size + (vocabulary > old.vocab_size), old.intermediate_size,
+              target.num_layers, groups * shape.kv_heads, kv_heads, head_dim, old.vocab_size)
+    )  # fmt: skip
+    wrong = {name for name, size in vars(least).items() if size > (vars(shape)[name] or size)}
+    wrong |= {"head_dim"} if shape.head_dim % head_dim else set()
+    wrong |= {"heads"} if shape.heads % shape.kv_heads else set()
+    if wrong:
+        raise InputError(
+            f"shape: {', '.join(sorted(wrong))} cannot hold the target; give at least {least}, "
+            "heads a multiple of kv_heads, and head_dim a multiple of the target's"
+        )
     content = old.to_dict() | {
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": shape.tied,
         "rms_norm_eps": old.rms_norm_eps * old.hidden_size / shape.hidden,
     }
     with torch.device(target.device):
         model = AutoModelForCausalLM.from_config(LlamaConfig(**content), dtype=dtype)
     model.generation_config = target.model.generation_config
     large = Target(model.eval().requires_grad_(False), target.tokenizer, target.name)
-    places = model.state_dict()
-    for name, place in places.items():
-        place.normal_(std=UNREAD)
-        if any(matrix in name for matrix in READ):
-            place.zero_()
+    tensors = model.state_dict()
+    for name, tensor in tensors.items():
+        tensor.zero_() if any(part in name for part in ZERO) else tensor.normal_(std=UNREAD)
     for name, tensor in target.model.state_dict().items():
         if "norm" in name:
             tensor = tensor * _norm_scale(target, large)
-        _fill(places[_moved(name, target, large)], _own_heads(name, tensor, target))
+        _fill(tensors[_moved(name, target, large)], name, tensor, target, large)
+    if vocabulary > old.vocab_size:
+        embeddings, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        embeddings[:, -1] = CONSTANT * float(embeddings.abs().max())
+        tensors["model.norm.weight"][-1] = 1
+        head[old.vocab_size :, -1] = UNLIKELY
     return large
 
 
@@ -80,13 +130,12 @@ def enlarged_speculator(
     found = StreamingSpeculator(large, config)
     state = found.state_dict()
     for name, tensor in speculator.state_dict().items():
-        part = name.split(".")[0]
-        if part == "adapters":
-            name = _moved(name, target, large)
-            tensor = _own_heads(name, tensor, target) if ".up" in name else tensor
-        elif part == "transitions" or name in SCALED:
+        place = name
+        if name.startswith("adapters."):
+            place = _moved(name, target, large)
+        elif name.startswith("transitions.") or name in SCALED:
             tensor = tensor * _norm_scale(target, large)
-        _fill(state[name].zero_(), tensor)
+        _fill(state[place].zero_(), name, tensor, target, large)
     found.load_state_dict(state)
     return found.to(large.device, large.dtype).eval()
 
@@ -104,14 +153,63 @@ def _moved(name: str, target: Target, large: Target) -> str:
     return ".".join(parts)
 
 
-def _own_heads(name: str, tensor: torch.Tensor, target: Target) -> torch.Tensor:
-    """Of keys and values (H_kv * size, ...) -> (H * size, ...): each query head its own copy."""
-    if "k_proj" not in name and "v_proj" not in name:
-        return tensor
-    heads, size = target.family.cache_shape
-    groups = target.model.config.num_attention_heads // heads
-    return tensor.unflatten(0, (-1, size)).repeat_interleave(groups, 0).flatten(0, 1)
+def _fill(
+    place: torch.Tensor, name: str, tensor: torch.Tensor, target: Target, large: Target
+) -> None:
+    """Write a tensor of the small model to where it belongs in the large one: heads among heads,
+    all else at the beginning."""
+    indices = [torch.arange(size, device=place.device) for size in tensor.shape]
+    part = name.rpartition(".")[2]
+    for linear in ("q_proj", "k_proj", "v_proj"):
+        if linear in name and part in ("weight", "up"):
+            indices[0] = _head_rows(target, large, linear == "q_proj").to(place.device)
+    if "q_proj" in name and part in ("weight", "up"):  # attention divides by the head's root
+        tensor = tensor * (large.family.cache_shape[1] / target.family.cache_shape[1]) ** 0.5
+    if "o_proj" in name and part in ("weight", "down"):
+        indices[1] = _head_rows(target, large, True).to(place.device)
+    place[torch.meshgrid(*indices, indexing="ij")] = tensor.to(place)
 
 
-def _fill(large: torch.Tensor, small: torch.Tensor) -> None:
-    large[tuple(slice(length) for length in small.shape)] = small.to(large)
+def _head_rows(target: Target, large: Target, queries: bool) -> torch.Tensor:
+    """Which dimensions of the large model's heads are those of the small one's: query heads stay in
+    the group of their keys, and dimensions keep their rotary frequency."""
+    (heads, size), (large_heads, large_size) = target.family.cache_shape, large.family.cache_shape
+    group = large_group = 1
+    if queries:
+        group = target.model.config.num_attention_heads // heads
+        large_group = large.model.config.num_attention_heads // large_heads
+    places = torch.arange(heads)[:, None] * large_group + torch.arange(group)
+    halves = torch.arange(2)[:, None] * (large_size // 2)
+    dims = halves + torch.arange(size // 2) * (large_size // size)
+    return (places.flatten()[:, None] * large_size + dims.flatten()).flatten()
+
+
+def write(folder: Path, size: str, dtype: str = "bfloat16") -> Path:
+    """Write the shipped target, draft model and streams at `size`: FOLDER/target, FOLDER/draft and
+    FOLDER/streaming; where they stand, they stay."""
+    if size not in SHAPES:
+        raise InputError(f"size: {size!r} is none; choose among {', '.join(SHAPES)}")
+    if (folder / "streaming").exists():
+        return folder
+    for part, shape in zip(("target", "draft"), SHAPES[size], strict=True):
+        small = load_target(f"slipstream/small-{part}", device="cpu", packed=False)
+        large = enlarged_target(small, shape, DTYPES[dtype])
+        large.model.save_pretrained(folder / part)
+        large.tokenizer.save_pretrained(folder / part)
+        del large
+    small = load_target("slipstream/small-target", device="cpu", packed=False)
+    large = load_target(str(folder / "target"), dtype, "cpu", packed=False)
+    streams = enlarged_speculator(
+        load_speculator("slipstream/small-streaming", small), small, large
+    )
+    card = f"The shipped streams for the shipped target, enlarged to {size}.\n"
+    save_speculator(folder / "streaming", streams, large, 281, card)
+    return folder
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write the shipped models at a larger size.")
+    parser.add_argument("size", choices=SHAPES)
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    print(f"written: {write(given.folder, given.size)}")

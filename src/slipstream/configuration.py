@@ -32,11 +32,14 @@ RENAMED = {
     "experiment/acceptance_gpt_neo": f"{_GPT_NEO} speculator=acceptance",
     **{
         f"experiment/evidence/{name}": f"study={name}"
-        for name in "acceptance applications batches context device draft_lengths draft_size "
+        for name in "acceptance applications batches context draft_lengths draft_size "
         "draft_size_others drafting_costs gradients msa_layers overheads peeking pruning "
         "quantization segments similarity sprinter_theory top_k_sampling trees two_models "
         "value_rotation verifier".split()
     },
+    **dict.fromkeys(
+        ("experiment/evidence/device", "study/device"), "study=scale (on a GPU: studies/gpu.py)"
+    ),
     "experiment/streaming_budgets": "methods=budgets num_prompts=80 repeats=1",
     **{f"data/{name}": f"data=given hub={name}" for name in ("dialogsum", "e2e", "wikisql")},
     **{

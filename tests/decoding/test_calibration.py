@@ -137,6 +137,28 @@ def test_keys_tell_apart_what_was_trained_into_the_same_folder(tmp_path):
     assert len(set(keys)) == 2 and keys[:2] == keys[4:]
 
 
+@pytest.mark.parametrize(("best", "tried"), [(2, []), (17, [6, 9, 14, 21]), (10**6, [6, 512])])
+def test_larger_sizes_are_tried_as_long_as_they_pay(best, tried, monkeypatch):
+    """A step takes 1 s up to `best` nodes, and ever longer beyond; every node is a token more."""
+
+    def measured(decoders, prompts, repeats):
+        return {
+            (way, budget): [Statistics(1, budget + 1, 1, max(1.0, (budget / best) ** 2))]
+            for way, budget in decoders
+        }
+
+    monkeypatch.setattr(calibration, "measured", measured)
+    target = tiny_target()
+    lookup = {"lookup": PromptLookup(2, 8).attach(target)}
+    found = calibrate(target, lookup, [[1, 2]], Sampling(), Limits(4), [2, 4], 1)
+    sizes = [point.budget for point in found.points["lookup"]]
+    assert sizes[:2] == [2, 4] and sizes == sorted(sizes)
+    if tried[-1:] == [512]:
+        assert sizes[2] == 6 and sizes[-1] == 512
+    else:
+        assert sizes[2:] == tried
+
+
 def test_calibrating_measures_every_size():
     target, prompts = tiny_target(), [[1, 2, 3], [4, 5, 6, 4, 5]]
     drafters = {"unispec": untrained.unispec(), "lookup": PromptLookup(2, 8)}
@@ -144,7 +166,7 @@ def test_calibrating_measures_every_size():
     limits = Limits(12)
     found = calibrate(target, drafters, prompts, Sampling(), limits, [2, 4, 8], 1)
     assert found.points.keys() == drafters.keys()
-    assert [point.budget for point in found.points["unispec"]] == [2, 4, 8]
+    assert [point.budget for point in found.points["unispec"]][:3] == [2, 4, 8]
     assert all(p.seconds > 0 and p.tau >= 1 for own in found.points.values() for p in own)
     for budgets in ([], [1, 2], [4, 2], [2, 2]):
         message = refused(

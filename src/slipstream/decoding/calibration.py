@@ -41,6 +41,8 @@ POWER = 3
 DRIFT = 0.25
 """A step that takes this much more or less time than when it was calibrated is reported."""
 STEPS_TO_JUDGE = 64
+BEYOND, WIDEST = 1.5, 512
+"""While the largest size measured is the best, one so many times as large is tried, up to this."""
 
 
 @dataclass(frozen=True)
@@ -133,19 +135,33 @@ def calibrate(
 ) -> Calibration:
     """Decode `prompts` with every drafter and budget, and plainly, `repeats` times, interleaved.
 
+    Where the largest size that was measured is the best, larger ones follow, as long as they pay.
     Raises `InputError` for budgets that are not ascending, or below 2.
     """
     if not budgets or min(budgets) < 2 or sorted(set(budgets)) != list(budgets):
         raise InputError("calibration.budgets: give sizes of at least 2, in ascending order")
-    decoders: dict[tuple[str, int], Decoder] = {
-        (way, budget): Engine(target, drafter, sampling, limits, budget)
-        for way, drafter in drafters.items()
-        for budget in budgets
-    }
-    decoders["plain", 1] = PlainDecoder(target, sampling, limits)
-    found = measured(decoders, prompts, repeats)
-    points = {way: [point_of(budget, found[way, budget]) for budget in budgets] for way in drafters}
-    return chosen(points, point_of(1, found["plain", 1]))
+    sizes, points = {way: list(budgets) for way in drafters}, {way: [] for way in drafters}
+    while sizes:
+        decoders: dict[tuple[str, int], Decoder] = {
+            (way, budget): Engine(target, drafters[way], sampling, limits, budget)
+            for way, own in sizes.items()
+            for budget in own
+        }
+        decoders["plain", 1] = PlainDecoder(target, sampling, limits)
+        found = measured(decoders, prompts, repeats)
+        for way, own in sizes.items():
+            points[way] += [point_of(budget, found[way, budget]) for budget in own]
+        plain = point_of(1, found["plain", 1])
+        sizes = {way: [larger] for way in sizes if (larger := _beyond(points[way]))}
+    return chosen(points, plain)
+
+
+def _beyond(points: list[Point]) -> int | None:
+    """The next larger size to try, None where the largest was not the fastest, or is the widest."""
+    largest = points[-1]
+    if largest.budget >= WIDEST or any(each.rate >= largest.rate for each in points[:-1]):
+        return None
+    return min(WIDEST, round(BEYOND * largest.budget))
 
 
 def undrafted(target: Target, drafter: Attached, sampling: Sampling, limits: Limits) -> Decoder:

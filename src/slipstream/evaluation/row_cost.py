@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from itertools import product
 
 import torch
 
@@ -9,6 +10,8 @@ from slipstream.core.masks import causal_mask, tree_mask
 from slipstream.targets.target import Target
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32)
+# Steps of as many rows that follow each other, as in decoding; the first of them is not counted.
+RUN = 5
 
 
 @torch.inference_mode()
@@ -17,25 +20,25 @@ def row_costs(
 ) -> dict[int, float]:
     """Median seconds of a verifying forward (LM head included) by its number of rows.
 
-    committed: tokens in the cache. Counts are interleaved, after a warm-up, and the device is
-    synchronised, so that ratios are fair.
+    committed: tokens in the cache. Runs of `RUN` steps of each count are interleaved, at least
+    `repeats` steps of each being counted, and the device is synchronised, so that ratios are fair.
     """
     cache = target.new_cache(committed + max(counts))
     for keys, values in cache.layers:
         keys.zero_(), values.zero_()
     cache.settle([committed])
     seconds: dict[int, list[float]] = {count: [] for count in counts}
-    for repeat in range(-2, repeats):
-        for count in counts:
-            ids = torch.zeros(1, count, dtype=torch.long, device=target.device)
-            positions = committed + torch.arange(count, device=target.device)[None]
-            started = time.perf_counter()
-            causal = causal_mask(count, target.device)[None]
-            mask = tree_mask(causal, cache.slots, cache.sees())
-            target.logits(target.forward(ids, positions, mask, cache, repeats=True).hidden[0])
-            cache.forget_staged()
-            if target.device.type == "cuda":
-                torch.cuda.synchronize()
-            if repeat >= 0:
-                seconds[count].append(time.perf_counter() - started)
+    rounds = range(-(-repeats // RUN) + 1)
+    for turn, count, step in product(rounds, counts, range(RUN + 1)):
+        ids = torch.zeros(1, count, dtype=torch.long, device=target.device)
+        positions = committed + torch.arange(count, device=target.device)[None]
+        started = time.perf_counter()
+        causal = causal_mask(count, target.device)[None]
+        mask = tree_mask(causal, cache.slots, cache.sees())
+        target.logits(target.forward(ids, positions, mask, cache, repeats=True).hidden[0])
+        cache.forget_staged()
+        if target.device.type == "cuda":
+            torch.cuda.synchronize()
+        if turn and step:
+            seconds[count].append(time.perf_counter() - started)
     return {count: statistics.median(times) for count, times in seconds.items()}

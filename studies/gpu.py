@@ -1,0 +1,302 @@
+"""What a GPU makes of it: `python -m studies.gpu`, or `PYTHONPATH=src:. python studies/gpu.py`.
+
+It needs torch, transformers, safetensors and this repository, and no installation. It checks that
+answers are exact on the device, eager and compiled; then it measures, at the shape of Llama 3 8B,
+the memory bandwidth, plain decoding and streams, the cost of rows, where the time of a step goes,
+and a training step. The large model computes what the small one does (`studies.enlargement`), so
+drafts are accepted as they are there. Tables are printed as they are made; --out has them as JSON.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from slipstream.core.sampling import Sampling
+from slipstream.data.batches import collate
+from slipstream.data.rendering import Sample, render_prompt
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.decoder import Decoder
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.decoding.statistics import Statistics
+from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.drafters.streaming import Streaming
+from slipstream.evaluation.row_cost import row_costs
+from slipstream.speculators.checkpoint import load_speculator
+from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.speculators.streaming.segments import lossless_losses
+from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.compiled import compile_target, uncompiled
+from slipstream.targets.loading import DTYPES, load_target
+from slipstream.targets.target import Target
+from studies.enlargement import SHAPES, enlarged_speculator, enlarged_target
+
+Rows = list[dict[str, object]]
+PROMPTS = (
+    "name[The Mill], eatType[pub], food[English], priceRange[cheap], near[Raja]",
+    "CREATE TABLE singer (name VARCHAR, age INTEGER)\nQuestion: How old is the singer Joe?",
+    "name[Aromi], food[Chinese], customer rating[5 out of 5], area[riverside]",
+    "CREATE TABLE race (year INTEGER, winner VARCHAR)\nQuestion: Who was the winner in 1998?",
+)
+GREEDY, TOP_K = Sampling(), 4
+# Sizes of trees; fused streams add a row for each stream of each node.
+DEFERRED, FUSED, ROW_COUNTS = (4, 8, 12, 16, 32), (4, 6, 8), (1, 2, 4, 8, 16, 32, 64)
+COPIED = 4 * 2**30
+KERNELS = 12
+
+
+def exactness(device: str, modes: list[str]) -> Iterator[dict]:
+    """Of every drafter and mode, how many float32 answers of the shipped target are `generate`'s
+    (sampled ones: plain decoding's with the same seed)."""
+    reference = load_target("slipstream/small-target", device=device, packed=False)
+    limits, prompts = Limits(64), _prompts(reference)
+    greedy = [_generate(reference, ids, limits.max_new_tokens) for ids in prompts]
+    sampled = [_decoder(reference, None, Sampling(0.8), limits).generate(ids, 7).ids
+               for ids in prompts]  # fmt: skip
+    for mode in modes:
+        target = compile_target(
+            load_target("slipstream/small-target", device=device, packed=False), mode
+        )
+        speculator = load_speculator("slipstream/small-streaming", target)
+        drafters = {
+            "plain": None,
+            "streams, deferred": Streaming(speculator, "deferred", TOP_K),
+            "streams, fused": Streaming(speculator, "fused", TOP_K),
+            "streams, pruned": Streaming(speculator, "deferred", TOP_K, 0.02, 8),
+            "prompt lookup": PromptLookup(3, 7),
+        }
+        for name, drafter in drafters.items():
+            alone = _decoder(target, drafter, GREEDY, limits)
+            drawn = _decoder(target, drafter, Sampling(0.8), limits)
+            found = {
+                "greedy": [alone.generate(ids).ids for ids in prompts],
+                "batch": [each.ids for each in alone.generate_batch(prompts)],
+                "sampled": [drawn.generate(ids, 7).ids for ids in prompts],
+            }
+            expected = {"greedy": greedy, "batch": greedy, "sampled": sampled}
+            yield {"steps": mode, "drafter": name} | {
+                way: f"{sum(map(list.__eq__, answers, expected[way]))}/{len(prompts)}"
+                for way, answers in found.items()
+            }
+
+
+def decoding(
+    target: Target, streams: StreamingSpeculator, modes: list[str], repeats: int, bandwidth: float
+) -> Rows:
+    """Plain decoding and streams of both schedules, eager and compiled, beside `generate`; the
+    prefill is left out of all but `generate`."""
+    limits, prompts, rows = Limits(96), _prompts(target), []
+    read = sum(p.nbytes for p in target.family.layers.parameters()) + target.head.weight.nbytes
+    started = time.perf_counter()
+    count = sum(len(_generate(target, ids, limits.max_new_tokens)) for ids in prompts)
+    rows.append(_row("generate", "eager", count / (time.perf_counter() - started)))
+    for mode in modes:
+        compile_target(target, mode)
+        decoders = {"plain": _decoder(target, None, GREEDY, limits)}
+        for schedule, budgets in (("deferred", DEFERRED), ("fused", FUSED)):
+            attached = Streaming(streams, schedule, TOP_K).attach(target)
+            for nodes in budgets:
+                name = f"{schedule}, {nodes} nodes"
+                decoders[name] = Engine(target, attached, GREEDY, limits, nodes)
+        totals = {name: Statistics() for name in decoders}
+        for turn in range(repeats + 1):  # the first compiles and captures
+            for ids in prompts:
+                for name, decoder in decoders.items():
+                    found = decoder.generate(ids).statistics
+                    totals[name] += found if turn else Statistics()
+        plain = None
+        for name, total in totals.items():
+            step = _step_seconds(total)
+            plain = plain or total.tau / step
+            rows.append(
+                _row(name, mode, total.tau / step, total.tau / step / plain, total.tau,
+                     1000 * step, read / step / bandwidth)
+            )  # fmt: skip
+    compile_target(target, "auto")
+    return rows
+
+
+def _row(name, steps, rate, over=None, tau=None, step=None, share=None) -> dict:
+    return {"method": name, "steps": steps, "tokens/s": rate, "vs plain": over, "tau": tau,
+            "ms/step": step, "of bandwidth": share}  # fmt: skip
+
+
+def rows_of(target: Target) -> Rows:
+    """What a verifying forward of n rows costs."""
+    costs = row_costs(target, 512, 15, ROW_COUNTS)
+    return [
+        {"rows": count, "ms": 1000 * each, "vs one row": each / costs[1]}
+        for count, each in costs.items()
+    ]
+
+
+def time_line(target: Target, streams: StreamingSpeculator) -> Rows:
+    """Where the time of a step goes: its kernels by device time, and what the host adds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    ids, rows = _prompts(target)[0], []
+    on_device = target.device.type == "cuda"
+    activity = ProfilerActivity.CUDA if on_device else ProfilerActivity.CPU
+    for name, drafter in (("plain", None), ("deferred", Streaming(streams, "deferred", TOP_K))):
+        decoder = _decoder(target, drafter, GREEDY, Limits(32))
+        total = decoder.generate(ids).statistics
+        with profile(activities=[activity]) as profiled:
+            decoder.generate(ids)
+        spent = "self_device_time_total" if on_device else "self_cpu_time_total"
+        kernels = sorted(profiled.key_averages(), key=lambda k: -getattr(k, spent))
+        steps, whole = total.target_forwards, 1000 * _step_seconds(total)
+        for kernel in kernels[:KERNELS]:
+            ms = getattr(kernel, spent) / 1000 / steps
+            rows.append({"method": name, "kernel": kernel.key[:60], "calls a step":
+                         kernel.count / steps, "ms a step, prefill included": ms})  # fmt: skip
+        busy = sum(getattr(kernel, spent) for kernel in kernels) / 1000 / steps
+        rows.append({"method": name, "kernel": "all kernels", "calls a step": None,
+                     "ms a step, prefill included": busy})  # fmt: skip
+        rows.append({"method": name, "kernel": "a step by the clock, prefill left out",
+                     "calls a step": None, "ms a step, prefill included": whole})  # fmt: skip
+    return rows
+
+
+def training(target: Target, lengths: tuple[int, ...], repeats: int) -> Rows:
+    """Forward and backward of one sample of random tokens by number of segments."""
+    rows = []
+    speculator = StreamingSpeculator(target, StreamingConfig()).to(target.device)
+    alphas = torch.ones(speculator.num_streams, device=target.device)
+    for length in lengths:
+        ids = torch.randint(target.vocab_size, (length,)).tolist()
+        batch = collate([Sample(ids, length // 4)]).to(target.device)
+        for segments in (1, 4):
+
+            def step(batch=batch, segments=segments) -> None:
+                speculator.zero_grad(set_to_none=True)
+                with torch.autocast(target.device.type, torch.bfloat16):
+                    lossless_losses(target, speculator, batch, alphas, segments).total.backward()
+
+            if target.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            seconds = _timed(step, repeats, target.device)
+            peak = None
+            if target.device.type == "cuda":
+                peak = torch.cuda.max_memory_allocated() / 2**30
+            rows.append({"tokens": length, "segments": segments, "seconds": seconds,
+                         "tokens/s": length / seconds, "peak GiB": peak})  # fmt: skip
+    return rows
+
+
+def measured_bandwidth(device: torch.device, size: int, repeats: int) -> float:
+    """Bytes per second of a copy of `size` bytes within the device, read and written."""
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    copy = torch.empty_like(source)
+    return 2 * size / _timed(lambda: copy.copy_(source), repeats, device)
+
+
+def _timed(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Median seconds of a call, after a warm-up: by events on a GPU, else by the clock."""
+    call()
+    times = []
+    for _ in range(repeats):
+        if device.type == "cuda":
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            stop.record()
+            stop.synchronize()
+            times.append(start.elapsed_time(stop) / 1000)
+        else:
+            started = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - started)
+    return median(times)
+
+
+def _prompts(target: Target) -> list[list[int]]:
+    return [render_prompt(target.tokenizer, text) for text in PROMPTS]
+
+
+def _decoder(target: Target, drafter, sampling: Sampling, limits: Limits) -> Decoder:
+    if drafter is None:
+        return PlainDecoder(target, sampling, limits)
+    return Engine(target, drafter, sampling, limits, 12)
+
+
+def _generate(target: Target, ids: list[int], most: int) -> list[int]:
+    """The greedy answer of transformers' own `generate`."""
+    given = torch.tensor([ids], device=target.device)
+    mask, end = torch.ones_like(given), next(iter(target.end_ids))
+    with uncompiled(target):
+        output = target.model.generate(
+            given, attention_mask=mask, max_new_tokens=most, do_sample=False, pad_token_id=end
+        )
+    return output[0, len(ids) :].tolist()
+
+
+def _step_seconds(total: Statistics) -> float:
+    return (total.seconds - total.shares["prefill"]) / max(1, total.target_forwards)
+
+
+def _show(title: str, rows: Rows) -> None:
+    """Print a table with the columns of the first row."""
+
+    def text(value: object) -> str:
+        return f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+    cells = [list(rows[0])] + [[text(value) for value in row.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    print(f"\n{title}")
+    for line in cells:
+        print("  ".join(map(str.ljust, line, widths)), flush=True)
+
+
+def _large(size: str, device: str, dtype: str) -> tuple[Target, StreamingSpeculator]:
+    """The target at `size` and its streams; 'small' for the shipped ones."""
+    small = load_target("slipstream/small-target", device=device, packed=False)
+    streams = load_speculator("slipstream/small-streaming", small)
+    if size == "small":
+        target = load_target("slipstream/small-target", dtype, device, packed=False)
+        return target, streams.to(target.dtype)
+    large = enlarged_target(small, SHAPES[size][0], DTYPES[dtype])
+    return large, enlarged_speculator(streams, small, large)
+
+
+def main(arguments: list[str] | None = None) -> dict[str, object]:
+    """Run all parts; what each found is printed and written as soon as it is there."""
+    on_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    sizes = ("small", *SHAPES)
+    parser.add_argument("--size", choices=sizes, default="llama3_8b" if on_gpu else "small")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu.json"))
+    given = parser.parse_args(arguments)
+    device, modes = ("cuda", ["off", "auto"]) if on_gpu else ("cpu", ["off"])
+    name = torch.cuda.get_device_name() if on_gpu else "CPU"
+    found: dict[str, object] = {
+        "device": name, "torch": torch.__version__, "size": given.size, "dtype": given.dtype
+    }  # fmt: skip
+    started = time.perf_counter()
+
+    def keep(title: str, rows: Rows) -> None:
+        found[title] = rows
+        _show(f"{title} ({time.perf_counter() - started:.0f} s since the start)", rows)
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(found, indent=2), encoding="utf-8")
+
+    keep("Exact answers, float32", list(exactness(device, modes)))
+    bandwidth = measured_bandwidth(torch.device(device), COPIED if on_gpu else COPIED // 64, 10)
+    keep("Memory", [{"bandwidth, GB/s": bandwidth / 1e9}])
+    target, streams = _large(given.size, device, given.dtype)
+    keep("Decoding", decoding(target, streams, modes, given.repeats, bandwidth))
+    keep("Cost of rows", rows_of(compile_target(target, "auto")))
+    keep("Time of a step", time_line(target, streams))
+    lengths = (512, 2048) if on_gpu else (128,)
+    keep("Training step", training(target, lengths, given.repeats))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""A larger model with the same function: the same logits, answers and drafts, also from folders."""
+
+import pytest
+import torch
+from studies import enlargement
+from studies.enlargement import Shape, enlarged_speculator, enlarged_target
+from tests.commands import config_of
+from tests.tiny import tiny_speculator, tiny_target
+
+from slipstream import app
+from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
+from slipstream.data.rendering import render_prompt
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.drafters.streaming import Streaming
+from slipstream.speculators.checkpoint import load_speculator
+from slipstream.targets.loading import load_target
+
+# More query heads in a group, more groups, wider heads; tokens that the small one has not.
+SHAPES = {
+    "groups": Shape(576, 1088, 10, 9, 3, vocabulary=None, tied=True),
+    "vocabulary": Shape(512, 1088, 9, 8, 2, vocabulary=6000),
+    "heads": Shape(512, 1088, 9, 8, 2, 128, 6000, tied=True),
+}
+PROMPT = "CREATE TABLE singer (name VARCHAR, age INTEGER)\nQuestion: How old is the singer Joe?"
+
+
+@pytest.fixture(scope="module")
+def small():
+    return load_target("slipstream/small-target", packed=False)
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def pair(small, request):
+    return small, enlarged_target(small, SHAPES[request.param], torch.float32), request.param
+
+
+def test_the_large_target_has_its_shape_and_the_same_logits(pair):
+    small, large, name = pair
+    shape, config = SHAPES[name], large.model.config
+    assert (config.hidden_size, config.intermediate_size) == (shape.hidden, shape.intermediate)
+    assert (large.num_layers, large.vocab_size) == (shape.layers, shape.vocabulary or 4096)
+    assert large.family.cache_shape == (shape.kv_heads, shape.head_dim)
+    ids = torch.tensor([render_prompt(small.tokenizer, PROMPT)])
+    positions = torch.arange(ids.shape[1])[None]
+    found, expected = (
+        target.logits(target.forward(ids, positions, None, None).hidden)
+        for target in (large, small)
+    )
+    torch.testing.assert_close(found[..., :4096], expected, rtol=0, atol=2e-3)
+    assert (found[..., 4096:] < expected.min() - 1000).all()
+
+
+@pytest.mark.parametrize("schedule", ["fused", "deferred"])
+def test_streams_draft_the_same(pair, schedule):
+    small, large, _ = pair
+    speculator = load_speculator("slipstream/small-streaming", small)
+    ids = render_prompt(small.tokenizer, PROMPT)
+    expected = PlainDecoder(small, Sampling(), Limits(40)).generate(ids).ids
+    steps = []
+    for target, own in (
+        (small, speculator),
+        (large, enlarged_speculator(speculator, small, large)),
+    ):
+        engine = Engine(target, Streaming(own, schedule, 4), Sampling(), Limits(40), 8)
+        answer = engine.generate(ids)
+        assert answer.ids == expected
+        steps.append(answer.statistics.target_forwards)
+    assert steps[0] == steps[1] < len(expected) - 1
+
+
+def test_what_cannot_be_enlarged_is_one_sentence(small):
+    with pytest.raises(InputError, match="only a Llama can be enlarged"):
+        enlarged_target(tiny_target("opt"), SHAPES["groups"], torch.float32)
+    shared = tiny_speculator(tiny := tiny_target(), mode="shared")
+    with pytest.raises(InputError, match="only lossless streams can be enlarged"):
+        enlarged_speculator(shared, tiny, tiny)
+    for shape, fault in (
+        (Shape(256, 1088, 10, 6, 2, vocabulary=None), "hidden"),
+        (Shape(384, 1088, 10, 6, 2, vocabulary=6000), "hidden"),
+        (Shape(512, 1088, 10, 8, 4), "heads"),
+        (Shape(512, 1088, 10, 8, 2, 96), "head_dim"),
+    ):
+        with pytest.raises(InputError, match=f"shape: .*{fault}.* cannot hold the target"):
+            enlarged_target(small, shape, torch.float32)
+
+
+def test_folders_of_large_models_are_decoded_by_the_command(tmp_path, monkeypatch):
+    """Target, draft model and streams, written in bfloat16, and transformers beside them."""
+    draft = Shape(320, 1024, 3, 8, 8, 32, 6000, tied=True)
+    monkeypatch.setitem(enlargement.SHAPES, "tiny", (SHAPES["vocabulary"], draft))
+    folder = enlargement.write(tmp_path / "tiny", "tiny")
+    records = app.infer(
+        config_of(
+            "infer", "experiment=demo", f"target.name={folder}/target", f"draft={folder}/draft",
+            f"speculator_path={folder}/streaming", "target.dtype=bfloat16", "num_prompts=2",
+            "limits.max_new_tokens=24", "repeats=1", "~methods.streaming_shipped",
+            f"output_dir={tmp_path / 'out'}",
+        )
+    )  # fmt: skip
+    found = {record.method: record for record in records if record.prompt_set == "all"}
+    assert found["streaming_deferred"].tau > 1.5 and found["draft_model"].tau > 1.2
+    assert found["plain"].tau == 1
+    assert enlargement.write(tmp_path / "tiny", "tiny") == folder
