@@ -94,7 +94,7 @@ def decoding(
     read = sum(p.nbytes for p in target.family.layers.parameters()) + target.head.weight.nbytes
     started = time.perf_counter()
     count = sum(len(_generate(target, ids, limits.max_new_tokens)) for ids in prompts)
-    rows.append(_row("generate", "eager", count / (time.perf_counter() - started)))
+    rows += [_row("generate", "eager", count / (time.perf_counter() - started))]
     for mode in modes:
         compile_target(target, mode)
         decoders = {"plain": _decoder(target, None, GREEDY, limits)}
@@ -164,8 +164,7 @@ def time_line(target: Target, streams: StreamingSpeculator) -> Rows:
 
 def training(target: Target, lengths: tuple[int, ...], repeats: int) -> Rows:
     """Forward and backward of one sample of random tokens by number of segments."""
-    rows = []
-    speculator = StreamingSpeculator(target, StreamingConfig()).to(target.device)
+    rows, speculator = [], StreamingSpeculator(target, StreamingConfig()).to(target.device)
     alphas = torch.ones(speculator.num_streams, device=target.device)
     for length in lengths:
         ids = torch.randint(target.vocab_size, (length,)).tolist()
@@ -177,14 +176,14 @@ def training(target: Target, lengths: tuple[int, ...], repeats: int) -> Rows:
                 with torch.autocast(target.device.type, torch.bfloat16):
                     lossless_losses(target, speculator, batch, alphas, segments).total.backward()
 
-            if target.device.type == "cuda":
+            on_gpu, peak = target.device.type == "cuda", None
+            if on_gpu:
                 torch.cuda.reset_peak_memory_stats()
             seconds = _timed(step, repeats, target.device)
-            peak = None
-            if target.device.type == "cuda":
+            if on_gpu:
                 peak = torch.cuda.max_memory_allocated() / 2**30
-            rows.append({"tokens": length, "segments": segments, "seconds": seconds,
-                         "tokens/s": length / seconds, "peak GiB": peak})  # fmt: skip
+            row = {"tokens": length, "segments": segments, "seconds": seconds}
+            rows.append(row | {"tokens/s": length / seconds, "peak GiB": peak})
     return rows
 
 
@@ -293,8 +292,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     keep("Decoding", decoding(target, streams, modes, given.repeats, bandwidth))
     keep("Cost of rows", rows_of(compile_target(target, "auto")))
     keep("Time of a step", time_line(target, streams))
-    lengths = (512, 2048) if on_gpu else (128,)
-    keep("Training step", training(target, lengths, given.repeats))
+    keep("Training step", training(target, (512, 2048) if on_gpu else (128,), given.repeats))
     return found
 
 

@@ -128,7 +128,9 @@ def test_every_target_is_tested():
 
 @each_target
 def test_the_experiment_composes_and_has_the_expected_sizes(name):
-    config = config_of("train", "experiment=real_target", f"target={name}")
+    config = config_of(
+        "train", "experiment=real_target", "speculator=streaming_paper", f"target={name}"
+    )
     check_keys(config, app.TRAIN_KEYS)
     target = build(config.target, device="meta")
     assert {parameter.device.type for parameter in target.model.parameters()} == {"meta"}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from studies import enlargement
+from studies import enlargement, scale
 from studies.enlargement import Shape, enlarged_speculator, enlarged_target
 from tests.commands import config_of
 from tests.tiny import tiny_speculator, tiny_target
@@ -87,10 +87,15 @@ def test_what_cannot_be_enlarged_is_one_sentence(small):
             enlarged_target(small, shape, torch.float32)
 
 
-def test_folders_of_large_models_are_decoded_by_the_command(tmp_path, monkeypatch):
-    """Target, draft model and streams, written in bfloat16, and transformers beside them."""
+@pytest.fixture
+def tiny_size(monkeypatch):
+    """A size for tests."""
     draft = Shape(320, 1024, 3, 8, 8, 32, 6000, tied=True)
     monkeypatch.setitem(enlargement.SHAPES, "tiny", (SHAPES["vocabulary"], draft))
+
+
+def test_folders_of_large_models_are_decoded_by_the_command(tmp_path, tiny_size):
+    """Target, draft model and streams, written in bfloat16, and transformers beside them."""
     folder = enlargement.write(tmp_path / "tiny", "tiny")
     records = app.infer(
         config_of(
@@ -104,3 +109,27 @@ def test_folders_of_large_models_are_decoded_by_the_command(tmp_path, monkeypatc
     assert found["streaming_deferred"].tau > 1.5 and found["draft_model"].tau > 1.2
     assert found["plain"].tau == 1
     assert enlargement.write(tmp_path / "tiny", "tiny") == folder
+
+
+@pytest.mark.exhaustive
+def test_speed_is_measured_over_sizes(tmp_path, tiny_size, monkeypatch):
+    monkeypatch.setattr(scale, "LIMITS", Limits(16))
+    rows = app.infer(
+        config_of(
+            "infer", "study=scale", "study.sizes=[tiny]", "num_prompts=4",
+            "study.calibration_prompts=2", "study.budgets=[2,4]", f"study.folder={tmp_path}/sizes",
+            f"output_dir={tmp_path / 'out'}",
+        )
+    )  # fmt: skip
+    assert {(row["size"], row["temperature"]) for row in rows} == {
+        (size, temperature) for size in ("tiny",) for temperature in (0.0, 1.0)
+    }
+    assert len(rows) == 2 * 2 * 10
+    for row in rows:
+        assert row["tokens/s"] > 0 and row["vs generate, whole calls"] > 0
+        if row["method"] in ("transformers", "plain"):
+            assert row["tau"] in (None, 1.0)
+        if row["temperature"] == 0:
+            different = 1 - int(row["identical"].partition("/")[0])
+            assert row["ties"] == different
+    assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
