@@ -230,7 +230,7 @@ def test_methods_are_prepared_once(tmp_path, monkeypatch):
     [
         ["data.regenerate=false", "training.num_segments=3"],
         ["data.regenerate=false", "speculator=streaming_shared", "training.num_segments=3"],
-        ["data.keep_unfinished=true"],
+        [],
     ],
 )
 def test_conversations_are_trained_on_and_answered(tmp_path, overrides):

@@ -49,7 +49,6 @@ SMALL = {
 }
 """What settings of these names, anywhere in a config, may be at most."""
 QUICK = {
-    "data.keep_unfinished": True,
     "trainer.max_steps": 2,
     "trainer.val_check_interval": 1,
     "trainer.check_val_every_n_epoch": None,

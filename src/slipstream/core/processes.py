@@ -1,5 +1,7 @@
 """Data-parallel training: what the processes of a run must know of one another."""
 
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -12,6 +14,14 @@ def num_processes() -> int:
 def process_rank() -> int:
     """The number of this one, from 0."""
     return dist.get_rank() if num_processes() > 1 else 0
+
+
+def launched() -> tuple[int, int]:
+    """(number, count) of the processes that torchrun started, which may not train together yet;
+    (0, 1) without it."""
+    if "RANK" not in os.environ:
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def mean_over_processes(count: torch.Tensor) -> torch.Tensor:

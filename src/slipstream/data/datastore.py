@@ -13,11 +13,10 @@ from tqdm import tqdm
 
 from slipstream.core.errors import InputError
 from slipstream.core.files import key_of, replaced_folder
-from slipstream.core.sampling import Sampling
 from slipstream.data.batches import collate
 from slipstream.data.hub import HubSource
-from slipstream.data.regeneration import regenerate
-from slipstream.data.rendering import Sample, render_prompt, render_sample
+from slipstream.data.regeneration import Regeneration
+from slipstream.data.rendering import Sample, render_sample
 from slipstream.data.rows import Row, read_rows, spread
 from slipstream.data.sources import Sources
 from slipstream.drafters.suffixes import SuffixStore
@@ -81,11 +80,9 @@ class TrainingTexts:
     def _samples(self, target: Target) -> list[Sample]:
         if not self.sources.given:
             rows = self.sources.synthetic(self.max_rows, "train")
-            prompts = [render_prompt(target.tokenizer, row.prompt) for row in rows]
-            answers = self.cache_dir / "answers"
-            return regenerate(
-                target, prompts, MAX_NEW_TOKENS, answers, Sampling(), field="corpus.cache_dir"
-            )
+            prompts, folder = [row.prompt for row in rows], self.cache_dir / "answers"
+            given = target, target.tokenizer, prompts, MAX_NEW_TOKENS, folder
+            return Regeneration().samples(*given, seed=0, field="corpus.cache_dir")
         rows = [row for table in self._tables() for row in spread(table, self.max_rows)]
         return [render_sample(target.tokenizer, row.prompt, row.completion) for row in rows]
 

@@ -5,21 +5,16 @@ speculator.
 """
 
 import logging
+from dataclasses import replace
 
 import lightning as L
 
 from slipstream.core.errors import InputError
-from slipstream.core.sampling import Sampling
 from slipstream.data.batches import TokenBatches
 from slipstream.data.copying import copying_rows
 from slipstream.data.hub import HubSource
-from slipstream.data.regeneration import regenerate
-from slipstream.data.rendering import (
-    Sample,
-    check_generation_markers,
-    render_prompt,
-    render_sample,
-)
+from slipstream.data.regeneration import Regeneration
+from slipstream.data.rendering import Sample, check_generation_markers, render_sample
 from slipstream.data.rows import Row, by_prompt, messages_of, spread
 from slipstream.data.sources import Sources
 from slipstream.targets.target import Target
@@ -37,8 +32,7 @@ class PromptCompletionData(L.LightningDataModule):
     samples at temperature 1; a twentieth as many to the validation split.
     max_length: longer samples are dropped, counted and reported. batch_tokens: padded tokens of a
     batch. regenerate: take the target's own answers, of up to max_new_tokens tokens, kept in
-    cache_dir; of conversations to their last question, and earlier answers are not learned, which
-    are not the target's own. keep_unfinished: learn from those that reach that limit, too.
+    cache_dir; of conversations to each question in turn. regeneration: how they are made.
     """
 
     def __init__(
@@ -53,7 +47,7 @@ class PromptCompletionData(L.LightningDataModule):
         max_length: int,
         batch_tokens: int,
         regenerate: bool,
-        keep_unfinished: bool,
+        regeneration: Regeneration,
         max_new_tokens: int,
         cache_dir: str,
         seed: int,
@@ -64,8 +58,8 @@ class PromptCompletionData(L.LightningDataModule):
         self.copying_rows = copying_rows
         self.generated_rows = {"train": generated_rows, "validation": generated_rows // 20}
         self.max_length, self.batch_tokens, self.seed = max_length, batch_tokens, seed
-        self.regenerate, self.max_new_tokens = regenerate, max_new_tokens
-        self.keep_unfinished, self.cache_dir = keep_unfinished, cache_dir
+        self.regenerate, self.regeneration = regenerate, regeneration
+        self.max_new_tokens, self.cache_dir = max_new_tokens, cache_dir
         self.tokenizer = None
         self.samples: dict[str, list[Sample]] = {}
         self.loaders: dict[str, TokenBatches] = {}
@@ -96,7 +90,7 @@ class PromptCompletionData(L.LightningDataModule):
         for split in ("train", "validation"):
             rows = self.rows(split)
             if self.regenerate:
-                samples = self._answered(rows, target, Sampling())
+                samples = self._answered(rows, target, self.regeneration)
             else:
                 # of the row of most messages: a template may render later turns in a way of its own
                 row = max(rows, key=lambda row: len(messages_of(row.prompt)))
@@ -104,7 +98,8 @@ class PromptCompletionData(L.LightningDataModule):
                 samples = [render_sample(tokenizer, row.prompt, row.completion) for row in rows]
             if count := self.generated_rows[split]:
                 more = self.sources.synthetic(count, split)
-                samples += self._answered(more, target, Sampling(temperature=1.0))
+                sampled = replace(self.regeneration, temperature=1.0)
+                samples += self._answered(more, target, sampled)
             self.samples[split] = self._usable(samples, split)
             self.loaders[split] = TokenBatches(
                 self.samples[split], self.batch_tokens, self.seed, shuffle=split == "train"
@@ -134,16 +129,13 @@ class PromptCompletionData(L.LightningDataModule):
     def val_dataloader(self) -> TokenBatches:
         return self.loaders["validation"]
 
-    def _answered(self, rows: list[Row], target: Target | None, sampling: Sampling) -> list[Sample]:
+    def _answered(self, rows: list[Row], target: Target | None, how: Regeneration) -> list[Sample]:
         if target is None:
             both = "data.regenerate, data.generated_rows"
             raise InputError(f"{both}: need a target that answers; set them to false and 0")
-        prompts = [render_prompt(self.tokenizer, row.prompt) for row in rows]
-        most = self.max_length
-        fitting = [prompt for prompt in prompts if len(prompt) < most]
-        _tell_dropped(prompts, fitting, f"prompts of data.max_length={most} tokens or more")
-        settings = self.max_new_tokens, self.cache_dir, sampling
-        return regenerate(target, fitting, *settings, keep_unfinished=self.keep_unfinished)
+        prompts = [row.prompt for row in rows]
+        settings = self.max_new_tokens, self.cache_dir, self.seed, self.max_length
+        return how.samples(target, self.tokenizer, prompts, *settings)
 
     def _usable(self, samples: list[Sample], split: str) -> list[Sample]:
         most = self.max_length

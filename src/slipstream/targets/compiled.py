@@ -6,8 +6,7 @@ a graph for each number of rows and slots. Keys and values stay in buffers that 
 eager layers are the reference; prompts, pruned rows and training always run eagerly.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -51,16 +50,6 @@ def compile_like(other: Target, target: Target) -> None:
     with `target` do and `other` can."""
     if other.compiled is None and target.compiled is not None and not _obstacle(other):
         other.compiled = CompiledLayers(other)
-
-
-@contextmanager
-def uncompiled(target: Target) -> Iterator[None]:
-    """Steps run eagerly: graphs know the arithmetic alone that they were captured with."""
-    compiled, target.compiled = target.compiled, None
-    try:
-        yield
-    finally:
-        target.compiled = compiled
 
 
 def _obstacle(target: Target) -> str | None:

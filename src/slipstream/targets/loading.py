@@ -98,7 +98,9 @@ def load_target(
 
 def _available(device: str) -> str:
     """The device, 'auto' resolved; `InputError` where there is none."""
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if device == "auto":  # of the processes on one machine each has a device of its own
+        own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+        device = own if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=device)
         if torch.device(device).type == "cuda":  # streams and graphs take the current device

@@ -1,0 +1,138 @@
+"""Answers to many prompts, kept on disk: shared out over processes, gone on with, always one file.
+
+Each process answers its share and adds what is done to a part of its own, an append-only file whose
+lines are keyed by prompt. When all prompts have answers the first process writes them, in order,
+into the one file that every process reads, and the parts go. It does not know who answers.
+"""
+
+import json
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from slipstream.core.files import appended, write_text
+from slipstream.core.processes import launched
+from slipstream.data.rows import Messages
+from slipstream.speculators.checkpoint import check_writable
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 0.5
+"""Between two looks at whether the other processes are done."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be answered. prompt: as the row has it; ids: its tokens; temperature, seed: how
+    this answer is drawn."""
+
+    prompt: str | Messages
+    ids: list[int]
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Answered:
+    """ids: tokens of the answer, its end token included; ended: False where the limit cut it off,
+    so that nothing says how it ends."""
+
+    ids: list[int]
+    ended: bool
+
+
+class Answerer(ABC):
+    """Who answers. shared: whether processes may answer different prompts."""
+
+    shared = True
+
+    @abstractmethod
+    def portions(self, questions: Sequence[Question]) -> list[list[int]]:
+        """Which questions are answered together: each in one portion, the same in every run."""
+
+    @abstractmethod
+    def answer(
+        self, questions: Sequence[Question], portions: list[list[int]], done: Callable[[int], None]
+    ) -> Iterator[dict[int, Answered]]:
+        """The answers of one portion after the other, in any order, by the number of the question;
+        `done` is called as so many more are answered."""
+
+
+def kept_answers(
+    path: Path, questions: Sequence[Question], answerer: Answerer, field: str
+) -> list[Answered]:
+    """The answers to all `questions`, in order: those in the file at `path`, and its parts, and
+    what `answerer` finds for the others.
+
+    Raises `InputError` where answers are missing and the folder, of config `field`, cannot be
+    written.
+    """
+    known, (rank, count) = _read(path), launched()
+    if len(known) < len(questions) or not path.exists():
+        check_writable(path.parent, field)
+        portions = answerer.portions(questions)
+        portions = portions[rank::count] if answerer.shared else portions
+        missing = [own for own in portions if any(number not in known for number in own)]
+        if missing:
+            num_own, num_missing = sum(map(len, portions)), sum(map(len, missing))
+            with (
+                appended(path.with_suffix(f".part-{rank}.jsonl")) as add,
+                tqdm(
+                    total=num_own, initial=num_own - num_missing, desc="answering", unit="prompt",
+                    disable=rank > 0,
+                ) as bar,
+            ):  # fmt: skip
+                for found in answerer.answer(questions, missing, bar.update):
+                    known |= found
+                    add(_lines(found))
+        _wait_for_others(path, known, len(questions))
+        if rank == 0:
+            write_text(path, _lines(known) + "\n")
+            for part in _parts(path):
+                part.unlink()
+    return [known[number] for number in range(len(questions))]
+
+
+def _wait_for_others(path: Path, known: dict[int, Answered], count: int) -> None:
+    """Add the answers of the other processes to `known`, until there are `count`."""
+    if len(known) < count:
+        log.warning("waiting for what other processes answer into %s", path.parent)
+    while len(known) < count:
+        time.sleep(WAIT_SECONDS)
+        known.update(_read(path))
+
+
+def _parts(path: Path) -> list[Path]:
+    return sorted(path.parent.glob(f"{path.stem}.part-*.jsonl"))
+
+
+def _lines(answers: dict[int, Answered]) -> str:
+    """In the order of the prompts."""
+    kept = [{"prompt": number} | vars(answers[number]) for number in sorted(answers)]
+    return "\n".join(map(json.dumps, kept))
+
+
+def _read(path: Path) -> dict[int, Answered]:
+    """The answers of a file and its parts; lines that an interruption cut off are passed over."""
+    found: dict[int, Answered] = {}
+    for each in (path, *_parts(path)):
+        try:
+            lines = each.read_bytes().split(b"\n")
+        except (
+            FileNotFoundError,
+            NotADirectoryError,
+        ):  # never written, or a part that has gone into the whole since
+            continue
+        for line in lines:
+            try:
+                kept = json.loads(line)
+                answer = Answered([int(token) for token in kept["ids"]], bool(kept["ended"]))
+                found[int(kept["prompt"])] = answer
+            except (ValueError, TypeError, KeyError):
+                continue
+    return found

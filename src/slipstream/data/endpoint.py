@@ -1,0 +1,116 @@
+"""Answers of an OpenAI-compatible server: the same model behind an engine on any machines.
+
+Texts come back, which the target's tokenizer splits again. It knows no target and no files.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
+
+from slipstream.core.errors import InputError
+from slipstream.data.answers import Answered, Answerer, Question
+from slipstream.data.rows import messages_of
+
+FIELD = "data.regeneration.endpoint"
+# Waits 1, 2, 4, 8 seconds, or as long as the server says: where it is busy, restarts, or fails.
+RETRIES = Retry(
+    total=5,
+    backoff_factor=1,
+    status_forcelist=(408, 429, 500, 502, 503, 504),
+    allowed_methods=None,
+    raise_on_status=False,
+)
+TIMEOUT = 10, 1800
+"""Seconds for a connection, and for a whole answer of a busy server."""
+
+
+class Endpoint(Answerer):
+    """The model that the server at `url` ('http://host:port/v1') calls `model`, `concurrency`
+    prompts at a time. key_variable: the environment variable that holds the key, None for no key.
+
+    With a chat template the server is given messages, and renders them itself; else the text.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        concurrency: int,
+        key_variable: str | None,
+        tokenizer,
+        max_new_tokens: int,
+    ):
+        self.url, self.model, self.concurrency = url.rstrip("/"), model, concurrency
+        self.key_variable, self.tokenizer = key_variable, tokenizer
+        self.max_new_tokens = max_new_tokens
+
+    def portions(self, questions: Sequence[Question]) -> list[list[int]]:
+        return [[number] for number in range(len(questions))]
+
+    def answer(
+        self, questions: Sequence[Question], portions: list[list[int]], done: Callable[[int], None]
+    ) -> Iterator[dict[int, Answered]]:
+        pool = ThreadPoolExecutor(self.concurrency)
+        with self._session() as session:
+            try:
+                asked = {
+                    pool.submit(self._ask, session, questions[number]): number
+                    for (number,) in portions
+                }
+                for future in as_completed(asked):
+                    yield {asked[future]: future.result()}
+                    done(1)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _session(self) -> requests.Session:
+        session = requests.Session()
+        for scheme in ("http://", "https://"):
+            adapter = HTTPAdapter(pool_maxsize=self.concurrency, max_retries=RETRIES)
+            session.mount(scheme, adapter)
+        if self.key_variable is not None:
+            key = os.environ.get(self.key_variable)
+            if not key:
+                raise InputError(
+                    f"data.regeneration.key_variable: the environment has no {self.key_variable}; "
+                    "export the key under that name, or give null for a server that asks for none"
+                )
+            session.headers["Authorization"] = f"Bearer {key}"
+        return session
+
+    def _ask(self, session: requests.Session, question: Question) -> Answered:
+        chat = self.tokenizer.chat_template is not None or not isinstance(question.prompt, str)
+        given = {"messages": messages_of(question.prompt)} if chat else {"prompt": question.prompt}
+        body = given | {
+            "model": self.model,
+            "max_tokens": self.max_new_tokens,
+            "temperature": question.temperature,
+            "seed": question.seed % 2**31,
+        }
+        url = f"{self.url}/{'chat/completions' if chat else 'completions'}"
+        try:
+            response = session.post(url, json=body, timeout=TIMEOUT)
+            response.raise_for_status()
+            choice = response.json()["choices"][0]
+            text = choice["message"]["content"] if chat else choice["text"]
+        except requests.HTTPError as error:
+            raise InputError(
+                f"{FIELD}: {url} answered with status {error.response.status_code}; check model, "
+                "key and the server's own log, and start again: answers so far are kept"
+            ) from None
+        except (requests.RequestException, KeyError, IndexError, TypeError) as error:
+            raise InputError(
+                f"{FIELD}: {url} gave no answer ({type(error).__name__}); check that an "
+                "OpenAI-compatible server runs there, and start again: answers so far are kept"
+            ) from None
+        return self._answered(text or "", ended=choice.get("finish_reason") != "length")
+
+    def _answered(self, text: str, ended: bool) -> Answered:
+        ids, end = self.tokenizer(text, add_special_tokens=False).input_ids, []
+        if ended and self.tokenizer.eos_token_id is not None:
+            end = [self.tokenizer.eos_token_id]
+        return Answered(ids + end, ended)

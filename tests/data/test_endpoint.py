@@ -1,0 +1,157 @@
+"""Answers of an OpenAI-compatible server, of which there is a stub in this file."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from tests.commands import refused
+from tests.data.test_regeneration import chatting_target, content, said
+from urllib3.util import Retry
+
+from slipstream.data import endpoint
+from slipstream.data.regeneration import Regeneration
+from slipstream.data.rendering import render_prompt
+
+KEY = "not-to-be-told"
+
+
+class Server(ThreadingHTTPServer):
+    """Answers with the last word that it was asked, and the next one; the third time it is busy.
+
+    `asked`: paths, keys and bodies; `status`: what it answers instead, if anything.
+    """
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked, self.status, self.content = [], None, None
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server = self.server
+        server.asked.append((self.path, self.headers.get("Authorization"), body))
+        busy = len(server.asked) == 3
+        chat = self.path.endswith("chat/completions")
+        text = body["messages"][-1]["content"] if chat else body["prompt"]
+        number = int(text.split()[-1][1:])
+        answer = f"w{number} w{number + 1}"
+        choice = {"finish_reason": "length" if number > 30 else "stop"}
+        choice |= {"message": {"content": answer}} if chat else {"text": answer}
+        sent = server.content or json.dumps({"choices": [choice]})
+        self.send_response(server.status or (503 if busy else 200))
+        self.send_header("Content-Length", str(len(sent)))
+        self.end_headers()
+        self.wfile.write(sent.encode())
+
+    def log_message(self, *_):
+        """Says nothing."""
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(endpoint, "RETRIES", endpoint.RETRIES.new(backoff_factor=0))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("STUB_KEY", KEY)
+    with Server() as found:
+        thread = threading.Thread(target=found.serve_forever)
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+def ask(server, folder, prompts, template=True, **settings):
+    target = chatting_target()
+    if not template:
+        target.tokenizer.chat_template = None
+    given = dict(endpoint=server.url, model="served", concurrency=3, key_variable="STUB_KEY")
+    how = Regeneration(**given | settings)
+    return how.samples(target, target.tokenizer, prompts, 8, folder, seed=0)
+
+
+def test_conversations_are_answered_by_the_server(server, tmp_path):
+    turns = [["w10"], ["w12", "w20"], ["w31"], ["w33", "w9"], ["w14", "w15", "w16"]]
+    prompts = [
+        said(*(f"{role} {word}" for word in words for role in ("user", "assistant")))[:-1]
+        for words in turns
+    ]
+    found = ask(server, tmp_path, prompts, temperature=[0.5])
+    assert [sample.ids for sample in found] == [
+        [1, 10, 2, 10, 11, 4],
+        [1, 12, 2, 12, 13, 4, 1, 20, 2, 20, 21, 4],
+        [1, 31, 2, 31, 32],  # cut at the limit: no end is learned, and nothing follows
+        [1, 33, 2, 33, 34],
+        [1, 14, 2, 14, 15, 4, 1, 15, 2, 15, 16, 4, 1, 16, 2, 16, 17, 4],
+    ]
+    assert [len(sample.supervised) for sample in found] == [1, 2, 1, 1, 3]
+    assert len(server.asked) == 8 + 1  # the server was busy once
+    path, key, body = server.asked[0]
+    assert (path, key) == ("/v1/chat/completions", f"Bearer {KEY}")
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("served", 8, 0.5)
+    for file in tmp_path.iterdir():
+        assert KEY not in file.read_text()
+    server.asked.clear()
+    assert ask(server, tmp_path, prompts, temperature=[0.5]) == found and not server.asked
+
+
+def test_without_a_chat_template_texts_are_continued(server, tmp_path):
+    (sample,) = ask(server, tmp_path, ["w5 w6"], template=False)
+    assert sample.ids == [5, 6, 6, 7, 4] and sample.prompt_length == 2
+    assert server.asked[0][0] == "/v1/completions"
+
+
+def test_answers_of_before_an_error_are_kept(server, tmp_path, monkeypatch):
+    prompts = [f"w{number}" for number in range(5, 25)]
+    whole = ask(server, tmp_path / "whole", prompts)
+    answer, count = endpoint.Endpoint._answered, []
+
+    def failing(own, text, ended):
+        count.append(1)
+        if len(count) == 8:
+            server.status = 400
+        return answer(own, text, ended)
+
+    monkeypatch.setattr(endpoint.Endpoint, "_answered", failing)
+    found = refused(lambda: ask(server, tmp_path / "parts", prompts))
+    assert found.startswith(f"data.regeneration.endpoint: {server.url}/chat/completions answered")
+    assert "status 400" in found and KEY not in found
+    (part,) = (tmp_path / "parts").iterdir()
+    done = len(part.read_text().splitlines())
+    assert 0 < done < 20
+    server.status = None
+    server.asked = server.asked[:3]
+    assert ask(server, tmp_path / "parts", prompts) == whole
+    assert len(server.asked) == 3 + 20 - done
+    assert content(tmp_path / "parts") == content(tmp_path / "whole")
+
+
+def test_a_server_that_is_busy_for_good(server, tmp_path):
+    server.status = 503
+    found = refused(lambda: ask(server, tmp_path, ["w5"]))
+    assert "answered with status 503" in found
+    assert len(server.asked) == 1 + endpoint.RETRIES.total
+
+
+@pytest.mark.parametrize("content", ["no JSON", "[]", '{"choices": []}'])
+def test_what_is_no_answer_ends_with_one_sentence(server, tmp_path, content):
+    server.content = content
+    found = refused(lambda: ask(server, tmp_path, ["w5"]))
+    assert found.startswith("data.regeneration.endpoint: ") and "gave no answer" in found
+
+
+def test_no_server_and_no_key(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(endpoint, "RETRIES", Retry(0))
+    found = refused(lambda: ask(server, tmp_path, ["w5"], endpoint="http://127.0.0.1:1/v1"))
+    assert found.startswith("data.regeneration.endpoint: http://127.0.0.1:1/v1/chat/completions")
+    found = refused(lambda: ask(server, tmp_path, ["w5"], key_variable="NO_SUCH_KEY"))
+    assert found.startswith("data.regeneration.key_variable: ")
+
+
+def test_the_prompt_is_what_the_target_reads(server, tmp_path):
+    target = chatting_target()
+    (sample,) = ask(server, tmp_path, ["w5"], key_variable=None)
+    assert sample.prompt == render_prompt(target.tokenizer, "w5")
+    assert server.asked[0][1] is None
