@@ -31,7 +31,7 @@ from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.segments import lossless_losses
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.targets.compiled import compile_target, uncompiled
+from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import DTYPES, load_target
 from slipstream.targets.target import Target
 from studies.enlargement import SHAPES, enlarged_speculator, enlarged_target
@@ -227,10 +227,9 @@ def _generate(target: Target, ids: list[int], most: int) -> list[int]:
     """The greedy answer of transformers' own `generate`."""
     given = torch.tensor([ids], device=target.device)
     mask, end = torch.ones_like(given), next(iter(target.end_ids))
-    with uncompiled(target):
-        output = target.model.generate(
-            given, attention_mask=mask, max_new_tokens=most, do_sample=False, pad_token_id=end
-        )
+    output = target.model.generate(
+        given, attention_mask=mask, max_new_tokens=most, do_sample=False, pad_token_id=end
+    )
     return output[0, len(ids) :].tolist()
 
 
