@@ -37,9 +37,7 @@ RENAMED = {
         "quantization segments similarity sprinter_theory top_k_sampling trees two_models "
         "value_rotation verifier".split()
     },
-    **dict.fromkeys(
-        ("experiment/evidence/device", "study/device"), "study=scale (on a GPU: studies/gpu.py)"
-    ),
+    **dict.fromkeys(("experiment/evidence/device", "study/device"), "study=scale"),
     "experiment/streaming_budgets": "methods=budgets num_prompts=80 repeats=1",
     **{f"data/{name}": f"data=given hub={name}" for name in ("dialogsum", "e2e", "wikisql")},
     **{
