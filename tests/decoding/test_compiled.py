@@ -1,9 +1,12 @@
 """Compiled steps: the tokens of the eager ones, whatever is compiled, padded or replayed."""
 
+from random import Random
+
 import pytest
 import torch
 from tests.exhaustive import sparing
-from tests.tiny import tiny_speculator, tiny_target
+from tests.graphs import Cuda, stand_in
+from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
@@ -17,45 +20,24 @@ from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.classifiers import SprinterConfig, SprinterVerifier
 from slipstream.targets import compiled
-from slipstream.targets.compiled import compile_target
+from slipstream.targets.compiled import CompiledLayers, compile_target
 from slipstream.targets.loading import load_target
 
 LIMITS = Limits(max_new_tokens=24)
 BATCH = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]]
 
 
-class Replay:
-    """A graph's stand-in on the CPU: buffers filled anew, and a function of these alone."""
-
-    made = 0
-
-    def __init__(self, run, inputs, kept):
-        Replay.made += 1
-        self.run, self.inputs = run, [None if each is None else each.clone() for each in inputs]
-
-    def __call__(self, inputs):
-        for own, given in zip(self.inputs, inputs, strict=True):
-            assert (own is None) == (given is None)
-            if own is not None:
-                assert own.shape == given.shape
-                own.copy_(given)
-        return self.run(*self.inputs).clone()
+@pytest.fixture
+def cuda(monkeypatch) -> Cuda:
+    yield stand_in(monkeypatch)
+    compiled._stream.cache_clear()
 
 
 @pytest.fixture
-def replayed(monkeypatch):
-    """Steps of few slots at a time, captured and replayed, with nothing compiled (for speed)."""
-    monkeypatch.setattr(compiled, "GRANULARITY", 8)
-    monkeypatch.setattr(compiled, "CAPACITY", 32)
-    monkeypatch.setattr(compiled, "_Graph", Replay)
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(Replay, "made", 0)
-
-    def compile_(target):
-        compile_target(target, "reduce-overhead").compiled.replays = True
-        return target
-
-    return compile_
+def replayed(cuda, monkeypatch):
+    """Makes the steps of a target captured and replayed, and those of its draft models."""
+    monkeypatch.setattr(CompiledLayers, "replays", True)
+    return lambda target: compile_target(target, "reduce-overhead")
 
 
 def streams(target, schedule: str, **options) -> Streaming:
@@ -106,7 +88,7 @@ DECODERS = {
     ("architecture",), sparing([("llama",), ("mistral",)], lambda name: name == "mistral")
 )
 @pytest.mark.parametrize("name", DECODERS)
-def test_replayed_steps_give_the_tokens_of_eager_ones(replayed, name, architecture):
+def test_replayed_steps_give_the_tokens_of_eager_ones(cuda, replayed, name, architecture):
     changes = {"sliding_window": 6} if architecture == "mistral" else {}
     eager = DECODERS[name](tiny_target(architecture, **changes))
     ours = DECODERS[name](replayed(tiny_target(architecture, **changes)))
@@ -114,11 +96,11 @@ def test_replayed_steps_give_the_tokens_of_eager_ones(replayed, name, architectu
         assert [ours.generate(ids, 1).ids for ids in BATCH] == [
             eager.generate(ids, 1).ids for ids in BATCH
         ]
-        made = Replay.made
+        alone = cuda.captures
         together = ours.generate_batch(BATCH, [1, 2, 3])
         expected = eager.generate_batch(BATCH, [1, 2, 3])
         assert [each.ids for each in together] == [each.ids for each in expected]
-    assert 0 < made <= Replay.made
+    assert 0 < alone <= cuda.captures
 
 
 def test_shared_mode_is_compiled_as_the_target_that_it_changes(replayed):
@@ -155,7 +137,7 @@ def test_automatic_compilation_is_for_accelerators():
     assert compile_target(tiny_target(), "off").compiled is None
 
 
-def test_a_drafter_is_attached_once_to_a_target(replayed):
+def test_a_drafter_is_attached_once_to_a_target(cuda, replayed):
     """A second engine runs over the graphs of the first."""
     target = replayed(tiny_target())
     drafter = streams(target, "deferred")
@@ -163,7 +145,7 @@ def test_a_drafter_is_attached_once_to_a_target(replayed):
     for _ in range(2):
         engine = Engine(target, drafter.attached(target), Sampling(), LIMITS, 6)
         engine.generate(BATCH[0])
-        made.append(Replay.made)
+        made.append(cuda.captures)
     assert made[0] == made[1]
 
 
@@ -177,3 +159,66 @@ def test_what_cannot_be_compiled_says_so():
     with pytest.raises(InputError, match=r"set target\.packed=false, or engine\.compile=off"):
         compile_target(packed, "reduce-overhead")
     assert compile_target(packed, "auto").compiled is None
+
+
+PADDED = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8}
+
+
+@pytest.fixture
+def shapes(monkeypatch) -> set[tuple]:
+    """The distinct steps: which layers, of how many (padded) sequences, rows and slots, over which
+    buffers."""
+    found, run = set(), CompiledLayers.__call__
+
+    def seen(layers, modules, rows, cache):
+        if rows.repeats and cache.layers is layers._buffers.layers:  # not of those that join
+            sizes = rows.hidden.shape[1], rows.num_nodes, rows.mask.shape[-1]
+            batch, address = PADDED[len(rows.hidden)], cache.layers[0][0].data_ptr()
+            found.add((id(modules[0]), len(modules), batch, sizes, address))
+        return run(layers, modules, rows, cache)
+
+    monkeypatch.setattr(CompiledLayers, "__call__", seen)
+    return found
+
+
+def come_and_go(decoder, prompts: list[list[int]], seed: int) -> list[list[int]]:
+    """Answers of prompts that join by ones and twos, up to five together."""
+    random = Random(seed)
+    requests = [decoder.request(ids, place) for place, ids in enumerate(prompts)]
+    waiting = list(requests)
+    while waiting or decoder.running:
+        most = 5 - len(decoder.running.requests) if decoder.running else 2
+        if waiting and most > 0 and (decoder.running is None or random.random() < 0.5):
+            count = random.randint(1, min(2, most))
+            decoder.start(waiting[:count])
+            waiting = waiting[count:]
+        elif decoder.running:
+            decoder.step()
+    return [request.answer.ids for request in requests]
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "sampled", "fused", "deferred", "draft model", "sprinter"]
+)
+def test_captures_are_as_many_as_the_distinct_shapes(cuda, replayed, shapes, name):
+    """Whatever lengths, joins and leaves there are: nothing else moves what graphs know."""
+    random = Random(5)
+    prompts = [[random.randrange(VOCABULARY) for _ in range(n)] for n in (5, 1, 9, 3, 2, 14, 4, 7)]
+    eager, ours = tiny_target(), replayed(tiny_target())
+    for target in (eager, ours):
+        target.model.generation_config.eos_token_id = [7, 9]
+    expected, ours = DECODERS[name](eager), DECODERS[name](ours)
+    alone = [expected.generate(ids, seed).ids for seed, ids in enumerate(prompts)]
+    assert len(set(map(len, alone))) > 2
+    largest = [prompts[5]] * 5
+    ours.generate_batch(largest)  # from here on no buffer grows
+    addresses = {address for *_, address in shapes}
+    for seed in range(3):
+        if name != "sprinter":  # whose answers depend on the numbers that were drawn before
+            assert come_and_go(ours, prompts, seed) == alone
+        else:
+            come_and_go(ours, prompts, seed)
+        assert [ours.generate(ids, seed).ids for seed, ids in enumerate(prompts)] == alone
+    assert {address for *_, address in shapes} == addresses
+    assert cuda.captures == len(shapes) > 4
+    assert {batch for _, _, batch, *_ in shapes} == {1, 2, 4, 8}
