@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from weakref import WeakSet
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from slipstream.targets import compiled
@@ -36,11 +36,12 @@ class Graph:
 
     def replay(self) -> None:
         self.replays += 1
-        for function, arguments, options, found in self.calls:
-            now = function(*arguments, **options)
-            for own, new in zip(tree_leaves(found), tree_leaves(now), strict=True):
-                if isinstance(own, torch.Tensor) and own.data_ptr() != new.data_ptr():
-                    own.copy_(new)
+        with _disable_current_modes():  # one launch, whatever it runs
+            for function, arguments, options, found in self.calls:
+                now = function(*arguments, **options)
+                for own, new in zip(tree_leaves(found), tree_leaves(now), strict=True):
+                    if isinstance(own, torch.Tensor) and own.data_ptr() != new.data_ptr():
+                        own.copy_(new)
 
 
 class Stream:
