@@ -5,6 +5,7 @@ memory: what the host knew at the capture is frozen, as on a device.
 """
 
 from contextlib import contextmanager
+from random import Random
 from weakref import WeakSet
 
 import torch
@@ -112,3 +113,19 @@ def stand_in(monkeypatch) -> Cuda:
     monkeypatch.setattr(compiled, "CAPACITY", 32)
     compiled._stream.cache_clear()
     return cuda
+
+
+def come_and_go(decoder, prompts: list[list[int]], seed: int) -> list[list[int]]:
+    """Answers of prompts that join by ones and twos, up to five together."""
+    random = Random(seed)
+    requests = [decoder.request(ids, place) for place, ids in enumerate(prompts)]
+    waiting = list(requests)
+    while waiting or decoder.running:
+        most = 5 - len(decoder.running.requests) if decoder.running else 2
+        if waiting and most > 0 and (decoder.running is None or random.random() < 0.5):
+            count = random.randint(1, min(2, most))
+            decoder.start(waiting[:count])
+            waiting = waiting[count:]
+        elif decoder.running:
+            decoder.step()
+    return [request.answer.ids for request in requests]

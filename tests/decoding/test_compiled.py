@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import torch
 from tests.exhaustive import sparing
-from tests.graphs import Cuda, stand_in
+from tests.graphs import Cuda, come_and_go, stand_in
 from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -182,22 +182,6 @@ def shapes(monkeypatch) -> set[tuple]:
 
     monkeypatch.setattr(CompiledLayers, "__call__", seen)
     return found
-
-
-def come_and_go(decoder, prompts: list[list[int]], seed: int) -> list[list[int]]:
-    """Answers of prompts that join by ones and twos, up to five together."""
-    random = Random(seed)
-    requests = [decoder.request(ids, place) for place, ids in enumerate(prompts)]
-    waiting = list(requests)
-    while waiting or decoder.running:
-        most = 5 - len(decoder.running.requests) if decoder.running else 2
-        if waiting and most > 0 and (decoder.running is None or random.random() < 0.5):
-            count = random.randint(1, min(2, most))
-            decoder.start(waiting[:count])
-            waiting = waiting[count:]
-        elif decoder.running:
-            decoder.step()
-    return [request.answer.ids for request in requests]
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,8 @@ class CompiledLayers:
         family = self.target.family
 
         def run_layer(module, hidden, *others):
-            keys, values = (own[: len(hidden)] for own in cache.layers[family.index_of(module)])
+            both = cache.layers[family.index_of(module)]
+            keys, values = (_first(own, len(hidden)) for own in both)
             return run(family, module, hidden, *others[:-1], keys, values)
 
         self.target.run_each(modules, rows, cache, run_layer)
@@ -222,9 +223,15 @@ class _Graph:
 
     def _copy_in(self, inputs: Sequence[torch.Tensor]) -> None:
         for own, given in zip(self._inputs, inputs, strict=True):
-            own[: len(inputs[0])].copy_(given)
+            _first(own, len(inputs[0])).copy_(given)
 
     def __call__(self, *inputs: torch.Tensor) -> object:
         self._copy_in(inputs)
         self._graph.replay()
-        return tree_map_only(torch.Tensor, lambda own: own[: len(inputs[0])].clone(), self._found)
+        count = len(inputs[0])
+        return tree_map_only(torch.Tensor, lambda own: _first(own, count).clone(), self._found)
+
+
+def _first(sequences: torch.Tensor, count: int) -> torch.Tensor:
+    """The first so many of a batch; without an operation where that is all."""
+    return sequences if len(sequences) == count else sequences[:count]
