@@ -1,6 +1,7 @@
 """Compiled steps: the tokens of the eager ones, whatever is compiled, padded or replayed."""
 
 import gc
+import time
 from random import Random
 
 import pytest
@@ -340,3 +341,24 @@ def test_one_layer_is_compiled_for_all(monkeypatch):
             assert ids[0] == ids[1]
         found[layers] = list(graphs)
     assert len(found[4]) == 1 and found[4] == found[8] == found[16]
+
+
+@pytest.mark.exhaustive
+def test_time_to_compile_does_not_grow_with_the_layers(monkeypatch):
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    seconds = []
+    for layers in (4, 4, 16):  # the first also warms the compiler up
+        torch._dynamo.reset()
+        ours = compile_target(tiny_target(num_hidden_layers=layers), "reduce-overhead")
+        started = time.perf_counter()
+        PlainDecoder(ours, Sampling(), Limits(3)).generate(BATCH[0])
+        seconds.append(time.perf_counter() - started)
+    assert seconds[2] < 3 * seconds[1]
+
+
+def test_padding_stages_nothing_that_is_no_number(cuda, replayed):
+    """Rows that saw nothing would, and what is masked still counts, 0 times."""
+    target = replayed(tiny_target())
+    PlainDecoder(target, Sampling(), LIMITS).generate_batch(BATCH)
+    assert target.compiled._buffers.batch_size == 4
+    assert all(part.isfinite().all() for layer in target.compiled._buffers.layers for part in layer)
