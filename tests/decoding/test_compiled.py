@@ -26,6 +26,7 @@ from slipstream.targets import compiled
 from slipstream.targets.compiled import CompiledLayers, compile_target
 from slipstream.targets.loading import load_target
 from slipstream.targets.packed import fuse_linears
+from slipstream.targets.reading import joined
 
 LIMITS = Limits(max_new_tokens=24)
 BATCH = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]]
@@ -40,7 +41,7 @@ def cuda(monkeypatch) -> Cuda:
 @pytest.fixture
 def replayed(cuda, monkeypatch):
     """Makes the steps of a target captured and replayed, and those of its draft models."""
-    monkeypatch.setattr(CompiledLayers, "replays", True)
+    monkeypatch.setattr(compiled, "REPLAYING", ("cpu", "cuda"))
     return lambda target: compile_target(target, "reduce-overhead")
 
 
@@ -358,9 +359,12 @@ def test_time_to_compile_does_not_grow_with_the_layers(monkeypatch):
     assert seconds[2] < 3 * seconds[1]
 
 
-def test_padding_stages_nothing_that_is_no_number(cuda, replayed):
-    """Rows that saw nothing would, and what is masked still counts, 0 times."""
+def test_joining_copies_those_alone_that_join(cuda, replayed):
+    """Where there is room; else all, into buffers that are larger by what is needed alone."""
     target = replayed(tiny_target())
-    PlainDecoder(target, Sampling(), LIMITS).generate_batch(BATCH)
-    assert target.compiled._buffers.batch_size == 4
-    assert all(part.isfinite().all() for layer in target.compiled._buffers.layers for part in layer)
+    first = target.new_cache(20, 2)
+    second = target.new_cache(20, 1)
+    grown = joined(target, first, second)
+    assert grown is not first and (grown.capacity, grown.batch_size) == (first.capacity, 4)
+    del first
+    assert joined(target, grown, target.new_cache(20, 1)) is grown and len(grown.lengths) == 4

@@ -161,6 +161,7 @@ def test_a_product_is_made_once_and_kept_no_longer_than_needed(monkeypatch):
     assert product.later == []
     attention.q_proj(torch.randn(1, 1, 24).double())  # what was interrupted here
     torch.testing.assert_close(states(target), expected, rtol=0, atol=1e-10)
+    assert product.later == []
 
 
 @pytest.mark.parametrize("schedule", ["fused", "deferred"])

@@ -26,6 +26,7 @@ from slipstream.targets.target import Target
 MODES = ("auto", "off", "reduce-overhead")
 # Slots are counted in multiples of this: a graph serves so many committed lengths.
 GRANULARITY = 256
+REPLAYING = ("cuda",)
 # How many layers may be compiled: of all targets and kinds, with one row or several.
 COMPILED = 256
 # Caches have a multiple of so many slots, so that most prompts find one that is there.
@@ -87,7 +88,7 @@ def _obstacle(target: Target) -> str | None:
 
 class CompiledLayers:
     """Runs spans of a target's layers over rows with a mask; the layers of those that come again in
-    every step are compiled and, where `replays` says so, the spans captured as graphs."""
+    every step are compiled and, on devices with graphs, the spans captured as such."""
 
     def __init__(self, target: Target):
         # Layers of all targets share one function, which is compiled for each kind of them.
@@ -97,11 +98,6 @@ class CompiledLayers:
         self._graphs: dict[tuple, _Graph] = {}
         self._buffers: StepCache | None = None
         self._user: Callable[[], StepCache | None] = lambda: None
-
-    @property
-    def replays(self) -> bool:
-        """Whether spans are captured."""
-        return self.device.type == "cuda"
 
     def new_cache(
         self,
@@ -135,7 +131,7 @@ class CompiledLayers:
         cache.check_room(rows.mask.shape[-1] - cache.slots)
         run = partial(self._span, modules, rows, cache)
         ours = self._buffers is not None and cache.layers is self._buffers.layers
-        if rows.repeats and self.replays and ours:
+        if rows.repeats and ours and self.device.type in REPLAYING:
             batch, shapes = padded(len(rows.hidden)), tuple(given.shape[1:] for given in inputs)
             key = modules, rows.acting, rows.readout, rows.num_nodes, batch, shapes
             if key not in self._graphs:
