@@ -39,7 +39,7 @@ def context(
         step, other = (1000 * median(each) for each in zip(*found, strict=True))
         cache = target.new_cache(length + count)
         mask = tree_mask(torch.ones(1, count, count, dtype=torch.bool), length, None)
-        slot = cache.nbytes / cache.capacity
+        slot = cache.nbytes / cache.capacity / cache.batch_size
         rows.append(
             {"committed": length, "rows": count, "step, ms": step, "beyond attention, ms": other,
              "mask, KiB": mask.nbytes / 1024, "cache, MiB": slot * (length + count) / 2**20}

@@ -149,6 +149,7 @@ def infer(config: DictConfig) -> list:
     from slipstream.evaluation.prompts import fitting
     from slipstream.evaluation.run import answer_one, compare_methods, run_study, verify_methods
     from slipstream.targets.compiled import compile_target
+    from slipstream.targets.packed import is_fused, unpack_linears
 
     others = config.calibrate or config.study is not None or config.prompt is not None
     if config.verify and others:
@@ -158,6 +159,8 @@ def infer(config: DictConfig) -> list:
     if config.threads:
         torch.set_num_threads(config.threads)
     target = compile_target(build(config.target), config.engine.compile)
+    if config.verify and is_fused(target.model):  # the products of `generate`, to the last bit
+        unpack_linears(target.model)
     sampling, limits = build(config.sampling), build(config.limits)
     content, output = OmegaConf.to_container(config, resolve=True), Path(config.output_dir)
     if config.prompt is not None:

@@ -22,7 +22,7 @@ from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.methods import calibrated_decoder
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import fingerprint, load_target, target_of
-from slipstream.targets.packed import is_packed
+from slipstream.targets.packed import is_fused, is_packed
 from slipstream.targets.target import Target
 
 SMALL_TARGET, SMALL_SPECULATOR = "slipstream/small-target", "slipstream/small-streaming"
@@ -130,7 +130,7 @@ def _configured(name: str, target: Target) -> Drafter:
         f"drafter={name}",
         f"target.dtype={str(target.dtype).removeprefix('torch.')}",
         f"target.device={target.device.type}",
-        f"target.packed={is_packed(target.model)}",
+        f"target.packed={is_packed(target.model) or is_fused(target.model)}",
     ]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return build(compose("infer", overrides).drafter)

@@ -216,6 +216,28 @@ def test_a_cache_takes_in_the_sequences_of_others():
     both.take_in(one, other)
     assert [rows_of(both, place) for place in range(3)] == [[1, 2, 3], [4], [7, 8]]
     assert both.ends.tolist() == both.lengths == [3, 1, 2]
+    assert not one.fits(other) and not both.fits(other)
+    both.keep_sequences([0, 2])  # one leaves, and its place is another's
+    address = both.layers[1][0].data_ptr()
+    assert both.fits(other)
+    both.take_in(both, other)
+    assert [rows_of(both, place) for place in range(3)] == [[1, 2, 3], [7, 8], [7, 8]]
+    assert both.layers[1][0].data_ptr() == address and both.ends.tolist() == [3, 2, 2]
+    empty = both.emptied(1)
+    staged(empty, [[5.0]])
+    empty.commit_first([1])
+    assert rows_of(empty, 0) == [5] and both.layers[1][0].data_ptr() == address
+
+
+def test_room_counts_what_rounding_may_take():
+    """Rows are staged behind a multiple of the granularity."""
+    cache = StepCache(1, HEADS, SIZE, CAPACITY, batch_size=2, granularity=8)
+    assert cache.room == CAPACITY - 7
+    cache.settle([9, 3])
+    cache.check_room(cache.room - 9)
+    small, large = (StepCache(1, HEADS, SIZE, size) for size in (CAPACITY - 7, CAPACITY - 6))
+    cache.settle([9])
+    assert cache.fits(small) and not cache.fits(large)
 
 
 def test_the_buffer_is_never_allocated_again():

@@ -1,9 +1,15 @@
 """Compiled steps: the tokens of the eager ones, whatever is compiled, padded or replayed."""
 
+import gc
+import time
+from random import Random
+
 import pytest
 import torch
 from tests.exhaustive import sparing
-from tests.tiny import tiny_speculator, tiny_target
+from tests.graphs import Cuda, come_and_go, stand_in
+from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
@@ -17,45 +23,26 @@ from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.classifiers import SprinterConfig, SprinterVerifier
 from slipstream.targets import compiled
-from slipstream.targets.compiled import compile_target
+from slipstream.targets.compiled import CompiledLayers, compile_target
 from slipstream.targets.loading import load_target
+from slipstream.targets.packed import fuse_linears
+from slipstream.targets.reading import joined
 
 LIMITS = Limits(max_new_tokens=24)
 BATCH = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]]
 
 
-class Replay:
-    """A graph's stand-in on the CPU: buffers filled anew, and a function of these alone."""
-
-    made = 0
-
-    def __init__(self, run, inputs, kept):
-        Replay.made += 1
-        self.run, self.inputs = run, [None if each is None else each.clone() for each in inputs]
-
-    def __call__(self, inputs):
-        for own, given in zip(self.inputs, inputs, strict=True):
-            assert (own is None) == (given is None)
-            if own is not None:
-                assert own.shape == given.shape
-                own.copy_(given)
-        return self.run(*self.inputs).clone()
+@pytest.fixture
+def cuda(monkeypatch) -> Cuda:
+    yield stand_in(monkeypatch)
+    compiled._stream.cache_clear()
 
 
 @pytest.fixture
-def replayed(monkeypatch):
-    """Steps of few slots at a time, captured and replayed, with nothing compiled (for speed)."""
-    monkeypatch.setattr(compiled, "GRANULARITY", 8)
-    monkeypatch.setattr(compiled, "CAPACITY", 32)
-    monkeypatch.setattr(compiled, "_Graph", Replay)
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(Replay, "made", 0)
-
-    def compile_(target):
-        compile_target(target, "reduce-overhead").compiled.replays = True
-        return target
-
-    return compile_
+def replayed(cuda, monkeypatch):
+    """Makes the steps of a target captured and replayed, and those of its draft models."""
+    monkeypatch.setattr(compiled, "REPLAYING", ("cpu", "cuda"))
+    return lambda target: compile_target(target, "reduce-overhead")
 
 
 def streams(target, schedule: str, **options) -> Streaming:
@@ -106,7 +93,7 @@ DECODERS = {
     ("architecture",), sparing([("llama",), ("mistral",)], lambda name: name == "mistral")
 )
 @pytest.mark.parametrize("name", DECODERS)
-def test_replayed_steps_give_the_tokens_of_eager_ones(replayed, name, architecture):
+def test_replayed_steps_give_the_tokens_of_eager_ones(cuda, replayed, name, architecture):
     changes = {"sliding_window": 6} if architecture == "mistral" else {}
     eager = DECODERS[name](tiny_target(architecture, **changes))
     ours = DECODERS[name](replayed(tiny_target(architecture, **changes)))
@@ -114,11 +101,11 @@ def test_replayed_steps_give_the_tokens_of_eager_ones(replayed, name, architectu
         assert [ours.generate(ids, 1).ids for ids in BATCH] == [
             eager.generate(ids, 1).ids for ids in BATCH
         ]
-        made = Replay.made
+        alone = cuda.captures
         together = ours.generate_batch(BATCH, [1, 2, 3])
         expected = eager.generate_batch(BATCH, [1, 2, 3])
         assert [each.ids for each in together] == [each.ids for each in expected]
-    assert 0 < made <= Replay.made
+    assert 0 < alone <= cuda.captures
 
 
 def test_shared_mode_is_compiled_as_the_target_that_it_changes(replayed):
@@ -155,7 +142,7 @@ def test_automatic_compilation_is_for_accelerators():
     assert compile_target(tiny_target(), "off").compiled is None
 
 
-def test_a_drafter_is_attached_once_to_a_target(replayed):
+def test_a_drafter_is_attached_once_to_a_target(cuda, replayed):
     """A second engine runs over the graphs of the first."""
     target = replayed(tiny_target())
     drafter = streams(target, "deferred")
@@ -163,7 +150,7 @@ def test_a_drafter_is_attached_once_to_a_target(replayed):
     for _ in range(2):
         engine = Engine(target, drafter.attached(target), Sampling(), LIMITS, 6)
         engine.generate(BATCH[0])
-        made.append(Replay.made)
+        made.append(cuda.captures)
     assert made[0] == made[1]
 
 
@@ -177,3 +164,207 @@ def test_what_cannot_be_compiled_says_so():
     with pytest.raises(InputError, match=r"set target\.packed=false, or engine\.compile=off"):
         compile_target(packed, "reduce-overhead")
     assert compile_target(packed, "auto").compiled is None
+
+
+PADDED = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8}
+
+
+@pytest.fixture
+def shapes(monkeypatch) -> set[tuple]:
+    """The distinct steps: which layers, of how many (padded) sequences, rows and slots, over which
+    buffers."""
+    found, run = set(), CompiledLayers.__call__
+
+    def seen(layers, modules, rows, cache):
+        if rows.repeats and cache.layers is layers._buffers.layers:  # not of those that join
+            sizes = rows.hidden.shape[1], rows.num_nodes, rows.mask.shape[-1]
+            batch, address = PADDED[len(rows.hidden)], cache.layers[0][0].data_ptr()
+            found.add((id(modules[0]), len(modules), batch, sizes, address))
+        return run(layers, modules, rows, cache)
+
+    monkeypatch.setattr(CompiledLayers, "__call__", seen)
+    return found
+
+
+MIXED = ["plain", "sampled", "fused", "deferred", "draft model", "sprinter"]
+ONCE = ["plain", "deferred", "draft model"]
+
+
+@pytest.mark.parametrize(("name",), sparing([(name,) for name in MIXED], lambda name: name in ONCE))
+def test_captures_are_as_many_as_the_distinct_shapes(cuda, replayed, shapes, name):
+    """Whatever lengths, joins and leaves there are: nothing else moves what graphs know."""
+    random = Random(5)
+    prompts = [[random.randrange(VOCABULARY) for _ in range(n)] for n in (5, 1, 9, 3, 2, 14, 4, 7)]
+    eager, ours = tiny_target(), replayed(tiny_target())
+    for target in (eager, ours):
+        target.model.generation_config.eos_token_id = [7, 9]
+    expected, ours = DECODERS[name](eager), DECODERS[name](ours)
+    alone = [expected.generate(ids, seed).ids for seed, ids in enumerate(prompts)]
+    assert len(set(map(len, alone))) > 2
+    largest = [prompts[5]] * 5
+    ours.generate_batch(largest)  # from here on no buffer grows
+    addresses = {address for *_, address in shapes}
+    for seed in range(2):
+        if name != "sprinter":  # whose answers depend on the numbers that were drawn before
+            assert come_and_go(ours, prompts, seed) == alone
+        else:
+            come_and_go(ours, prompts, seed)
+        assert [ours.generate(ids, seed).ids for seed, ids in enumerate(prompts)] == alone
+    assert {address for *_, address in shapes} == addresses
+    assert cuda.captures == len(shapes) > 4
+    assert {batch for _, _, batch, *_ in shapes} == {1, 2, 4, 8}
+
+
+def test_a_pool_lives_as_long_as_its_graphs(cuda, replayed):
+    """One for all graphs over the same buffers; another where these grow, since none is opened
+    again whose graphs are gone."""
+    target = replayed(tiny_target())
+    decoder = PlainDecoder(target, Sampling(), LIMITS)
+    decoder.generate(BATCH[0])
+    (first,) = cuda.pools
+    assert len(cuda.pools[first]) == cuda.captures > 1
+    decoder.generate_batch(BATCH[:2])  # two sequences need other buffers
+    second = list(cuda.pools)[1]
+    assert not cuda.pools[first] and cuda.pools[second] and cuda.living == 1
+    decoder.generate(BATCH[0])
+    assert list(cuda.pools) == [first, second]
+    target.compiled = None
+    del decoder, target
+    gc.collect()
+    assert not cuda.living
+
+
+def test_two_devices_have_two_pools_and_two_streams(cuda, replayed):
+    for device in (torch.device("cuda", 0), torch.device("cuda", 1)):
+        for seed in (0, 1):  # of one device two models
+            target = replayed(tiny_target(seed=seed))
+            target.compiled.device = device
+            PlainDecoder(target, Sampling(), Limits(4)).generate(BATCH[0])
+    devices = {device for device, _, _ in cuda.places}
+    assert len(devices) == len({stream for _, stream, _ in cuda.places}) == 2
+    assert all(stream.device == device for device, stream, _ in cuda.places)
+    pools = {(device, pool) for device, _, pool in cuda.places}
+    assert len(pools) == len({pool for _, pool in pools}) == 4
+
+
+def test_buffers_grow_and_never_shrink(cuda, replayed, monkeypatch):
+    target, sizes = replayed(tiny_target()), []
+    for capacity, batch in ((20, 1), (60, 1), (20, 3), (20, 1), (90, 5), (10, 8)):
+        cache = target.new_cache(capacity, batch)
+        sizes.append((cache.capacity, cache.batch_size))
+        assert cache.room >= capacity and len(cache.lengths) == batch
+        del cache
+    assert sizes == [(32, 1), (96, 1), (96, 4), (96, 4), (128, 8), (128, 8)]
+    allocate = target._allocate
+
+    def short(capacity, batch, granularity):
+        if capacity * batch > 128 * 8:
+            raise torch.OutOfMemoryError
+        return allocate(capacity, batch, granularity)
+
+    monkeypatch.setattr(target, "_allocate", short)
+    cache = target.new_cache(500, 1)  # alone, where there is no room for eight
+    assert (cache.capacity, cache.batch_size) == (512, 1)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_buffers_are_free_when_an_answer_is_finished(cuda, replayed, name):
+    """At once, and not when circles are collected: else the next answer would find no graphs."""
+    target = replayed(tiny_target())
+    decoder = DECODERS[name](target)
+    gc.disable()
+    try:
+        decoder.generate_batch(BATCH[:2])
+        assert target.compiled._user() is None
+        made = cuda.captures
+        decoder.generate_batch(BATCH[:2])
+        assert cuda.captures == made
+    finally:
+        gc.enable()
+
+
+def test_decoders_of_one_target_may_be_at_work_together(cuda, replayed):
+    target = replayed(tiny_target())
+    one, other = DECODERS["plain"](target), DECODERS["deferred"](target)
+    expected = [one.generate(ids).ids for ids in BATCH]
+    requests = [decoder.request(BATCH[0]) for decoder in (one, other)]
+    for decoder, request in zip((one, other), requests, strict=True):
+        decoder.start([request])
+        decoder.step()
+    while one.running or other.running:
+        one.step(), other.step()
+    assert [request.answer.ids for request in requests] == [expected[0]] * 2
+
+
+class Products(TorchDispatchMode):
+    """Counts operations, and matrix products among them, that no graph holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.all = self.products = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.all += 1
+        self.products += str(function).split(".")[1] in ("mm", "addmm", "bmm", "linear", "matmul")
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("name", ["plain", "prompt lookup"])
+def test_norm_and_head_are_in_the_graph(cuda, replayed, name):
+    decoder = DECODERS[name](replayed(tiny_target()))
+    decoder.generate(BATCH[0])
+    decoder.start([decoder.request(BATCH[0])])
+    with Products() as outside:
+        decoder.step()
+    assert outside.products == 0 and outside.all > 0
+
+
+def test_one_layer_is_compiled_for_all(monkeypatch):
+    """What the compiler sees does not grow with the number of layers, nor with lengths."""
+    graphs, found = [], {}
+
+    def counting(graph, _):
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    compile_ = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **ways: compile_(function, backend=counting, **ways)
+    )
+    for layers in (4, 8, 16):
+        torch._dynamo.reset()
+        graphs.clear()
+        ours = compile_target(tiny_target(num_hidden_layers=layers), "reduce-overhead")
+        fuse_linears(ours.family.layers, ours.family.fused)
+        eager = tiny_target(num_hidden_layers=layers)
+        for length in (3, 40):
+            prompt = list(range(length))
+            ids = [PlainDecoder(each, Sampling(), Limits(4)).generate(prompt).ids
+                   for each in (ours, eager)]  # fmt: skip
+            assert ids[0] == ids[1]
+        found[layers] = list(graphs)
+    assert len(found[4]) == 1 and found[4] == found[8] == found[16]
+
+
+@pytest.mark.exhaustive
+def test_time_to_compile_does_not_grow_with_the_layers(monkeypatch):
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    seconds = []
+    for layers in (4, 4, 16):  # the first also warms the compiler up
+        torch._dynamo.reset()
+        ours = compile_target(tiny_target(num_hidden_layers=layers), "reduce-overhead")
+        started = time.perf_counter()
+        PlainDecoder(ours, Sampling(), Limits(3)).generate(BATCH[0])
+        seconds.append(time.perf_counter() - started)
+    assert seconds[2] < 3 * seconds[1]
+
+
+def test_joining_copies_those_alone_that_join(cuda, replayed):
+    """Where there is room; else all, into buffers that are larger by what is needed alone."""
+    target = replayed(tiny_target())
+    first = target.new_cache(20, 2)
+    second = target.new_cache(20, 1)
+    grown = joined(target, first, second)
+    assert grown is not first and (grown.capacity, grown.batch_size) == (first.capacity, 4)
+    del first
+    assert joined(target, grown, target.new_cache(20, 1)) is grown and len(grown.lengths) == 4

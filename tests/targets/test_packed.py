@@ -1,10 +1,10 @@
-"""Packed linears against the plain ones they replace."""
+"""Packed and fused linears against the plain ones they replace."""
 
 import copy
 
 import pytest
 import torch
-from tests.tiny import tiny_target
+from tests.tiny import tiny_speculator, tiny_target
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -13,7 +13,16 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.prompt_lookup import PromptLookup
-from slipstream.targets.packed import PackedLinear, pack_linears, packing_available
+from slipstream.drafters.streaming import Streaming
+from slipstream.targets.lora import LoraSettings, with_lora
+from slipstream.targets.packed import (
+    PackedLinear,
+    fuse_linears,
+    is_fused,
+    pack_linears,
+    packing_available,
+    unpack_linears,
+)
 from slipstream.targets.target import Target
 
 
@@ -105,3 +114,77 @@ def test_a_packed_model_gives_the_same_greedy_tokens(architecture, per_layer):
         expected = PlainDecoder(plain, Sampling(), Limits(24)).generate(prompt).ids
         assert PlainDecoder(fast, Sampling(), Limits(24)).generate(prompt).ids == expected
         assert lookup.generate(prompt).ids == expected
+
+
+FUSED = {"llama": 2, "mistral": 2, "qwen2": 2, "qwen3": 2, "gemma": 2, "opt": 1, "gpt_neo": 1,
+         "gpt2": 0, "phi3": 0, "gpt_neox": 0}  # fmt: skip
+
+
+def states(target: Target) -> torch.Tensor:
+    ids = torch.arange(12).view(2, 6)
+    positions = torch.arange(6).expand(2, -1)
+    return target.logits(target.forward(ids, positions, None, None).hidden)
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+def test_fused_linears_compute_what_each_does(architecture):
+    plain, fast = tiny_target(architecture), tiny_target(architecture)
+    count = fuse_linears(fast.family.layers, fast.family.fused)
+    assert count == FUSED[architecture] * 4 and is_fused(fast.model) == (count > 0)
+    torch.testing.assert_close(states(fast), states(plain), rtol=0, atol=1e-10)
+    twin = copy.deepcopy(fast.model)
+    assert twin.get_memory_footprint() == plain.model.get_memory_footprint()
+    weights = dict(plain.model.named_parameters())
+    unpack_linears(twin)
+    assert not is_fused(twin)
+    for name, weight in twin.named_parameters():
+        assert torch.equal(weight, weights[name])
+    assert len(list(twin.named_parameters())) == len(weights)
+
+
+def test_a_product_is_made_once_and_kept_no_longer_than_needed(monkeypatch):
+    target, made = tiny_target(), []
+    linear = torch.nn.functional.linear
+    expected = states(target)
+    fuse_linears(target.family.layers, target.family.fused)
+
+    def counted(rows, weight, bias=None):
+        made.append(len(weight))
+        return linear(rows, weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    found = states(target)
+    assert len(made) == 4 * 4 + 1  # qkv, output, gate and up, down; and the head
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    attention = target.family.layers[0].self_attn
+    product = attention.q_proj.product
+    assert product.later == []
+    attention.q_proj(torch.randn(1, 1, 24).double())  # what was interrupted here
+    torch.testing.assert_close(states(target), expected, rtol=0, atol=1e-10)
+    assert product.later == []
+
+
+@pytest.mark.parametrize("schedule", ["fused", "deferred"])
+def test_streams_draft_the_same_beside_fused_linears(schedule):
+    answers = []
+    for fused in (False, True):
+        target = tiny_target()
+        if fused:
+            fuse_linears(target.family.layers, target.family.fused)
+        drafter = Streaming(tiny_speculator(target, seed=2), schedule, 2).attach(target)
+        assert drafter.merged is None or is_fused(drafter.merged) == fused
+        found = Engine(drafter.target, drafter, Sampling(), Limits(24), 6).generate([3, 1, 4])
+        answers.append((found.ids, found.accepted))
+    assert answers[0] == answers[1]
+
+
+def test_lora_and_trained_weights_are_never_fused():
+    target = tiny_target()
+    fuse_linears(target.family.layers, target.family.fused)
+    adapted, _ = with_lora(target, LoraSettings(rank=2))
+    assert not is_fused(adapted.model) and is_fused(target.model)
+    torch.testing.assert_close(states(adapted), states(target), rtol=0, atol=1e-10)
+    assert fuse_linears(adapted.family.layers, adapted.family.fused) == 0
+    trained = tiny_target()
+    trained.model.requires_grad_(True)
+    assert fuse_linears(trained.family.layers, trained.family.fused) == 0

@@ -21,10 +21,11 @@ from slipstream.core.transfer import on_device
 class StepCache:
     """Keys and values of L layers for B sequences, each of its own length.
 
-    device: of all layers, or of each of them. `layers` are their (keys, values), each
-    (B, H_kv, capacity, D_head), views of buffers that neighbours on one device share. `ends`: (B,),
-    how many slots of each sequence are committed; `lengths`: the same on the host, which after a
-    `commit` knows no more than that nothing lies beyond slot `bound`, until it is told (`learn`).
+    batch_size: most sequences; some may leave, and others join. device: of all layers, or of each
+    of them. `layers` are their (keys, values), each (batch_size, H_kv, capacity, D_head), views of
+    buffers that neighbours on one device share and that never move. `ends`: (B,), how many slots of
+    each sequence are committed; `lengths`: the same on the host, which after a `commit` knows no
+    more than that nothing lies beyond slot `bound`, until it is told (`learn`).
     Rows are staged behind slot `slots` in all sequences: `bound` rounded up to a multiple of
     `granularity`, so that steps of compiled layers have few shapes. What lies between a sequence's
     end and there belongs to nothing.
@@ -48,13 +49,12 @@ class StepCache:
         shape = 2, batch_size, num_heads, capacity, head_size
         # Zeros, not whatever lies in memory: masked slots count 0 times what they hold, and 0 times
         # infinity is no number.
-        self._set(
-            [
-                torch.zeros(len(list(layers)), *shape, dtype=dtype, device=place)
-                for place, layers in groupby(devices)
-            ]
-        )
-        self.capacity, self.granularity = capacity, granularity
+        self._buffers = [
+            torch.zeros(len(list(layers)), *shape, dtype=dtype, device=place)
+            for place, layers in groupby(devices)
+        ]
+        self.layers = [(layer[0], layer[1]) for buffer in self._buffers for layer in buffer]
+        self.batch_size, self.capacity, self.granularity = batch_size, capacity, granularity
         self.staged = [0] * num_layers
         self.settle([0] * batch_size)
 
@@ -88,18 +88,23 @@ class StepCache:
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self._buffers)
 
-    def _set(self, buffers: list[torch.Tensor]) -> None:
-        """buffers: (layers on one device, 2, B, H_kv, capacity, D_head) each."""
-        self._buffers = buffers
-        self.layers = [(layer[0], layer[1]) for buffer in buffers for layer in buffer.unbind(0)]
+    @property
+    def room(self) -> int:
+        """How many rows of a sequence fit, wherever the staged ones come to lie."""
+        return self.capacity - self.granularity + 1
+
+    def fits(self, other: "StepCache") -> bool:
+        """Whether the sequences of `other` have room after its own."""
+        together = len(self.lengths) + len(other.lengths)
+        return other.room <= self.room and together <= self.batch_size
 
     def _within(self, layers: range) -> Iterator[torch.Tensor]:
-        """The parts of the buffers that hold these layers."""
+        """The parts of the buffers that hold these layers of the sequences."""
         first = 0
         for buffer in self._buffers:
             start, stop = max(layers.start - first, 0), max(layers.stop - first, 0)
-            if buffer[start:stop].shape[0]:
-                yield buffer[start:stop]
+            if start < min(stop, len(buffer)):
+                yield buffer[start:stop, :, : len(self.lengths)]
             first += len(buffer)
 
     def update(
@@ -114,7 +119,7 @@ class StepCache:
         stop = start + key.shape[-2]
         self.check_room(stop - self.slots)
         self.staged[layer_idx] += key.shape[-2]
-        keys, values = self.layers[layer_idx]
+        keys, values = (buffer[: len(key)] for buffer in self.layers[layer_idx])
         keys[..., start:stop, :] = key
         values[..., start:stop, :] = value
         return keys[..., :stop, :], values[..., :stop, :]
@@ -126,10 +131,10 @@ class StepCache:
                 f"the cache holds {self.capacity} rows and cannot stage row {self.slots + rows}"
             )
 
-    def emptied(self) -> "StepCache":
-        """An empty cache over the same buffers, of all sequences they were made for."""
+    def emptied(self, batch_size: int) -> "StepCache":
+        """An empty cache of so many sequences over the same buffers."""
         cache = copy.copy(self)
-        cache.settle([0] * len(self.lengths))
+        cache.settle([0] * batch_size)
         cache.forget_staged()
         return cache
 
@@ -184,6 +189,7 @@ class StepCache:
         self.settle(lengths)
         self.forget_staged()
 
+    @torch.inference_mode()
     def keep_sequences(self, sequences: list[int]) -> None:
         """Let only these of the B sequences go on (ascending)."""
         lengths = [self.lengths[sequence] for sequence in sequences]
@@ -192,18 +198,18 @@ class StepCache:
             for place, sequence in enumerate(sequences):
                 if place != sequence:
                     buffer[:, :, place, :, :slots] = buffer[:, :, sequence, :, :slots]
-        self._set([buffer[:, :, : len(sequences)] for buffer in self._buffers])
         self.settle(lengths)
 
     def take_in(self, *others: "StepCache") -> None:
-        """Copy the sequences of `others`, one cache after the other, in place of its own."""
+        """Copy the sequences of `others`, one cache after the other, in place of its own; the first
+        of them may be itself."""
         first = 0
         for other in others:
-            stop, slots = first + len(other.lengths), other.bound
-            for own, given in zip(self.layers, other.layers, strict=True):
-                for to, from_ in zip(own, given, strict=True):
-                    to[first:stop, :, :slots] = from_[:, :, :slots]
-            first = stop
+            count, slots = len(other.lengths), other.bound
+            if other is not self:
+                for own, given in zip(self._buffers, other._buffers, strict=True):
+                    own[:, :, first : first + count, :, :slots] = given[:, :, :count, :, :slots]
+            first += count
         self.settle([length for other in others for length in other.lengths])
 
     @contextmanager

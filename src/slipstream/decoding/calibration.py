@@ -31,7 +31,7 @@ from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Attached
 from slipstream.speculators.checkpoint import WEIGHTS
-from slipstream.targets.packed import is_packed
+from slipstream.targets.packed import is_fused, is_packed
 from slipstream.targets.target import Target
 
 DEGREE, KNOTS = 2, 8
@@ -259,7 +259,8 @@ def described(part: object, within: tuple[int, ...] = ()) -> object:
     speculator also which weights it has now; of what is not ours, and of what it is a part of
     itself, the class alone."""
     if isinstance(part, Target):
-        return [part.fingerprint or part.name, str(part.dtype), is_packed(part.model)]
+        laid_out = is_packed(part.model) or is_fused(part.model)
+        return [part.fingerprint or part.name, str(part.dtype), laid_out]
     if isinstance(part, dict):
         return {str(name): described(each, within) for name, each in part.items()}
     if isinstance(part, list | tuple):

@@ -79,7 +79,7 @@ class Decoder(ABC):
 
     def start(self, requests: Sequence[Answering]) -> None:
         """Let these requests join those that are being answered; decides their first tokens."""
-        fresh, batch = self._started(requests, alone=self.running is None), self.running
+        fresh, batch = self._started(requests), self.running
         if not fresh.requests:
             return
         if batch is None or not batch.requests:
@@ -106,13 +106,12 @@ class Decoder(ABC):
         return request.generation()
 
     @torch.inference_mode()
-    def _started(self, requests: Sequence[Answering], alone: bool = True) -> Batch:
-        """A batch of new requests with their first tokens; alone: whether no other is at work,
-        whose cache a compiled target may reuse."""
+    def _started(self, requests: Sequence[Answering]) -> Batch:
+        """A batch of new requests with their first tokens."""
         longest = max(len(request.tokens) + request.room for request in requests)
         session = self._session(requests, longest)
         capacity = longest + self._extra_rows(session)
-        cache = self.target.new_cache(capacity, len(requests), steps=alone)
+        cache = self.target.new_cache(capacity, len(requests))
         batch = Batch(requests, cache, session)
         with batch.charged():
             self._prefill(batch)

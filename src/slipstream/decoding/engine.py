@@ -80,11 +80,12 @@ class Engine(Decoder):
             batch.session.visitors,
             trees=trees,
             repeats=True,
+            readout=self.target.node_logits,
         )
 
     def _verify(self, batch: Batch, rows: Rows) -> Verified:
         """Accepted paths and next tokens."""
-        trees, logits = rows.trees, self.target.logits(rows.hidden[:, : rows.num_nodes])
+        trees, logits = rows.trees, rows.outcome
         if trees.drawn is None or batch.greedy:
             choices = batch.choose(logits, trees.depths)
             last = follow(trees, choices)

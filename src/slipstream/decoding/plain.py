@@ -26,9 +26,9 @@ class PlainDecoder(Decoder):
             if target.compiled is not None or not cache.level:
                 own = torch.ones(len(ids), 1, 1, dtype=torch.bool, device=ids.device)
                 mask = tree_mask(own, cache.slots, cache.sees())
-            rows = target.forward(ids, cache.ends[:, None], mask, cache, repeats=True)
-            logits = target.logits(rows.hidden)
-            tokens = batch.choose(logits, torch.zeros_like(ids))
+            way = dict(repeats=True, readout=target.node_logits)
+            rows = target.forward(ids, cache.ends[:, None], mask, cache, **way)
+            tokens = batch.choose(rows.outcome, torch.zeros_like(ids))
             cache.commit_first([1] * len(ids))
             batch.room, batch.trees = batch.room - 1, Trees.roots(tokens[:, 0])
             decided = on_host(tokens)[0].tolist()

@@ -105,6 +105,7 @@ class Verified:
             for brought in self._waiting:
                 count = len(brought.tensors)
                 brought.tensors, copies = copies[:count], copies[count:]
+            self._waiting.clear()  # else caches would live until circles are collected
             self._decided = [[token for token in own if token >= 0] for own in decided.tolist()]
             for request, own in zip(self.requests, self._decided, strict=True):
                 request.decide(own)

@@ -1,15 +1,19 @@
 """Steps of decoding as compiled layers and CUDA graphs: no Python between their kernels.
 
-All steps run the same layers on as many rows; only contents differ. `CompiledLayers` compiles such
-a span once (torch.compile; one row and several are two cases) and, on a CUDA device, captures it as
-a graph for each number of rows and slots. Keys and values stay in buffers that never move. The
-eager layers are the reference; prompts, pruned rows and training always run eagerly.
+All steps run the same layers on as many rows; only contents differ. `CompiledLayers` compiles one
+layer for all (torch.compile; one row and several are two cases) and, on a CUDA device, captures a
+span of them, with what is read out after the last, as a graph for each number of rows, of slots and
+of sequences (1, 2, 4 or a multiple of 8). Keys and values stay in buffers that move only in order
+to grow. The eager layers are the reference; prompts, pruned rows and training always run eagerly.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
@@ -21,7 +25,8 @@ from slipstream.targets.target import Target
 MODES = ("auto", "off", "reduce-overhead")
 # Slots are counted in multiples of this: a graph serves so many committed lengths.
 GRANULARITY = 256
-# How many spans may be compiled: of all targets, with one row or several.
+REPLAYING = ("cuda",)
+# How many layers may be compiled: of all targets and kinds, with one row or several.
 COMPILED = 256
 # Caches have a multiple of so many slots, so that most prompts find one that is there.
 CAPACITY = 1024
@@ -71,98 +76,147 @@ def _obstacle(target: Target) -> str | None:
 
 
 class CompiledLayers:
-    """Runs spans of a target's layers over rows with a mask; those that come again in every step
-    are compiled and, where `replays` says so, captured as graphs."""
+    """Runs spans of a target's layers over rows with a mask; the layers of those that come again in
+    every step are compiled and, on devices with graphs, the spans captured as such."""
 
     def __init__(self, target: Target):
-        # Spans of all targets share one function, which is compiled for each of them.
+        # Layers of all targets share one function, which is compiled for each kind of them.
         torch._dynamo.config.recompile_limit = max(COMPILED, torch._dynamo.config.recompile_limit)
-        self.target = target
-        self.replays = target.device.type == "cuda"
-        self._compiled = torch.compile(self._span, dynamic=True, fullgraph=True)
+        self.target, self.device = target, target.device
+        self._compiled = torch.compile(_run_layer, dynamic=True, fullgraph=True)
         self._graphs: dict[tuple, _Graph] = {}
-        self._cache: StepCache | None = None
+        self._buffers: StepCache | None = None
+        self._user: Callable[[], StepCache | None] = lambda: None
 
-    def new_cache(self, allocate: Callable[..., StepCache], capacity: int, batch: int) -> StepCache:
-        """An empty cache, over the buffers of the last one if they have the size; one decoding may
-        use them at a time."""
-        capacity = -(-(capacity + GRANULARITY - 1) // CAPACITY) * CAPACITY
-        kept = self._cache
-        if kept is None or (kept.capacity, len(kept.lengths)) != (capacity, batch):
+    def new_cache(
+        self,
+        allocate: Callable[..., StepCache],
+        capacity: int,
+        batch: int,
+        instead_of: StepCache | None,
+    ) -> StepCache:
+        """An empty cache over the buffers that graphs were captured for. They grow and never
+        shrink, and serve one cache at a time; another gets buffers of its own, without graphs."""
+        capacity, kept = capacity + GRANULARITY - 1, self._buffers
+        if self._user() not in (None, instead_of):
+            return allocate(capacity, batch, GRANULARITY)
+        if kept is None or capacity > kept.capacity or batch > kept.batch_size:
+            needed = -(-capacity // CAPACITY) * CAPACITY, padded(batch)
+            largest = needed if kept is None else map(max, needed, (kept.capacity, kept.batch_size))
             self._graphs.clear()
-            self._cache = None
-            self._cache = allocate(capacity, batch, GRANULARITY)
-        return self._cache.emptied()
+            self._buffers = kept = None
+            try:
+                self._buffers = allocate(*largest, GRANULARITY)
+            except torch.OutOfMemoryError:  # where the longest prompt was not of the largest batch
+                self._buffers = allocate(*needed, GRANULARITY)
+        cache = self._buffers.emptied(batch)
+        self._user = weakref.ref(cache)
+        return cache
 
-    def __call__(self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache) -> torch.Tensor:
-        """(B, R, D) hidden states after the layers `modules`, whose keys and values are staged
-        where the mask has its last R columns."""
-        inputs = rows.hidden, rows.positions, rows.mask
-        modules, layers = list(modules), cache.layers
+    def __call__(self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache) -> Rows:
+        """Run `modules`, whose keys and values are staged where the mask has its last R columns,
+        and `rows.readout`; replaces `rows.hidden` and `rows.outcome`."""
+        inputs, modules = (rows.hidden, rows.positions, rows.mask), tuple(modules)
         cache.check_room(rows.mask.shape[-1] - cache.slots)
-        if not rows.repeats:
-            return self._span(modules, layers, *inputs)
+        run = partial(self._span, modules, rows, cache)
+        ours = self._buffers is not None and cache.layers is self._buffers.layers
+        if rows.repeats and ours and self.device.type in REPLAYING:
+            batch, shapes = padded(len(rows.hidden)), tuple(given.shape[1:] for given in inputs)
+            key = modules, rows.acting, rows.readout, rows.num_nodes, batch, shapes
+            if key not in self._graphs:
+                if not self._graphs:  # the pool of graphs that are gone cannot be opened again
+                    self._pool = torch.cuda.graph_pool_handle()
+                self._graphs[key] = _Graph(run, inputs, batch, self._pool, self.device)
+            run = self._graphs[key]
+        rows.hidden, rows.outcome = run(*inputs)
+        return rows
+
+    def _span(self, modules, like: Rows, cache: StepCache, hidden, positions, mask) -> tuple:
+        """The states after `modules`, and what `like.readout` makes of them."""
+        rows = Rows(hidden, positions, mask, like.num_stream_rows, readout=like.readout)
         # Hooks of adapters belong to the rows, not to the layers: they are captured, not compiled.
-        span = self._compiled if rows.acting is None else self._span
-        if not self.replays:
-            return span(modules, layers, *inputs)
-        shapes = tuple(given.shape for given in inputs)
-        place = layers[0][0].data_ptr(), layers[0][0].shape
-        key = id(modules[0]), id(modules[-1]), id(rows.acting), rows.num_nodes, shapes, place
-        if key not in self._graphs:
-            kept = modules, layers, rows.acting
-            self._graphs[key] = _Graph(lambda *given: span(modules, layers, *given), inputs, kept)
-        return self._graphs[key](inputs)
+        run = self._compiled if like.repeats and like.acting is None else _run_layer
+        family = self.target.family
 
-    def _span(self, modules, layers, hidden, positions, mask) -> torch.Tensor:
-        rows = Rows(hidden, positions, mask)
-        slots = _Slots(layers, mask.shape[-1] - hidden.shape[1])
-        return self.target.run_each(modules, rows, slots).hidden
+        def run_layer(module, hidden, *others):
+            both = cache.layers[family.index_of(module)]
+            keys, values = (_first(own, len(hidden)) for own in both)
+            return run(family, module, hidden, *others[:-1], keys, values)
+
+        self.target.run_each(modules, rows, cache, run_layer)
+        rows.read_out()
+        return rows.hidden, rows.outcome
 
 
-class _Slots:
-    """What compiled layers see of a cache: where this forward's rows are staged."""
+def _run_layer(family, module, hidden, mask, positions, rotary, keys, values) -> torch.Tensor:
+    """One layer over (B, R, D) rows and the keys and values of all slots: what is compiled. It does
+    not look at which layer it is, so that all layers of a kind share what was compiled for one."""
+    place = _Place(keys, values, mask.shape[-1] - hidden.shape[1])
+    return family.run_layer(module, hidden, mask, positions, rotary, place)
+
+
+class _Place:
+    """What one layer sees of a cache: where this forward's rows are staged."""
 
     is_compileable = True
 
-    def __init__(self, layers: list[tuple[torch.Tensor, torch.Tensor]], start: int):
-        self.layers, self.start = layers, start
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: int):
+        self.keys, self.values, self.start = keys, values, start
 
     def update(
-        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_, **__
+        self, key: torch.Tensor, value: torch.Tensor, *_, **__
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = self.layers[layer_idx]
         stop = self.start + key.shape[-2]
-        keys[..., self.start : stop, :] = key
-        values[..., self.start : stop, :] = value
-        return keys[..., :stop, :], values[..., :stop, :]
+        self.keys[..., self.start : stop, :] = key
+        self.values[..., self.start : stop, :] = value
+        return self.keys[..., :stop, :], self.values[..., :stop, :]
+
+
+def padded(batch: int) -> int:
+    """How many sequences a graph for `batch` of them has: 1, 2, 4, or a multiple of 8."""
+    return 1 << (batch - 1).bit_length() if batch <= 8 else -(-batch // 8) * 8
+
+
+@lru_cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Where all graphs of a device are captured: what libraries keep for a stream they keep once,
+    and not in the pool of graphs that may go."""
+    return torch.cuda.Stream(device)
 
 
 class _Graph:
-    """A CUDA graph of `run` for inputs of fixed shapes; kept: what must live as long as it.
+    """A CUDA graph of `run` for inputs of fixed shapes, the first `batch` sequences.
 
-    Graphs share their memory: one is replayed at a time, and its output is copied.
+    Of fewer sequences the others are as they were: what they stage belongs to nothing. Graphs of a
+    pool share their memory: one is replayed at a time, and what it found is copied.
     """
 
-    _pool = None
+    def __init__(self, run: Callable, inputs: Sequence, batch: int, pool: object, device):
+        # Ones: rows that see nothing would find no number.
+        self._inputs = [given.new_ones(batch, *given.shape[1:]) for given in inputs]
+        self._copy_in(inputs)
+        with torch.cuda.device(device):
+            beside = _stream(device)
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):  # compilation and autotuning come before the capture
+                for _ in range(2):
+                    run(*self._inputs)
+            torch.cuda.current_stream().wait_stream(beside)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, pool=pool, stream=beside):
+                self._found = run(*self._inputs)
 
-    def __init__(self, run: Callable[..., torch.Tensor], inputs: Sequence, kept: object):
-        self._kept = kept
-        self._inputs = [given.clone() for given in inputs]
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):  # compilation, autotuning and workspaces, before capture
-            for _ in range(2):
-                run(*self._inputs)
-        torch.cuda.current_stream().wait_stream(beside)
-        self._graph = torch.cuda.CUDAGraph()
-        if _Graph._pool is None:
-            _Graph._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(self._graph, pool=_Graph._pool):
-            self._output = run(*self._inputs)
-
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _copy_in(self, inputs: Sequence[torch.Tensor]) -> None:
         for own, given in zip(self._inputs, inputs, strict=True):
-            own.copy_(given)
+            _first(own, len(inputs[0])).copy_(given)
+
+    def __call__(self, *inputs: torch.Tensor) -> object:
+        self._copy_in(inputs)
         self._graph.replay()
-        return self._output.clone()
+        count = len(inputs[0])
+        return tree_map_only(torch.Tensor, lambda own: _first(own, count).clone(), self._found)
+
+
+def _first(sequences: torch.Tensor, count: int) -> torch.Tensor:
+    """The first so many of a batch; without an operation where that is all."""
+    return sequences if len(sequences) == count else sequences[:count]

@@ -20,7 +20,8 @@ class Family:
     attention: the implementation its modules run with; attention_linears, mlp_linears: names of the
     linears inside a layer; value_linear: the one that computes the values (see `values_of`); mlp:
     name of the MLP module, None where layers have none; layer_list, final_norm: names inside the
-    decoder; cache_argument: what a layer calls its cache.
+    decoder; cache_argument, index: what a layer calls its cache, and its attention its place;
+    fused: groups of linears with the same input, called in this order (see targets/packed.py).
     """
 
     attention = "sdpa"
@@ -29,7 +30,8 @@ class Family:
     value_linear = "self_attn.v_proj"
     mlp: str | None = "mlp"
     layer_list, final_norm = "layers", "norm"
-    cache_argument = "past_key_values"
+    cache_argument, index = "past_key_values", "layer_idx"
+    fused: tuple[tuple[str, ...], ...] = (attention_linears[:3], mlp_linears[:2])
 
     def __init__(self, model: nn.Module):
         self.config, self.decoder = model.config, model.get_decoder()
@@ -44,10 +46,14 @@ class Family:
         size = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
         return getattr(self.config, "num_key_value_heads", heads), size
 
+    def index_of(self, layer: nn.Module) -> int:
+        """Which layer this one is, or a copy of."""
+        return getattr(layer.get_submodule(self.value_linear.rpartition(".")[0]), self.index)
+
     def window(self, layer: nn.Module) -> int | None:
         """How many positions a row of this layer may look back, its own included; None for all."""
         kinds = getattr(self.config, "layer_types", None)
-        if kinds is not None and kinds[layer.self_attn.layer_idx] != "sliding_attention":
+        if kinds is not None and kinds[self.index_of(layer)] != "sliding_attention":
             return None
         return getattr(self.config, "sliding_window", None)
 
@@ -95,6 +101,7 @@ class OPTFamily(Family):
     attention_linears = tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v", "out"))
     mlp_linears = ("fc1", "fc2")
     mlp = None
+    fused = (attention_linears[:3],)
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden = self.embeddings(ids)
@@ -115,6 +122,7 @@ class GPT2Family(Family):
     mlp_linears = ("mlp.c_fc", "mlp.c_proj")
     value_linear = "attn.c_attn"
     layer_list, final_norm = "h", "ln_f"
+    fused = ()
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return self.embeddings(ids) + self.decoder.wpe(positions)
@@ -126,6 +134,7 @@ class Phi3Family(Family):
     attention_linears = ("self_attn.qkv_proj", "self_attn.o_proj")
     mlp_linears = ("mlp.gate_up_proj", "mlp.down_proj")
     value_linear = "self_attn.qkv_proj"
+    fused = ()
 
 
 class GPTNeoFamily(GPT2Family):
@@ -134,7 +143,8 @@ class GPTNeoFamily(GPT2Family):
 
     attention = "eager"
     attention_linears = tuple(f"attn.attention.{name}_proj" for name in ("q", "k", "v", "out"))
-    value_linear = "attn.attention.v_proj"
+    value_linear, index = "attn.attention.v_proj", "layer_id"
+    fused = (attention_linears[:3],)
 
     def window(self, layer: nn.Module) -> int | None:
         local = layer.attn.attention.attention_type == "local"
@@ -163,6 +173,7 @@ class GPTNeoXFamily(Family):
     mlp_linears = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
     value_linear = "attention.query_key_value"
     final_norm = "final_layer_norm"
+    fused = ()
     cache_argument = "layer_past"
 
     def values_of(self, output: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.targets import quantized
-from slipstream.targets.packed import pack_linears
+from slipstream.targets.packed import fuse_linears, pack_linears
 from slipstream.targets.target import Target
 
 if TYPE_CHECKING:
@@ -44,14 +44,15 @@ def load_target(
 ) -> Target:
     """Open the model and tokenizer called `name`: a shipped model, a folder, or a hub id.
 
-    device: 'auto' takes CUDA if there is any. packed: on the CPU, reorder the weights for small
-    batches (see targets/packed.py). adapter: a PEFT adapter (folder or hub id) to merge into the
-    weights, or to run beside quantised ones. quantization: 'int8' or 'nf4' (bitsandbytes), None for
-    the weights as they are. chat_template: in place of the tokenizer's own. architecture: what the
-    model's config must say; with device 'meta' a model of these sizes is made, without weights and
-    tokenizer. device_map: accelerate's, to spread the layers over devices ('auto', or a device for
-    each module); in place of `device`. tensor_parallel: split every layer over the processes that
-    torchrun started, by transformers' own plan. Raises `InputError` for what cannot be opened.
+    device: 'auto' takes CUDA if there is any. packed: lay the weights out for decoding, on the CPU
+    reordered, on a GPU fused (see targets/packed.py). adapter: a PEFT adapter (folder or hub id) to
+    merge into the weights, or to run beside quantised ones. quantization: 'int8' or 'nf4'
+    (bitsandbytes), None for the weights as they are. chat_template: in place of the tokenizer's
+    own. architecture: what the model's config must say; with device 'meta' a model of these sizes
+    is made, without weights and tokenizer. device_map: accelerate's, to spread the layers over
+    devices ('auto', or a device for each module); in place of `device`. tensor_parallel: split
+    every layer over the processes that torchrun started, by transformers' own plan. Raises
+    `InputError` for what cannot be opened.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -93,6 +94,8 @@ def load_target(
         model.to(device)
     if packed and target.device.type == "cpu" and (not placed or quantization):
         pack_linears(model)
+    if packed and target.device.type == "cuda" and not placed:
+        fuse_linears(target.family.layers, target.family.fused)
     return target
 
 

@@ -1,12 +1,18 @@
-"""CPU linears whose weights oneDNN has reordered once for small batches of rows.
+"""Linears whose weights are laid out for decoding: reordered on a CPU, fused on a GPU.
 
 With ordinary linears a forward of eight rows costs about twice a forward of one; with reordered
 weights it costs about the same, which is what makes verifying several tokens at once pay on a CPU.
 The plain linears are the reference (results differ by rounding, about 2e-6 in float32) and the
 fallback where oneDNN has no such operator.
+
+A GPU reads weights faster in one large product than in several small ones, so linears with the same
+input (query, key and value; gate and up) become one.
 """
 
+from collections.abc import Iterable
+
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 ROWS_TO_OPTIMISE_FOR = 8
@@ -64,10 +70,78 @@ def pack_linears(module: nn.Module) -> int:
     return len(found)
 
 
+class FusedLinear(nn.Module):
+    """One of several frozen linears over the same input, which are called in their order: the first
+    computes all, and the others take their part of it."""
+
+    def __init__(self, product: "_Product", index: int):
+        super().__init__()
+        self.product, self.index = product, index
+        self.out_features, self.in_features = self.weight.shape
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The (out, in) matrix, a part of the large one."""
+        return self.product.weight.split(self.product.sizes)[self.index]
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        bias = self.product.bias
+        return None if bias is None else bias.split(self.product.sizes)[self.index]
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """(..., in) -> (..., out)."""
+        product = self.product
+        if not self.index:
+            found = F.linear(rows, product.weight, product.bias).split(product.sizes, -1)
+            product.later.clear()
+            product.later.extend(found[::-1])
+        return product.later.pop()
+
+
+class _Product(nn.Module):
+    """The weights of several linears; later: what was computed and is still to be taken."""
+
+    def __init__(self, linears: list[nn.Linear]):
+        super().__init__()
+        self.sizes = [linear.out_features for linear in linears]
+        self.later: list[torch.Tensor] = []
+        self.weight = _frozen([linear.weight for linear in linears])
+        biased = linears[0].bias is not None
+        self.bias = _frozen([linear.bias for linear in linears]) if biased else None
+
+
+def _frozen(parts: list[torch.Tensor]) -> nn.Parameter:
+    return nn.Parameter(torch.cat([part.detach() for part in parts]), requires_grad=False)
+
+
+def fuse_linears(layers: Iterable[nn.Module], groups: Iterable[tuple[str, ...]]) -> int:
+    """Let the linears of each group, names inside a layer, be one product in all `layers`; returns
+    how many there are. What is no ordinary frozen linear stays as it is."""
+    products = 0
+    for layer in layers:
+        modules = dict(layer.named_modules())
+        for names in groups:
+            linears = [modules.get(name) for name in names]
+            if all(type(own) is nn.Linear and not own.weight.requires_grad for own in linears) and (
+                len({own.bias is None for own in linears}) == 1
+            ):
+                product, products = _Product(linears), products + 1
+                for index, name in enumerate(names):
+                    layer.set_submodule(name, FusedLinear(product, index))
+    return products
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Whether linears below `module` are parts of larger ones."""
+    return any(isinstance(child, FusedLinear) for child in module.modules())
+
+
 def unpack_linears(module: nn.Module) -> None:
-    """Replace every packed linear below `module` by an ordinary one, bit for bit the same."""
+    """Replace every packed or fused linear below `module` by an ordinary one, bit for bit the
+    same."""
     for name, child in list(module.named_modules()):
-        if name and isinstance(child, PackedLinear):
+        if name and isinstance(child, PackedLinear | FusedLinear):
             module.set_submodule(name, frozen_linear(child.weight, child.bias))
 
 

@@ -83,11 +83,12 @@ class CachedModel:
         return states[range(len(tokens)), [max(0, len(own) - 1) for own in tokens]]
 
 
+@torch.inference_mode()
 def joined(model: Target, first: StepCache, second: StepCache) -> StepCache:
-    """One cache with the sequences of both, large enough for each."""
-    # The capacity of both: what is copied must not lie where it is copied to.
-    capacity = max(first.capacity, second.capacity)
-    count = len(first.lengths) + len(second.lengths)
-    cache = model.new_cache(capacity, count)
+    """A cache with the sequences of both: the first one, where it has room for the others."""
+    cache = first
+    if not first.fits(second):
+        count = len(first.lengths) + len(second.lengths)
+        cache = model.new_cache(max(first.room, second.room), count, instead_of=first)
     cache.take_in(first, second)
     return cache

@@ -5,7 +5,7 @@ Node rows come first; between two layers a `LayerVisitor` may drop some (pruning
 (streams), which is how a drafter takes part in the verifying forward without the engine knowing it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,7 +27,9 @@ class Rows:
     that ends with these rows, its last one, else None. kept: (B, N) which node rows of the forward
     are still there, -1 for padding, None for all; kept_from: the first layer that ran without the
     others. repeats: whether rows of these shapes come in every step, so that their layers may run
-    compiled; acting: what changes how layers treat the stream rows, if anything does.
+    compiled; acting: what changes how layers treat the stream rows, if anything does. readout: what
+    is to be made of the rows after the layers that run next (captured with them, where they are),
+    and outcome: what it made of them, tensors whose first dimension is B.
     """
 
     hidden: torch.Tensor
@@ -41,6 +43,8 @@ class Rows:
     kept_from: int = 0
     repeats: bool = False
     acting: object = None
+    readout: Callable[["Rows"], object] | None = None
+    outcome: object = None
 
     @property
     def num_nodes(self) -> int:
@@ -54,6 +58,10 @@ class Rows:
             return None if self.last is None else self.last[:, None]
         nodes = torch.arange(self.trees.width, device=self.hidden.device)
         return nodes.masked_fill(~self.trees.real, -1)
+
+    def read_out(self) -> None:
+        """Let `readout` make what it does of the rows as they are now."""
+        self.outcome = None if self.readout is None else self.readout(self)
 
     def mask_within(self, window: int | None, committed: int) -> torch.Tensor | None:
         """The mask in layers whose rows look back over `window` positions, their own included.

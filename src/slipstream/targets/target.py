@@ -4,7 +4,7 @@ A forward is: embed the rows, run layers with visitors between them, norm, head.
 verification or sampling.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import chain
 
@@ -72,12 +72,14 @@ class Target:
         """Token ids that end an answer, as `generate` has them."""
         return token_ids(self.model.generation_config.eos_token_id)
 
-    def new_cache(self, capacity: int, batch_size: int = 1, steps: bool = True) -> StepCache:
-        """An empty cache with at least `capacity` slots for every layer; steps: whether decoding
-        steps use it, or a prompt alone."""
-        if self.compiled is not None and steps:
-            return self.compiled.new_cache(self._allocate, capacity, batch_size)
-        return self._allocate(capacity, batch_size)
+    def new_cache(
+        self, capacity: int, batch_size: int = 1, instead_of: StepCache | None = None
+    ) -> StepCache:
+        """An empty cache with at least `capacity` slots for every layer; instead_of: another one,
+        whose sequences go on in it."""
+        if self.compiled is None:
+            return self._allocate(capacity, batch_size)
+        return self.compiled.new_cache(self._allocate, capacity, batch_size, instead_of)
 
     def _allocate(self, capacity: int, batch_size: int, granularity: int = 1) -> StepCache:
         heads, size = self.family.cache_shape
@@ -102,17 +104,23 @@ class Target:
     def run_modules(
         self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache | None
     ) -> Rows:
-        """Run decoder layers of the target's architecture; replaces `rows.hidden`."""
-        if not len(modules):
-            return rows
-        with our_attention(self.model.config):
-            if self.compiled and isinstance(cache, StepCache) and rows.mask is not None:
-                rows.hidden = self.compiled(modules, rows, cache)
-                return rows
-            return self.run_each(modules, rows, cache)
+        """Run decoder layers of the target's architecture, and `rows.readout`; replaces
+        `rows.hidden` and `rows.outcome`."""
+        device, compiled = rows.hidden.device, isinstance(cache, StepCache) and self.compiled
+        if len(modules):
+            with our_attention(self.model.config):
+                if compiled and rows.mask is not None:
+                    return compiled(modules, rows, cache)
+                self.run_each(modules, rows, cache, self.family.run_layer)
+        # With a device map the layers may have left them elsewhere.
+        rows.hidden = rows.hidden.to(device)
+        rows.read_out()
+        return rows
 
-    def run_each(self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache | None) -> Rows:
-        """The layers one by one, within `our_attention`: what is compiled, and its reference."""
+    def run_each(
+        self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache | None, run_layer: Callable
+    ) -> None:
+        """The layers one by one, within `our_attention`, each by `run_layer` (as a family's)."""
         family, masks = self.family, {}
         rotary = family.rotary(rows.hidden, rows.positions)
         if rows.mask is not None:
@@ -123,10 +131,9 @@ class Target:
             window = family.window(module)
             if window not in masks:
                 masks[window] = rows.mask_within(window, committed)
-            rows.hidden = family.run_layer(
+            rows.hidden = run_layer(
                 module, rows.hidden, masks[window], rows.positions, rotary, cache
             )
-        return rows
 
     def forward(
         self,
@@ -138,22 +145,21 @@ class Target:
         trees: Trees | None = None,
         last: torch.Tensor | None = None,
         repeats: bool = False,
+        readout: Callable[[Rows], object] | None = None,
     ) -> Rows:
         """All layers over the rows; the result's hidden states are before the final norm.
 
-        Visitors of one layer come in the order given. trees, last, repeats: as in `Rows`.
+        Visitors of one layer come in the order given. trees, last, repeats: as in `Rows`; readout:
+        after the last layer.
         """
         rows, done = self.embed(ids, positions, mask), 0
         rows.trees, rows.last, rows.repeats = trees, last, repeats
         with ExitStack() as visits:
             for visitor in sorted(visitors, key=lambda visitor: visitor.layer):
                 rows = self.run_layers(range(done, visitor.layer), rows, cache)
-                # With a device map the layers below may have left them elsewhere.
-                rows.hidden = rows.hidden.to(ids.device)
                 rows, done = visits.enter_context(visitor.visit(rows)), visitor.layer
-            rows = self.run_layers(range(done, self.num_layers), rows, cache)
-            rows.hidden = rows.hidden.to(ids.device)
-            return rows
+            rows.readout = readout
+            return self.run_layers(range(done, self.num_layers), rows, cache)
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """What stands between the layers and the LM head: (..., D) -> (..., width that the head
@@ -167,6 +173,10 @@ class Target:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and LM head: (..., D) -> (..., V)."""
         return self.logits_of_normed(self.norm(hidden))
+
+    def node_logits(self, rows: Rows) -> torch.Tensor:
+        """(B, N, V) after the N node rows: a `readout`."""
+        return self.logits(rows.hidden[:, : rows.num_nodes])
 
     def logits_of_normed(self, normed: torch.Tensor) -> torch.Tensor:
         """LM head alone, of what `norm` returned -> (..., V)."""

@@ -14,7 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from slipstream.targets.packed import frozen_linear, is_packed, matrix_of, pack_linears
+from slipstream.targets.packed import (
+    frozen_linear,
+    fuse_linears,
+    is_fused,
+    is_packed,
+    matrix_of,
+    pack_linears,
+)
 from slipstream.targets.rows import Rows
 from slipstream.targets.target import Target, device_of
 
@@ -96,6 +103,8 @@ class StreamAdapters(nn.Module):
                     layer.set_submodule(name, _merged(layer.get_submodule(name), adapter))
             if is_packed(original):
                 pack_linears(layer)
+            if is_fused(original):
+                fuse_linears([layer], target.family.fused)
             layers.append(layer)
         return layers.requires_grad_(False)
 
