@@ -12,7 +12,7 @@ import torch
 
 from slipstream.core.cache import StepCache
 from slipstream.core.clock import Clock
-from slipstream.core.sampling import Sampling
+from slipstream.core.sampling import Sampling, likeliest
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
 from slipstream.decoding.answer import Answer, Generation, Run
@@ -111,7 +111,7 @@ class Batch:
     def choose(self, logits: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
         """(B, M, V) logits -> (B, M) tokens; depths: (B, M), how far beyond the answers so far."""
         if self.greedy:
-            return logits.argmax(-1)
+            return likeliest(logits)
         points = self.points(self.decide, depths)
         return self._by_sampling(
             logits, lambda sampling, own: sampling.choose(logits[own], points[own])
