@@ -14,9 +14,9 @@ from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core import transfer
 from slipstream.core.sampling import Sampling
+from slipstream.decoding import engine as engine_file
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
-from slipstream.decoding.request import Batch
 from slipstream.drafters import base
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
@@ -101,9 +101,9 @@ def test_logits_that_cross_are_noticed(monkeypatch, target):
     engine = Engine(target, drafters(target)["prompt lookup"], Sampling(), Limits(200), BUDGET)
     engine.start([engine.request(PROMPTS[0])])
     traffic = Traffic(monkeypatch)
-    choose = Batch.choose
+    choose = engine_file.choose
     monkeypatch.setattr(
-        Batch, "choose", lambda batch, logits, depths: choose(batch, logits.cpu(), depths)
+        engine_file, "choose", lambda samplings, logits: choose(samplings, logits.cpu())
     )
     engine.step()
     assert traffic.bytes > MOST_BYTES

@@ -8,9 +8,11 @@ eager layers are the reference; prompts, pruned rows and training always run eag
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
@@ -125,6 +127,15 @@ class CompiledLayers:
             self._graphs[key] = _Graph(lambda *given: span(modules, layers, *given), inputs, kept)
         return self._graphs[key](inputs)
 
+    def replayed(self, run: Callable, settings: tuple, *inputs: torch.Tensor):
+        """`run(*settings, *inputs)`, tensors or tuples of them that depend on nothing else."""
+        if not self.replays:
+            return run(*settings, *inputs)
+        key = run, settings, tuple(given.shape for given in inputs)
+        if key not in self._graphs:
+            self._graphs[key] = _Graph(partial(run, *settings), inputs, key)
+        return self._graphs[key](inputs)
+
     def _span(self, modules, layers, hidden, positions, mask) -> torch.Tensor:
         rows = Rows(hidden, positions, mask)
         slots = _Slots(layers, mask.shape[-1] - hidden.shape[1])
@@ -173,7 +184,6 @@ class _Graph:
             self._output = run(*self._inputs)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        for own, given in zip(self._inputs, inputs, strict=True):
-            own.copy_(given)
+        torch._foreach_copy_(self._inputs, list(inputs))
         self._graph.replay()
-        return self._output.clone()
+        return tree_map_only(torch.Tensor, torch.clone, self._output)
