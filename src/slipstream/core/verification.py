@@ -51,7 +51,9 @@ def decided(
     """
     places = torch.arange(paths.shape[1], device=paths.device)
     tokens = trees.tokens.gather(1, paths).masked_fill_(places >= counts[:, None], -1)
-    return F.pad(tokens, (0, 1), value=-1).scatter_(1, counts[:, None], following[:, None])[:, 1:]
+    # Replayed for fewer sequences, rows that belong to none may hold anything.
+    end = counts[:, None].clamp(max=paths.shape[1])
+    return F.pad(tokens, (0, 1), value=-1).scatter_(1, end, following[:, None])[:, 1:]
 
 
 def compared(trees: Trees, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

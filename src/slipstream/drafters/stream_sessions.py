@@ -210,21 +210,55 @@ class Pruning:
         if rows.trees is not None and len(rows.trees) == 1:
             width = rows.trees.width
             cap = min(self.cap or (width if self.counts else -(-width // 2)), width)
-            counts = self.counts and self.threshold > 0 and cap == width
-            if cap < width or counts:
+            if cap < width:
+                self._keep(rows, cap)
+            elif self.counts and self.threshold > 0:
                 nodes = survivors(rows.trees, self.transitions(rows), self.threshold, cap)
-                if counts:
-                    nodes, rows.repeats = nodes[:, : int((nodes >= 0).sum())], False
-                if nodes.shape[1] < width:
-                    rows.keep(nodes, self.layer)
+                count, rows.repeats = int((nodes >= 0).sum()), False
+                if count < width:
+                    rows.keep(nodes[:, :count], self.layer)
         yield rows
 
+    def _keep(self, rows: Rows, count: int) -> None:
+        """Let `count` nodes go on, padding among them."""
+        depth, streams = rows.trees.depth, rows.num_stream_rows // rows.num_nodes
+        run = self.target.replayed if rows.repeats else once
+        settings = self.speculator, self.target, self.threshold, count, depth, rows.num_stream_rows
+        positions = rows.positions.expand(len(rows.hidden), -1)
+        found = run(_pruned, settings, rows.hidden, positions, rows.mask, *rows.trees.columns)
+        rows.kept, rows.hidden, rows.positions, rows.mask, owners, *columns = found
+        rows.trees, rows.kept_from = Trees.known(columns, depth), self.layer
+        rows.num_stream_rows, rows.owners = streams * count, owners if streams else None
+
     def transitions(self, rows: Rows) -> torch.Tensor:
-        """(B, N) probabilities of each node given its parent, from the states at this layer."""
-        trees = rows.trees
-        logits = self.speculator.early_exit_logits(self.target, rows.hidden[:, : trees.width])
-        each = torch.arange(len(trees), device=logits.device)[:, None]
-        return logits.float().softmax(-1)[each, trees.parents.clamp(min=0), trees.tokens]
+        return _transitions(self.speculator, self.target, rows)
+
+
+def _transitions(speculator: StreamingSpeculator, target: Target, rows: Rows) -> torch.Tensor:
+    """(B, N) probabilities of each node given its parent, from the states at the pruning layer."""
+    trees = rows.trees
+    logits = speculator.early_exit_logits(target, rows.hidden[:, : trees.width])
+    each = torch.arange(len(trees), device=logits.device)[:, None]
+    return logits.float().softmax(-1)[each, trees.parents_or_root, trees.tokens]
+
+
+def _pruned(
+    speculator: StreamingSpeculator,
+    target: Target,
+    threshold: float,
+    count: int,
+    depth: int,
+    num_stream_rows: int,
+    *given: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Nodes that stay, and what is left of rows: hidden states, positions, mask, owners of streams,
+    columns of the trees. given: the first three and the columns as they are."""
+    hidden, positions, mask, *columns = given
+    rows = Rows(hidden, positions, mask, num_stream_rows, trees=Trees.known(columns, depth))
+    nodes = survivors(rows.trees, _transitions(speculator, target, rows), threshold, count)
+    rows.keep(nodes, speculator.pruning_layer)
+    owners = torch.arange(count, device=nodes.device).expand_as(nodes)
+    return nodes, rows.hidden, rows.positions, rows.mask, owners, *rows.trees.columns
 
 
 def _pruning(streams, speculator: StreamingSpeculator) -> list[Pruning]:
