@@ -24,7 +24,8 @@ from slipstream.targets.rows import HiddenTap, Rows
 from slipstream.targets.target import Target, once
 
 TEXT_ROOM = 256
-"""Texts are padded to multiples of so many tokens."""
+"""Texts are padded to multiples of so many tokens where steps are replayed, so that these have few
+shapes; elsewhere they are as long as they must be."""
 
 
 class StreamSettings(Protocol):
@@ -54,7 +55,7 @@ class StreamSession(Session):
     ):
         self.streams, self.speculator, self.target = streams, speculator, streams.target
         self.most_children = max(1, budget - 1)
-        self.texts = None
+        self.texts, self.multiple = None, TEXT_ROOM if self.target.compiled else 1
         if speculator.copying is not None:
             self.texts = _texts([request.tokens for request in requests], self.target.device)
         self.lengths = None
@@ -94,7 +95,7 @@ class StreamSession(Session):
         decided = verified.decided
         missing = max(len(request.tokens) for request in verified.requests) + decided.shape[1]
         if missing > self.texts.shape[1]:
-            self.texts = _wider(self.texts, missing)
+            self.texts = _wider(self.texts, -(-missing // self.multiple) * self.multiple)
         first = verified.cache.ends + 1 - verified.counts
         places = first[:, None] + torch.arange(decided.shape[1], device=decided.device)
         self.texts = self.texts.scatter(1, places, decided)
@@ -272,11 +273,9 @@ def _pruning(streams, speculator: StreamingSpeculator) -> list[Pruning]:
 def _texts(texts: list[list[int]], device: torch.device) -> torch.Tensor:
     """(B, T), padded with -1."""
     longest = max(map(len, texts))
-    padded = on_device([text + [-1] * (longest - len(text)) for text in texts], device)
-    return _wider(padded, longest)
+    return on_device([text + [-1] * (longest - len(text)) for text in texts], device)
 
 
 def _wider(texts: torch.Tensor, width: int) -> torch.Tensor:
-    """(B, T) texts with room for so many tokens, or a few more: few widths occur."""
-    width = -(-width // TEXT_ROOM) * TEXT_ROOM
+    """(B, T) texts with room for so many tokens."""
     return F.pad(texts, (0, width - texts.shape[1]), value=-1)
