@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.sampling import Chance, Sampling, draw
+from slipstream.core.sampling import BLOCK, Chance, Sampling, draw, likeliest
 
 
 def reference(
@@ -139,3 +139,36 @@ def test_greedy_sampling_chooses_the_likeliest_token():
     assert Sampling().distribution(logits).tolist() == [[0.0, 1.0, 0.0]]
     number = torch.tensor([0.0], dtype=torch.float64)
     assert Sampling(1.0).choose(logits, number).tolist() == [0]
+
+
+SIZES = 3, BLOCK - 1, BLOCK, BLOCK + 1, 10 * BLOCK + 7
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_blocks_find_what_one_pass_over_the_vocabulary_finds(size, dtype):
+    """In bfloat16 many tokens are equally probable."""
+    random = torch.Generator().manual_seed(size)
+    logits = torch.randn(2, 20, size, generator=random, dtype=torch.float64).to(dtype)
+    points = torch.rand(2, 20, generator=random, dtype=torch.float64)
+    assert torch.equal(likeliest(logits), logits.argmax(-1))
+    probabilities = Sampling(0.7).probabilities(logits)
+    sums = probabilities.double().cumsum(-1)
+    found = torch.searchsorted(sums, (points * sums[..., -1])[..., None], right=True)[..., 0]
+    assert torch.equal(draw(probabilities, points), found)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.95, 1 - 1e-12])
+def test_the_nucleus_is_that_of_sorted_probabilities(size, dtype, top_p):
+    random = torch.Generator().manual_seed(size)
+    logits = torch.randn(2, 5, size, generator=random, dtype=torch.float64).to(dtype)
+    probabilities = Sampling(1.0).probabilities(logits)
+    ordered, order = probabilities.sort(descending=True, stable=True)
+    masses = ordered.double().cumsum(-1)
+    inside = masses - ordered < top_p
+    kept = torch.zeros_like(inside).scatter(-1, order, inside)
+    expected = probabilities * kept / (probabilities * kept).sum(-1, keepdim=True)
+    found = Sampling(1.0, top_p=top_p).probabilities(logits)
+    assert torch.allclose(found, expected, rtol=1e-6, atol=0 if top_p < 0.99 else 1e-9)

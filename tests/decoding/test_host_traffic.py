@@ -14,12 +14,13 @@ from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core import transfer
 from slipstream.core.sampling import Sampling
+from slipstream.decoding import engine as engine_file
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
-from slipstream.decoding.request import Batch
 from slipstream.drafters import base
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
+from slipstream.targets.rows import Rows
 
 VOCABULARY, BUDGET, STEPS = 128_000, 64, 4
 MOST_BYTES = 16 * 1024
@@ -31,7 +32,7 @@ class Traffic:
     """Bytes that were read, and how often was waited; what was brought once costs nothing more."""
 
     def __init__(self, monkeypatch):
-        self.bytes = self.waits = 0
+        self.bytes = self.waits = self.reads = 0
         self.brought: set[int] = set()
         self.kept: list[torch.Tensor] = []
         for name in READING:
@@ -55,6 +56,7 @@ class Traffic:
         return copies
 
     def _count(self, tensor: torch.Tensor) -> None:
+        self.reads += 1
         self.bytes += tensor.numel() * tensor.element_size()
 
 
@@ -97,13 +99,34 @@ def test_few_bytes_cross_and_a_step_waits_once(monkeypatch, target, name, temper
     assert traffic.waits == STEPS
 
 
+@pytest.mark.parametrize("schedule", ["fused", "deferred"])
+@pytest.mark.parametrize(("threshold", "cap", "kept"), [(0.01, 6, 6), (0.01, None, BUDGET // 2)])
+def test_a_pruned_step_keeps_a_fixed_number_of_rows_and_waits_once(
+    monkeypatch, target, schedule, threshold, cap, kept
+):
+    """A batch is not pruned, so one request; as where the host would have to wait."""
+    drafter = Streaming(tiny_speculator(target), schedule, 4, threshold, cap)
+    engine = Engine(target, drafter, Sampling(), Limits(200), BUDGET)
+    engine.start([engine.request(PROMPTS[0])])
+    engine.running.session.visitors[0].counts = False
+    widths, keep = [], Rows.keep
+    monkeypatch.setattr(Rows, "keep", lambda *given: widths.append(given[1].shape) or keep(*given))
+    engine.step()  # the first tree may be small
+    traffic = Traffic(monkeypatch)
+    widths.clear()
+    for _ in range(STEPS):
+        engine.step()
+    assert widths == [(1, kept)] * STEPS
+    assert (traffic.waits, traffic.reads) == (STEPS, 0)
+
+
 def test_logits_that_cross_are_noticed(monkeypatch, target):
     engine = Engine(target, drafters(target)["prompt lookup"], Sampling(), Limits(200), BUDGET)
     engine.start([engine.request(PROMPTS[0])])
     traffic = Traffic(monkeypatch)
-    choose = Batch.choose
+    choose = engine_file.choose
     monkeypatch.setattr(
-        Batch, "choose", lambda batch, logits, depths: choose(batch, logits.cpu(), depths)
+        engine_file, "choose", lambda samplings, logits: choose(samplings, logits.cpu())
     )
     engine.step()
     assert traffic.bytes > MOST_BYTES

@@ -193,6 +193,7 @@ def decided(*next_tokens: int) -> Verified:
     none = dict(cache=None, rows=None, logits=None, requests=requests_of(len(tokens)))
     return Verified(
         trees=roots, paths=zeros[:, None], counts=zeros + 1, last=zeros, next_tokens=tokens,
+        decided=tokens[:, None],
         room=zeros + 9, most_room=9, **none,
     )  # fmt: skip
 

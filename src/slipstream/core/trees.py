@@ -62,12 +62,23 @@ class Trees:
             for draft in drafts
         ]
         confidences = [draft.confidences + [0.0] * (width - len(draft)) for draft in drafts]
-        device = torch.device(device)
+        device, depth = torch.device(device), max(max(own[-1]) for own in numbers)
         tokens, parents, depths = on_device(numbers, device).unbind(1)
-        depth = max(max(own[-1]) for own in numbers)
         trees = cls(tokens, parents, on_device(confidences, device), depth)
         trees.depths = depths
         return trees
+
+    @classmethod
+    def known(cls, columns: Sequence[torch.Tensor], depth: int) -> "Trees":
+        """Trees of `columns`."""
+        trees = cls(*columns[:3], depth)
+        trees.depths, trees.ancestors = columns[3:]
+        return trees
+
+    @property
+    def columns(self) -> tuple[torch.Tensor, ...]:
+        """Tokens, parents, confidences, depths and ancestors."""
+        return self.tokens, self.parents, self.confidences, self.depths, self.ancestors
 
     @classmethod
     def roots(cls, tokens: torch.Tensor) -> "Trees":
@@ -104,11 +115,10 @@ class Trees:
     @cached_property
     def ancestors(self) -> torch.Tensor:
         """(B, N, N) bool: entry [b, i, j] is True where j is i or an ancestor of i."""
-        nodes = torch.arange(self.width, device=self.tokens.device)
+        nodes, each = (torch.arange(n, device=self.tokens.device) for n in self.tokens.shape[::-1])
         found = (nodes[:, None] == nodes).expand(len(self), -1, -1)
-        each = torch.arange(len(self), device=self.tokens.device)[:, None]
         for jump in self._jumps:
-            found = found | found[each, jump]
+            found = found | found[each[:, None], jump]
         return found
 
     @cached_property
@@ -133,7 +143,7 @@ class Trees:
     def padded(self, width: int) -> "Trees":
         """The trees with padding up to `width` nodes."""
         missing = (0, width - self.width)
-        if missing[1] <= 0:
+        if width <= self.width:
             return self
         return Trees(
             F.pad(self.tokens, missing),
@@ -174,12 +184,11 @@ class Trees:
 
     def only(self, batch: list[int]) -> "Trees":
         """These trees of the batch."""
-        index = on_device(batch, self.tokens.device)
-        drawn = self.drawn
+        index, drawn = on_device(batch, self.tokens.device), self.drawn
         if drawn is not None:
             drawn = replace(drawn, probabilities=drawn.probabilities[index])
-        columns = self.tokens[index], self.parents[index], self.confidences[index]
-        return Trees(*columns, self.depth, drawn)
+        tokens, parents = self.tokens[index], self.parents[index]
+        return Trees(tokens, parents, self.confidences[index], self.depth, drawn)
 
     def join(self, other: "Trees") -> "Trees":
         """One batch of these trees and `other`."""

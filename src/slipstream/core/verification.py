@@ -23,9 +23,8 @@ def follow(trees: Trees, choices: torch.Tensor) -> torch.Tensor:
     >>> follow(Trees.of([Draft([7, 1, 2], [-1, 0, 0])]), torch.tensor([[2, 5, 9]])).tolist()
     [2]
     """
-    agrees = trees.tokens == choices.gather(1, trees.parents.clamp(min=0))
-    agrees &= trees.parents >= 0
-    agrees[:, 0] = True
+    agrees = trees.tokens == choices.gather(1, trees.parents_or_root)
+    agrees = (agrees & (trees.parents >= 0)) | (trees.depths == 0)
     return (trees.along(agrees) * (trees.depths + 1)).argmax(-1)
 
 
@@ -36,6 +35,25 @@ def paths_to(trees: Trees, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     on_path = trees.ancestors.gather(1, rows)[:, 0]
     paths = on_path.byte().argsort(dim=-1, descending=True, stable=True)
     return paths[:, : trees.depth + 1], on_path.sum(-1)
+
+
+def decided(
+    trees: Trees, paths: torch.Tensor, counts: torch.Tensor, following: torch.Tensor
+) -> torch.Tensor:
+    """(B, P + 1): the tokens of the (B, P) paths, of which (B,) counts are nodes, after the roots,
+    and the (B,) following ones; padded with -1.
+
+    >>> from slipstream.core.drafts import Draft
+    >>> paths, counts = torch.tensor([[0, 2, 1]]), torch.tensor([2])
+    >>> trees = Trees.of([Draft([7, 1, 2], [-1, 0, 0])])
+    >>> decided(trees, paths, counts, torch.tensor([9])).tolist()
+    [[2, 9, -1]]
+    """
+    places = torch.arange(paths.shape[1], device=paths.device)
+    tokens = trees.tokens.gather(1, paths).masked_fill_(places >= counts[:, None], -1)
+    # Replayed for fewer sequences, rows that belong to none may hold anything.
+    end = counts[:, None].clamp(max=paths.shape[1])
+    return F.pad(tokens, (0, 1), value=-1).scatter_(1, end, following[:, None])[:, 1:]
 
 
 def compared(trees: Trees, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,7 +15,7 @@ from slipstream.core.sampling import Chance, Sampling
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
 from slipstream.decoding.answer import Answer, Generation, Limits, TokenCallback
-from slipstream.decoding.request import Answering, Batch
+from slipstream.decoding.request import Answering, Batch, choose
 from slipstream.drafters.base import Verified
 from slipstream.targets.reading import joined, read_on
 from slipstream.targets.rows import LayerVisitor, Rows
@@ -140,7 +140,8 @@ class Decoder(ABC):
             rows = read_on(target, parts[-1], batch.cache, self._visitors(batch), last)
             each = torch.arange(len(last), device=last.device)
             logits = target.logits(rows.hidden[each, last])
-            tokens = batch.choose(logits[:, None], torch.zeros_like(last)[:, None])[:, 0]
+            points = batch.deciding(torch.zeros_like(last)[:, None])
+            tokens = choose(batch.samplings, logits[:, None], *points)[:, 0]
             verified = _of_prompts(batch, rows, parts[-1], last, tokens)
             self._decided(batch, verified)
 
@@ -197,6 +198,7 @@ def _of_prompts(
         torch.ones_like(last),
         last,
         tokens,
+        tokens[:, None],
         batch.room - 1,
         max(request.room for request in batch.requests) - 1,
         partial(batch.clock.share, "prefill"),

@@ -11,14 +11,15 @@ import torch
 from slipstream.core.errors import InputError
 from slipstream.core.masks import tree_mask
 from slipstream.core.sampling import Sampling
-from slipstream.core.verification import follow, keep_or_reject, paths_to
+from slipstream.core.trees import Trees
+from slipstream.core.verification import decided, follow, keep_or_reject, paths_to
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
-from slipstream.decoding.request import Answering, Batch
+from slipstream.decoding.request import Answering, Batch, choose
 from slipstream.drafters.base import Attached, Drafter, Session, Verified
 from slipstream.targets.compiled import compile_like
 from slipstream.targets.rows import LayerVisitor, Rows
-from slipstream.targets.target import Target
+from slipstream.targets.target import Target, once
 
 
 class Engine(Decoder):
@@ -70,12 +71,15 @@ class Engine(Decoder):
         cache, trees = batch.cache, batch.trees
         if self.target.compiled is not None:
             trees = batch.trees = trees.padded(self.budget)
-        # Nodes beyond the context's end (lookahead branches may be) are never emitted.
-        positions = (trees.depths + cache.ends[:, None]).clamp(max=self.target.max_positions - 1)
+        level = cache.level and self.target.compiled is None
+        settings = trees.depth, cache.slots, level, self.target.max_positions
+        given = trees.tokens, trees.parents, trees.confidences, cache.ends
+        found = self.target.replayed(_placed, settings, *given)
+        trees.depths, trees.ancestors, positions, mask = found
         return self.target.forward(
             trees.tokens,
             positions,
-            tree_mask(trees.ancestors, cache.slots, cache.sees()),
+            mask,
             cache,
             batch.session.visitors,
             trees=trees,
@@ -87,27 +91,25 @@ class Engine(Decoder):
         """Accepted paths and next tokens."""
         trees, logits = rows.trees, rows.outcome
         if trees.drawn is None or batch.greedy:
-            choices = batch.choose(logits, trees.depths)
-            last = follow(trees, choices)
-            tokens = choices.gather(1, last[:, None])[:, 0]
+            given = *trees.columns, batch.room, logits, *batch.deciding(trees.depths)
+            settings = batch.samplings, trees.depth
+            # Pruned rows without a cap differ in number from step to step.
+            run = self.target.replayed if rows.repeats else once
+            found = run(_followed, settings, *given)
         else:
             depths = torch.arange(trees.depth + 1, device=trees.tokens.device)
             depths = depths.expand(len(trees), -1)
             accept = batch.points(batch.keep, depths)[..., None]
             decide = batch.points(batch.decide, depths)
             last, tokens = keep_or_reject(trees, batch.probabilities(logits), accept, decide)
-        paths, counts = paths_to(trees, last)
+            found = _outcome(trees, last, tokens, batch.room)
         return Verified(
             batch.requests,
             batch.cache,
             trees,
             rows,
             logits,
-            paths,
-            counts,
-            last,
-            tokens,
-            batch.room - counts,
+            *found,
             max(request.room for request in batch.requests) - 1,
             partial(batch.clock.share, "verify"),
         )
@@ -115,3 +117,38 @@ class Engine(Decoder):
     def _draft(self, batch: Batch, verified: Verified) -> None:
         batch.session.ask(verified)
         batch.trees = batch.session.draft(verified, self.budget)
+
+
+# Parts of a step between the layers: functions of tensors alone, so that they may be replayed.
+
+
+def _placed(
+    depth: int, slots: int, level: bool, max_positions: int, *given: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Depths, ancestors, positions and mask of trees. given: their tokens, parents, confidences,
+    and the ends of what is committed; level: whether these are all at `slots`."""
+    *trees, ends = given
+    trees = Trees(*trees, depth)
+    # Nodes beyond the context's end (lookahead branches may be) are never emitted.
+    positions = (trees.depths + ends[:, None]).clamp(max=max_positions - 1)
+    mask = tree_mask(trees.ancestors, slots, None if level else ends)
+    return trees.depths, trees.ancestors, positions, mask
+
+
+def _followed(
+    samplings: tuple[Sampling, ...], depth: int, *given: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """`_outcome` of trees that are followed. given: their columns, the room, the logits after the
+    nodes and, unless all requests are greedy, the numbers that decide."""
+    *columns, room, logits = given[:7]
+    trees, choices = Trees.known(columns, depth), choose(samplings, logits, *given[7:])
+    last = follow(trees, choices)
+    return _outcome(trees, last, choices.gather(1, last[:, None])[:, 0], room)
+
+
+def _outcome(
+    trees: Trees, last: torch.Tensor, tokens: torch.Tensor, room: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Paths, counts, last nodes, next tokens, decided tokens and the room left of `Verified`."""
+    paths, counts = paths_to(trees, last)
+    return paths, counts, last, tokens, decided(trees, paths, counts, tokens), room - counts

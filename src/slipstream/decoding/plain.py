@@ -9,7 +9,7 @@ from slipstream.core.masks import tree_mask
 from slipstream.core.transfer import on_host
 from slipstream.core.trees import Trees
 from slipstream.decoding.decoder import Decoder
-from slipstream.decoding.request import Batch
+from slipstream.decoding.request import Batch, choose
 from slipstream.drafters.base import Verified
 
 
@@ -28,7 +28,8 @@ class PlainDecoder(Decoder):
                 mask = tree_mask(own, cache.slots, cache.sees())
             way = dict(repeats=True, readout=target.node_logits)
             rows = target.forward(ids, cache.ends[:, None], mask, cache, **way)
-            tokens = batch.choose(rows.outcome, torch.zeros_like(ids))
+            points = batch.deciding(torch.zeros_like(ids))
+            tokens = choose(batch.samplings, rows.outcome, *points)
             cache.commit_first([1] * len(ids))
             batch.room, batch.trees = batch.room - 1, Trees.roots(tokens[:, 0])
             decided = on_host(tokens)[0].tolist()

@@ -12,7 +12,7 @@ import torch
 
 from slipstream.core.cache import StepCache
 from slipstream.core.clock import Clock
-from slipstream.core.sampling import Sampling
+from slipstream.core.sampling import Sampling, likeliest
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
 from slipstream.decoding.answer import Answer, Generation, Run
@@ -89,10 +89,8 @@ class Batch:
     def _take(self, requests: list[Answering]) -> None:
         self.requests, device = requests, self.cache.ends.device
         self.room = on_device([request.room for request in requests], device)
-        self.groups: dict[Sampling, list[int]] = {}
-        for place, request in enumerate(requests):
-            self.groups.setdefault(request.sampling, []).append(place)
-        self.greedy = all(sampling.greedy for sampling in self.groups)
+        self.samplings = tuple(request.sampling for request in requests)
+        self.greedy = all(sampling.greedy for sampling in self.samplings)
         if not self.greedy:
             sizes = [request.answer.room for request in requests]
             self.sizes = on_device(sizes, device)
@@ -108,29 +106,17 @@ class Batch:
         places = (self.sizes - self.room)[:, None] + depths
         return numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))
 
-    def choose(self, logits: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
-        """(B, M, V) logits -> (B, M) tokens; depths: (B, M), how far beyond the answers so far."""
-        if self.greedy:
-            return logits.argmax(-1)
-        points = self.points(self.decide, depths)
-        return self._by_sampling(
-            logits, lambda sampling, own: sampling.choose(logits[own], points[own])
-        )
+    def deciding(self, depths: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What `choose` needs to draw tokens (B, M) places behind the answers so far: their uniform
+        numbers, unless all requests are greedy."""
+        return () if self.greedy else (self.points(self.decide, depths),)
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """(B, M, V) logits -> the distributions that tokens are drawn from; of greedy requests all
         probability is the likeliest token's."""
-        return self._by_sampling(logits, lambda sampling, own: sampling.distribution(logits[own]))
-
-    def _by_sampling(
-        self, logits: torch.Tensor, of: Callable[[Sampling, object], torch.Tensor]
-    ) -> torch.Tensor:
-        """What `of` finds for all requests of one sampling, in the order of the requests."""
-        if len(self.groups) == 1:
-            return of(next(iter(self.groups)), slice(None))
-        parts = [of(sampling, own) for sampling, own in self.groups.items()]
-        order = [place for own in self.groups.values() for place in own]
-        return torch.cat(parts)[on_device(order, logits.device).argsort()]
+        return _by_sampling(
+            self.samplings, lambda sampling, own: sampling.distribution(logits[own])
+        )
 
     def leave(self) -> None:
         """Let the finished requests go."""
@@ -165,3 +151,27 @@ class Batch:
             for name, spent in self.clock.seconds.items():
                 own = (spent - before.get(name, 0.0)) / len(requests)
                 request.shares[name] = request.shares.get(name, 0.0) + own
+
+
+def choose(
+    samplings: tuple[Sampling, ...], logits: torch.Tensor, points: torch.Tensor | None = None
+) -> torch.Tensor:
+    """(B, M, V) logits of requests with these settings -> (B, M) tokens; points: (B, M) uniform
+    numbers, None where all are greedy."""
+    if points is None:
+        return likeliest(logits)
+    return _by_sampling(samplings, lambda sampling, own: sampling.choose(logits[own], points[own]))
+
+
+def _by_sampling(
+    samplings: tuple[Sampling, ...], of: Callable[[Sampling, object], torch.Tensor]
+) -> torch.Tensor:
+    """What `of` finds for all requests of one sampling, in the order of the requests."""
+    groups: dict[Sampling, list[int]] = {}
+    for place, sampling in enumerate(samplings):
+        groups.setdefault(sampling, []).append(place)
+    if len(groups) == 1:
+        return of(samplings[0], slice(None))
+    parts = [of(sampling, own) for sampling, own in groups.items()]
+    order = torch.tensor([place for own in groups.values() for place in own]).argsort()
+    return torch.cat(parts)[on_device(order, parts[0].device)]

@@ -48,8 +48,9 @@ class Verified:
     cache: the target's; trees: as verified (pruned nodes gone), of a prompt the chain of its last
     tokens; rows: of the forward; logits: (B, N, V) after the nodes, None for a prompt; paths: (B,
     P) accepted nodes, the root first, padded with any; counts: (B,) how many they are; last: (B,)
-    the last of them; next_tokens: (B,) what follows, the roots of the next trees; room: (B,) how
-    many more tokens the answers may have, and at most `most_room`; wait: the context of the step's
+    the last of them; next_tokens: (B,) what follows, the roots of the next trees; decided: (B, P +
+    1), the accepted tokens after the roots and the next ones, padded with -1; room: (B,) how many
+    more tokens the answers may have, and at most `most_room`; wait: the context of the step's
     one wait.
     """
 
@@ -62,6 +63,7 @@ class Verified:
     counts: torch.Tensor
     last: torch.Tensor
     next_tokens: torch.Tensor
+    decided: torch.Tensor
     room: torch.Tensor
     most_room: int
     wait: Callable[[], AbstractContextManager] = nullcontext
@@ -78,15 +80,6 @@ class Verified:
         """(B,) 0, 1, 2 and so on: with `last`, the place of the last accepted nodes."""
         return torch.arange(len(self.last), device=self.last.device)
 
-    def decided(self) -> torch.Tensor:
-        """(B, P + 1): the accepted tokens after the roots and the next ones, padded with -1."""
-        places = torch.arange(self.paths.shape[1], device=self.paths.device)
-        tokens = self.trees.tokens.gather(1, self.paths)
-        tokens = tokens.masked_fill(places >= self.counts[:, None], -1)
-        following = self.next_tokens[:, None]
-        tokens = torch.cat([tokens, torch.full_like(following, -1)], 1)
-        return tokens.scatter(1, self.counts[:, None], following)[:, 1:]
-
     def bring(self, *tensors: torch.Tensor) -> "Brought":
         """Let the step's one transfer bring these to the host, too."""
         if self._decided is not None:
@@ -101,7 +94,7 @@ class Verified:
         if self._decided is None:
             tensors = [tensor for brought in self._waiting for tensor in brought.tensors]
             with self.wait():
-                decided, *copies = on_host(self.decided(), *tensors)
+                decided, *copies = on_host(self.decided, *tensors)
             for brought in self._waiting:
                 count = len(brought.tensors)
                 brought.tensors, copies = copies[:count], copies[count:]

@@ -106,7 +106,7 @@ class CombinedSession(Session):
 
     def draft(self, verified: Verified, budget: int) -> Trees:
         if self.trees is not None:
-            tested, right = outcomes(self.trees, verified.decided())
+            tested, right = outcomes(self.trees, verified.decided)
             expected = self.attached.record.proven(self.claims)
             self.prompts.count(self.claims, tested, right, expected)
             self.attached.record.count(self.claims, tested, right)

@@ -68,7 +68,7 @@ class DraftModelSession(Session):
 
     def ask(self, verified: Verified) -> None:
         if self.drafted is not None:
-            agreed = agreement(self.drafted, verified.decided())
+            agreed = agreement(self.drafted, verified.decided)
             self._outcome = verified.bring(self.drafted.real.sum(-1) - 1, agreed)
 
     def draft(self, verified: Verified, budget: int) -> Trees:

@@ -12,7 +12,6 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from slipstream.core.growth import grow
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees, survivors
 from slipstream.core.verification import agreement
@@ -22,7 +21,11 @@ from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.speculators.streaming.steps import AddedStreams
 from slipstream.targets.rows import HiddenTap, Rows
-from slipstream.targets.target import Target
+from slipstream.targets.target import Target, once
+
+TEXT_ROOM = 256
+"""Texts are padded to multiples of so many tokens where steps are replayed, so that these have few
+shapes; elsewhere they are as long as they must be."""
 
 
 class StreamSettings(Protocol):
@@ -33,7 +36,8 @@ class StreamSettings(Protocol):
     pairs: PairScores | None
     merged: torch.nn.ModuleList | None
 
-    def candidates(self, roots, logits, texts, most_children) -> tuple[torch.Tensor, ...]: ...
+    def drafted(self, budget, most_children, states, *given) -> tuple[torch.Tensor, ...]: ...
+    def grown(self, budget, most_children, logits, *given) -> tuple[torch.Tensor, ...]: ...
 
 
 class StreamSession(Session):
@@ -51,7 +55,7 @@ class StreamSession(Session):
     ):
         self.streams, self.speculator, self.target = streams, speculator, streams.target
         self.most_children = max(1, budget - 1)
-        self.texts = None
+        self.texts, self.multiple = None, TEXT_ROOM if self.target.compiled else 1
         if speculator.copying is not None:
             self.texts = _texts([request.tokens for request in requests], self.target.device)
         self.lengths = None
@@ -65,32 +69,33 @@ class StreamSession(Session):
 
     def ask(self, verified: Verified) -> None:
         if self.lengths is not None and self.drafted is not None:
-            agreed = agreement(self.drafted, verified.decided())
+            agreed = agreement(self.drafted, verified.decided)
             self._outcome = verified.bring(self.drafted.depths.amax(-1), agreed)
 
     def draft(self, verified: Verified, budget: int) -> Trees:
-        levels = min(self.speculator.num_streams, verified.most_room - 1)
+        levels, roots = self.speculator.num_streams, verified.next_tokens
         if self.texts is not None:
             self._read(verified)
-        if budget < 2 or levels < 1:
-            self.drafted = Trees.roots(verified.next_tokens)
+        if budget < 2 or verified.most_room < 2:
+            self.drafted = Trees.roots(roots)
             return self.drafted
-        logits = self.target.logits(self.stream_states(verified)).float()
-        found = self.streams.candidates(
-            verified.next_tokens, logits, self.texts, self.most_children
-        )
-        depths = (verified.room - 1).clamp(max=levels)
+        run, given, room = self.streams.drafted, self.stream_states(verified), verified.room
         if self.lengths is not None:
-            depths = torch.minimum(depths, self._wanted(verified, logits[:, :levels]))
-        tokens, children, probabilities = (each[:, :levels] for each in found)
-        self.drafted = grow(verified.next_tokens, tokens, children, probabilities, budget, depths)
+            run, given = self.streams.grown, self.target.logits(given)
+            wanted = self._wanted(verified, given[:, : verified.most_room - 1])
+            room = torch.minimum(room, wanted + 1)
+        texts = () if self.texts is None else (self.texts,)
+        settings = budget, self.most_children
+        found = self.target.replayed(run, settings, given, roots, room, *texts)
+        self.drafted = Trees(*found, levels)
         return self.drafted
 
     def _read(self, verified: Verified) -> None:
         """Add the decided tokens to the texts."""
-        decided = verified.decided()
+        decided = verified.decided
         missing = max(len(request.tokens) for request in verified.requests) + decided.shape[1]
-        self.texts = F.pad(self.texts, (0, max(0, missing - self.texts.shape[1])), value=-1)
+        if missing > self.texts.shape[1]:
+            self.texts = _wider(self.texts, -(-missing // self.multiple) * self.multiple)
         first = verified.cache.ends + 1 - verified.counts
         places = first[:, None] + torch.arange(decided.shape[1], device=decided.device)
         self.texts = self.texts.scatter(1, places, decided)
@@ -124,11 +129,7 @@ class StreamSession(Session):
     def join(self, other: "StreamSession") -> None:
         if self.texts is not None:
             widest = max(self.texts.shape[1], other.texts.shape[1])
-            both = [
-                F.pad(texts, (0, widest - texts.shape[1]), value=-1)
-                for texts in (self.texts, other.texts)
-            ]
-            self.texts = torch.cat(both)
+            self.texts = torch.cat([_wider(texts, widest) for texts in (self.texts, other.texts)])
         if self.lengths is not None:
             self.lengths += other.lengths
         self.drafted = self.drafted.join(other.drafted)
@@ -160,28 +161,41 @@ class DeferredSession(StreamSession):
         self.extra_rows = speculator.num_streams + 1
 
     def stream_states(self, verified: Verified) -> torch.Tensor:
-        each, last, rows, cache = verified.each, verified.last, verified.rows, verified.cache
+        last, rows, cache = verified.last, verified.rows, verified.cache
         tapped = last
         if rows.kept is not None and rows.kept_from > self.tap.layer:
-            tapped = rows.kept[each, last]
-        slots = torch.arange(cache.slots, device=last.device)
+            tapped = rows.kept[verified.each, last]
+        positions = rows.positions.expand(len(last), -1)
+        given = self.tap.hidden, tapped, last, verified.next_tokens, positions, cache.ends
+        speculator, target = self.speculator, self.target
         with cache.scratch():
-            return self.speculator.run_streams(
-                self.target,
-                self.tap.hidden[each, tapped][:, None],
-                verified.next_tokens[:, None],
-                rows.positions.expand(len(each), -1)[each, last][:, None],
-                (slots < cache.ends[:, None])[:, None, None],
-                cache,
-                self.streams.merged,
-            )
+            if speculator.config.attended_tokens:
+                place = _last_rows(cache.slots, *given)
+                return speculator.run_streams(target, *place, cache, self.streams.merged)
+            run = target.replayed if rows.repeats else once
+            begun = run(_begun, (speculator, target, cache.slots), *given)
+            return speculator.run_begun(target, begun, cache, self.streams.merged)
+
+
+def _last_rows(slots: int, hidden, tapped, last, roots, positions, ends) -> tuple:
+    """What `StreamSteps.begun` takes of the last accepted nodes alone: nodes (B,) of the rows
+    before the MSA layers and of those after them, whose positions are given."""
+    each = torch.arange(len(last), device=last.device)
+    seen = torch.arange(slots, device=last.device) < ends[:, None]
+    hidden, positions = hidden[each, tapped], positions[each, last]
+    return hidden[:, None], roots[:, None], positions[:, None], seen[:, None, None]
+
+
+def _begun(speculator: StreamingSpeculator, target: Target, slots: int, *given) -> tuple:
+    return speculator.begun(target, *_last_rows(slots, *given))
 
 
 class Pruning:
     """A visitor at the pruning layer: drops the nodes that the early exit finds unlikely.
 
-    A batch is not pruned (appendix L): its sequences would keep different rows. cap: most nodes
-    that stay, None for as many as reach `threshold`, for whose number the host must wait.
+    A batch is not pruned (appendix L): its sequences would keep different rows. cap: how many rows
+    stay, padding among them. None is for as many as reach `threshold`; where the host would have to
+    wait for their number (`counts` is False), it is for half of the tree.
     """
 
     def __init__(
@@ -190,25 +204,62 @@ class Pruning:
         self.target, self.speculator = target, speculator
         self.threshold, self.cap = threshold, cap
         self.layer = speculator.pruning_layer
+        self.counts = target.device.type == "cpu"
 
     @contextmanager
     def visit(self, rows: Rows) -> Iterator[Rows]:
         if rows.trees is not None and len(rows.trees) == 1:
-            cap = min(self.cap or rows.trees.width, rows.trees.width)
-            if self.threshold > 0 or cap < rows.trees.width:
+            width = rows.trees.width
+            cap = min(self.cap or (width if self.counts else -(-width // 2)), width)
+            if cap < width:
+                self._keep(rows, cap)
+            elif self.counts and self.threshold > 0:
                 nodes = survivors(rows.trees, self.transitions(rows), self.threshold, cap)
-                if cap == rows.trees.width:
-                    nodes, rows.repeats = nodes[:, : int((nodes >= 0).sum())], False
-                if nodes.shape[1] < rows.trees.width:
-                    rows.keep(nodes, self.layer)
+                count, rows.repeats = int((nodes >= 0).sum()), False
+                if count < width:
+                    rows.keep(nodes[:, :count], self.layer)
         yield rows
 
+    def _keep(self, rows: Rows, count: int) -> None:
+        """Let `count` nodes go on, padding among them."""
+        depth, streams = rows.trees.depth, rows.num_stream_rows // rows.num_nodes
+        run = self.target.replayed if rows.repeats else once
+        settings = self.speculator, self.target, self.threshold, count, depth, rows.num_stream_rows
+        positions = rows.positions.expand(len(rows.hidden), -1)
+        found = run(_pruned, settings, rows.hidden, positions, rows.mask, *rows.trees.columns)
+        rows.kept, rows.hidden, rows.positions, rows.mask, owners, *columns = found
+        rows.trees, rows.kept_from = Trees.known(columns, depth), self.layer
+        rows.num_stream_rows, rows.owners = streams * count, owners if streams else None
+
     def transitions(self, rows: Rows) -> torch.Tensor:
-        """(B, N) probabilities of each node given its parent, from the states at this layer."""
-        trees = rows.trees
-        logits = self.speculator.early_exit_logits(self.target, rows.hidden[:, : trees.width])
-        each = torch.arange(len(trees), device=logits.device)[:, None]
-        return logits.float().softmax(-1)[each, trees.parents.clamp(min=0), trees.tokens]
+        return _transitions(self.speculator, self.target, rows)
+
+
+def _transitions(speculator: StreamingSpeculator, target: Target, rows: Rows) -> torch.Tensor:
+    """(B, N) probabilities of each node given its parent, from the states at the pruning layer."""
+    trees = rows.trees
+    logits = speculator.early_exit_logits(target, rows.hidden[:, : trees.width])
+    each = torch.arange(len(trees), device=logits.device)[:, None]
+    return logits.float().softmax(-1)[each, trees.parents_or_root, trees.tokens]
+
+
+def _pruned(
+    speculator: StreamingSpeculator,
+    target: Target,
+    threshold: float,
+    count: int,
+    depth: int,
+    num_stream_rows: int,
+    *given: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Nodes that stay, and what is left of rows: hidden states, positions, mask, owners of streams,
+    columns of the trees. given: the first three and the columns as they are."""
+    hidden, positions, mask, *columns = given
+    rows = Rows(hidden, positions, mask, num_stream_rows, trees=Trees.known(columns, depth))
+    nodes = survivors(rows.trees, _transitions(speculator, target, rows), threshold, count)
+    rows.keep(nodes, speculator.pruning_layer)
+    owners = torch.arange(count, device=nodes.device).expand_as(nodes)
+    return nodes, rows.hidden, rows.positions, rows.mask, owners, *rows.trees.columns
 
 
 def _pruning(streams, speculator: StreamingSpeculator) -> list[Pruning]:
@@ -223,3 +274,8 @@ def _texts(texts: list[list[int]], device: torch.device) -> torch.Tensor:
     """(B, T), padded with -1."""
     longest = max(map(len, texts))
     return on_device([text + [-1] * (longest - len(text)) for text in texts], device)
+
+
+def _wider(texts: torch.Tensor, width: int) -> torch.Tensor:
+    """(B, T) texts with room for so many tokens."""
+    return F.pad(texts, (0, width - texts.shape[1]), value=-1)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from slipstream.core.errors import InputError
+from slipstream.core.growth import grow
 from slipstream.drafters.base import Attached, Drafter, Request
 from slipstream.drafters.draft_length import DraftLength, check_length
 from slipstream.drafters.stream_sessions import DeferredSession, FusedSession, StreamSession
@@ -36,7 +37,8 @@ class Streaming(Drafter):
     schedule: 'fused', 'deferred', or 'auto' for deferred where the mode allows it (lossless).
     top_k: most children per level; prune_threshold: least transition probability of a node that
     stays in the forward after the early exit; prune_cap: most nodes that stay. Threshold 0 with no
-    cap switches pruning off; a threshold alone waits for the device in the middle of the forward.
+    cap switches pruning off; with a threshold alone all that reach it stay on a CPU, and at most
+    half of the tree elsewhere, where the host would have to wait for their number.
     length: a rule that may want a tree less deep, None for none.
     """
 
@@ -129,6 +131,25 @@ class AttachedStreaming(Attached):
             fewer = self.speculator.first_streams(self.target, count)
             self._first_streams[count] = fewer.placed(self.target).eval()
         return self._first_streams[count]
+
+    def drafted(self, budget: int, most_children: int, states: torch.Tensor, *given) -> tuple:
+        """`grown`, from the (B, gamma, D) states of the streams."""
+        return self.grown(budget, most_children, self.target.logits(states), *given)
+
+    def grown(
+        self,
+        budget: int,
+        most_children: int,
+        logits: torch.Tensor,
+        roots: torch.Tensor,
+        room: torch.Tensor,
+        texts: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tokens, parents and confidences of trees of `budget` nodes; room: (B,), more than the
+        depth of each; for the others see `candidates`."""
+        found = self.candidates(roots, logits.float(), texts, most_children)
+        trees = grow(roots, *found, budget, room - 1)
+        return trees.tokens, trees.parents, trees.confidences
 
     def candidates(
         self,

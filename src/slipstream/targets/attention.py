@@ -45,6 +45,20 @@ def limited_attention(rows: Rows, attended: int) -> Iterator[None]:
         _limit.reset(token)
 
 
+def added(mask: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:
+    """A boolean mask as `attend` takes it, so that it is made once and not in every layer:
+    (B, 1 or H, R, K) -> (B, 1 or H_kv, groups * R, K), what is added to scores.
+
+    >>> added(torch.tensor([[[[True, False]]]]), 2, torch.float32).tolist()
+    [[[[0.0, -inf], [0.0, -inf]]]]
+    """
+    numbers = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    numbers.masked_fill_(~mask, -torch.inf)
+    if mask.shape[1] > 1:
+        return numbers.unflatten(1, (-1, groups)).flatten(2, 3)
+    return numbers.expand(-1, groups, -1, -1).flatten(1, 2)[:, None] if groups > 1 else numbers
+
+
 def attend(
     module,
     query: torch.Tensor,
@@ -54,20 +68,19 @@ def attend(
     limit: tuple[Rows, int] | None = None,
     **options,
 ) -> tuple[torch.Tensor, None]:
-    """query: (B, H, R, D_head); key, value: (B, H_kv, K, D_head); attention_mask: (B, 1, R, K)
-    boolean, or None for causal; limit: of `limited_attention`. Returns (B, R, H, D_head)."""
+    """query: (B, H, R, D_head); key, value: (B, H_kv, K, D_head); attention_mask: of `added`, or
+    None for causal; limit: of `limited_attention`. Returns (B, R, H, D_head)."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    mask = attention_mask
-    if limit is not None:
-        mask = limit_streams(mask, query, key, *limit)
-    shared, rows = key.shape[1], query.shape[2]
+    mask, shared, rows = attention_mask, key.shape[1], query.shape[2]
     groups = query.shape[1] // shared
+    if limit is not None:
+        visible = limit_streams(mask[:, :, :rows] == 0, query, key, *limit)
+        mask = added(visible, groups, query.dtype)
+    elif mask is not None:
+        mask = mask.to(query.dtype)  # does nothing unless autocast chose another one
     if groups == 1 or (mask is None and rows > 1):
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **options)
-    if mask is not None:
-        mask = mask.expand(-1, query.shape[1] if mask.shape[1] > 1 else groups, -1, -1)
-        mask = mask.unflatten(1, (-1, groups)).flatten(2, 3)
     query = query.unflatten(1, (shared, groups)).flatten(2, 3)
     found = F.scaled_dot_product_attention(query, key, value, mask, scale=options.get("scaling"))
     return found.unflatten(2, (groups, rows)).flatten(1, 2).transpose(1, 2).contiguous(), None

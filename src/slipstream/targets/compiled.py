@@ -121,13 +121,7 @@ class CompiledLayers:
         run = partial(self._span, modules, rows, cache)
         ours = self._buffers is not None and cache.layers is self._buffers.layers
         if rows.repeats and ours and self.device.type in REPLAYING:
-            batch, shapes = padded(len(rows.hidden)), tuple(given.shape[1:] for given in inputs)
-            key = modules, rows.acting, rows.readout, rows.num_nodes, batch, shapes
-            if key not in self._graphs:
-                if not self._graphs:  # the pool of graphs that are gone cannot be opened again
-                    self._pool = torch.cuda.graph_pool_handle()
-                self._graphs[key] = _Graph(run, inputs, batch, self._pool, self.device)
-            run = self._graphs[key]
+            run = self._graph((modules, rows.acting, rows.readout, rows.num_nodes), run, inputs)
         rows.hidden, rows.outcome = run(*inputs)
         return rows
 
@@ -146,6 +140,22 @@ class CompiledLayers:
         self.target.run_each(modules, rows, cache, run_layer)
         rows.read_out()
         return rows.hidden, rows.outcome
+
+    def replayed(self, run: Callable, settings: tuple, *inputs: torch.Tensor) -> object:
+        """`run(*settings, *inputs)`: of tensors with the batch first, and of nothing else."""
+        if self.device.type not in REPLAYING:
+            return run(*settings, *inputs)
+        return self._graph((run, settings), partial(run, *settings), inputs)(*inputs)
+
+    def _graph(self, key: tuple, run: Callable, inputs: Sequence[torch.Tensor]) -> "_Graph":
+        """That of `run`, which `key` names, for inputs of these shapes."""
+        batch = padded(len(inputs[0]))
+        key = *key, batch, tuple(given.shape[1:] for given in inputs)
+        if key not in self._graphs:
+            if not self._graphs:  # the pool of graphs that are gone cannot be opened again
+                self._pool = torch.cuda.graph_pool_handle()
+            self._graphs[key] = _Graph(run, inputs, batch, self._pool, self.device)
+        return self._graphs[key]
 
 
 def _run_layer(family, module, hidden, mask, positions, rotary, keys, values) -> torch.Tensor:
@@ -207,8 +217,8 @@ class _Graph:
                 self._found = run(*self._inputs)
 
     def _copy_in(self, inputs: Sequence[torch.Tensor]) -> None:
-        for own, given in zip(self._inputs, inputs, strict=True):
-            _first(own, len(inputs[0])).copy_(given)
+        own = [_first(each, len(inputs[0])) for each in self._inputs]
+        torch._foreach_copy_(own, list(inputs))
 
     def __call__(self, *inputs: torch.Tensor) -> object:
         self._copy_in(inputs)

@@ -38,6 +38,8 @@ class Family:
         self.embeddings = model.get_input_embeddings()
         self.layers: nn.ModuleList = getattr(self.decoder, self.layer_list)
         self.max_positions: int = model.config.max_position_embeddings
+        # Query heads that share keys.
+        self.groups: int = model.config.num_attention_heads // self.cache_shape[0]
 
     @property
     def cache_shape(self) -> tuple[int, int]:

@@ -7,6 +7,7 @@ verification or sampling.
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import chain
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -14,9 +15,11 @@ from torch import nn
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.core.trees import Trees
-from slipstream.targets.attention import our_attention
+from slipstream.targets.attention import added, our_attention
 from slipstream.targets.families import Family, family_of
 from slipstream.targets.rows import LayerVisitor, Rows
+
+Outcome = TypeVar("Outcome")
 
 
 def token_ids(ids: int | list[int] | torch.Tensor | None) -> frozenset[int]:
@@ -31,6 +34,11 @@ def device_of(module: nn.Module) -> torch.device:
     if device is None:
         device = next(chain(module.parameters(), module.buffers())).device
     return torch.device(device)
+
+
+def once(run: Callable[..., Outcome], settings: tuple, *inputs: torch.Tensor) -> Outcome:
+    """As `Target.replayed`, at a place that a step comes by with ever other shapes."""
+    return run(*settings, *inputs)
 
 
 class Target:
@@ -121,7 +129,7 @@ class Target:
         self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache | None, run_layer: Callable
     ) -> None:
         """The layers one by one, within `our_attention`, each by `run_layer` (as a family's)."""
-        family, masks = self.family, {}
+        family, groups, masks = self.family, self.family.groups, {}
         rotary = family.rotary(rows.hidden, rows.positions)
         if rows.mask is not None:
             committed = rows.mask.shape[-1] - rows.hidden.shape[1]
@@ -130,7 +138,8 @@ class Target:
         for module in modules:
             window = family.window(module)
             if window not in masks:
-                masks[window] = rows.mask_within(window, committed)
+                mask = rows.mask_within(window, committed)
+                masks[window] = None if mask is None else added(mask, groups, rows.hidden.dtype)
             rows.hidden = run_layer(
                 module, rows.hidden, masks[window], rows.positions, rotary, cache
             )
@@ -160,6 +169,12 @@ class Target:
                 rows, done = visits.enter_context(visitor.visit(rows)), visitor.layer
             rows.readout = readout
             return self.run_layers(range(done, self.num_layers), rows, cache)
+
+    def replayed(self, run: Callable[..., Outcome], settings: tuple, *inputs) -> Outcome:
+        """`run(*settings, *inputs)`, a function of tensors whose first dimension is B, at a place
+        that every decoding step comes by: where graphs are captured, it is one."""
+        run_it = once if self.compiled is None else self.compiled.replayed
+        return run_it(run, settings, *inputs)
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """What stands between the layers and the LM head: (..., D) -> (..., width that the head

@@ -94,7 +94,9 @@ class StreamAdapters(nn.Module):
         """Copies of the MSA layers for stream rows only, with the adapters merged in."""
         layers = nn.ModuleList()
         for original, adapters in self._adapted(target):
-            layer = copy.deepcopy(original)
+            # The same config: it says how these layers attend.
+            config = target.model.config
+            layer = copy.deepcopy(original, {id(config): config})
             for name, adapter in adapters.items():
                 if self.skip_mlp and name == target.family.mlp:
                     pair = (frozen_linear(part.clone()) for part in (adapter.down, adapter.up))

@@ -4,7 +4,7 @@ Paper: section 2, Eqs. 1 to 4; what streams may know of the root, and scores of 
 additions of this project. Nothing here knows trees, drafts, losses or how the target is changed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
@@ -21,7 +21,12 @@ from slipstream.speculators.streaming.pairs import CopyScores, Transitions, norm
 from slipstream.targets.attention import limited_attention
 from slipstream.targets.quantized import is_quantized
 from slipstream.targets.rows import Rows
-from slipstream.targets.target import Target
+from slipstream.targets.target import Target, once
+
+NARROW = 1024
+"""Hidden size up to which copied layers pay. A deferred answer took 0.87 of the time with hooks at
+14 M parameters (medians of 90), a step 1.02 at 1.1 B with a width of 2,048 (medians of 12), on one
+CPU core. On other devices Python's share, which is what they save, is captured as a graph."""
 
 
 class StreamSteps(DraftingSpeculator):
@@ -81,36 +86,51 @@ class StreamSteps(DraftingSpeculator):
             shift = torch.zeros_like(shift)
         return (positions.unsqueeze(-1) + shift).flatten(1)
 
-    def add_streams(self, rows: Rows, chosen: torch.Tensor) -> Rows:
-        """Append the streams of the `chosen` main rows, (B, P) with -1 for none.
+    def add_streams(self, rows: Rows, chosen: torch.Tensor, run: Callable = once) -> Rows:
+        """Append the streams of the `chosen` main rows, (B, P) with -1 for none; run: `once`, or
+        `Target.replayed`.
 
         Streams see what their main row sees and one another (Eq. 2). Main rows see the main stream
         alone (lossless, Eq. 1), or also the streams of their own position (shared, Eq. 3).
         """
-        count, mask = rows.hidden.shape[1], rows.mask
+        batch, mask = len(rows.hidden), rows.mask
         if mask is None:
-            mask = causal_mask(count, rows.hidden.device)[None, None]
-        mask = mask.expand(rows.hidden.shape[0], -1, -1, -1)
-        index = chosen.clamp(min=0)
-        hidden = rows.hidden.gather(1, index[..., None].expand(-1, -1, rows.hidden.shape[2]))
-        lines = mask.gather(2, index[:, None, :, None].expand(-1, 1, -1, mask.shape[3]))
-        streams = self.streams_of(hidden)
-        if self.config.mode == "shared":
-            own = own_streams(chosen, count, self.num_streams).unsqueeze(1)
-        else:
-            own = mask.new_zeros(*mask.shape[:3], streams.shape[1])
-        positions = self.positions_of(rows.positions.expand(len(index), -1).gather(1, index))
-        main, streams_see = torch.cat([mask, own], -1), stream_mask(lines, self.num_streams)
+            mask = causal_mask(rows.hidden.shape[1], rows.hidden.device)[None, None]
+        positions, mask = rows.positions.expand(batch, -1), mask.expand(batch, -1, -1, -1)
+        hidden, positions, mask = run(self._added, (), rows.hidden, positions, mask, chosen)
         return replace(
             rows,
-            hidden=torch.cat([rows.hidden, streams], dim=1),
-            positions=torch.cat([rows.positions.expand(len(index), -1), positions], dim=1),
-            mask=torch.cat([main, streams_see], dim=2),
-            num_stream_rows=streams.shape[1],
+            hidden=hidden,
+            positions=positions,
+            mask=mask,
+            num_stream_rows=chosen.shape[1] * self.num_streams,
             owners=chosen,
             # What streams are limited to is looked up in the rows, which replays would not see.
             repeats=rows.repeats and not self.config.attended_tokens,
             acting=self,
+        )
+
+    def _added(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        chosen: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The hidden states, positions and mask of rows, with those of `add_streams` after them."""
+        index = chosen.clamp(min=0)
+        owners = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
+        lines = mask.gather(2, index[:, None, :, None].expand(-1, 1, -1, mask.shape[3]))
+        streams, shifted = self.streams_of(owners), self.positions_of(positions.gather(1, index))
+        if self.config.mode == "shared":
+            own = own_streams(chosen, hidden.shape[1], self.num_streams).unsqueeze(1)
+        else:
+            own = mask.new_zeros(*mask.shape[:3], streams.shape[1])
+        main, streams_see = torch.cat([mask, own], -1), stream_mask(lines, self.num_streams)
+        return (
+            torch.cat([hidden, streams], dim=1),
+            torch.cat([positions, shifted], dim=1),
+            torch.cat([main, streams_see], dim=2),
         )
 
     def run_streams(
@@ -131,24 +151,50 @@ class StreamSteps(DraftingSpeculator):
         `merged_layers`, to run instead of the target's layers with hooks.
         Returns (B, P * gamma, D), before the final norm.
         """
+        begun = self.begun(target, hidden, roots, positions, main_mask)
+        if self.config.attended_tokens:
+            rows = self._beside_main_rows(hidden, positions, main_mask, *begun)
+            with self.acting_on(target, rows):
+                rows = target.run_layers(self.msa_layers(target), rows, cache)
+            return rows.hidden[:, rows.num_nodes :]
+        return self.run_begun(target, begun, cache, merged)
+
+    def begun(
+        self,
+        target: Target,
+        hidden: torch.Tensor,
+        roots: torch.Tensor,
+        positions: torch.Tensor,
+        main_mask: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Streams of P main rows before their first layer, their positions and their mask; for the
+        arguments see `run_streams`."""
         embeddings = None
         if self.root is not None:
             known = (roots >= 0).unsqueeze(-1)
             embeddings = normed_embeddings(target, roots.clamp(min=0)) * known
-        streams, shifted = self.streams_of(hidden, embeddings), self.positions_of(positions)
-        mask = stream_mask(main_mask, self.num_streams)
-        if self.config.attended_tokens:
-            rows = self._beside_main_rows(hidden, positions, main_mask, streams, shifted, mask)
-        else:
-            rows = Rows(streams, shifted, mask, streams.shape[1])
-            rows.repeats = isinstance(cache, StepCache)
-            rows.acting = None if merged is not None and not self.config.value_rotation else self
+        streams, mask = (
+            self.streams_of(hidden, embeddings),
+            stream_mask(main_mask, self.num_streams),
+        )
+        return streams, self.positions_of(positions), mask
+
+    def run_begun(
+        self,
+        target: Target,
+        begun: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        cache: StepCache,
+        merged: nn.ModuleList | None = None,
+    ) -> torch.Tensor:
+        """(B, P * gamma, D): the streams that `begun` returned after all layers."""
+        rows = Rows(*begun, begun[0].shape[1])
+        rows.repeats = isinstance(cache, StepCache)
+        rows.acting = None if merged is not None and not self.config.value_rotation else self
         if merged is not None:
             with self._rotating(target, merged, rows):
                 return target.run_modules(merged, rows, cache).hidden
         with self.acting_on(target, rows):
-            rows = target.run_layers(self.msa_layers(target), rows, cache)
-        return rows.hidden[:, rows.num_nodes :]
+            return target.run_layers(self.msa_layers(target), rows, cache).hidden
 
     def _beside_main_rows(self, hidden, positions, main_mask, streams, shifted, mask) -> Rows:
         """Main rows run again beside their streams, seen by nothing: they are only asked what they
@@ -182,8 +228,11 @@ class StreamSteps(DraftingSpeculator):
         return rotating(target, layers, rows, self.num_streams, step) if step else nullcontext()
 
     def merged_layers(self, target: Target) -> nn.ModuleList | None:
-        """Layers for `run_streams` that compute the adapters on the way, where that is possible."""
+        """Layers for `run_streams` that compute the adapters on the way, where that is possible and
+        pays; else hooks do, without copies of weights."""
         layers = target.family.layers[self.first_layer :]
+        if target.device.type != "cpu" or target.hidden_size > NARROW:
+            return None
         placed = any(hasattr(module, "_hf_hook") for module in layers.modules())  # a device map's
         if self.adapters is None or self.config.attended_tokens or is_quantized(layers) or placed:
             return None
@@ -232,6 +281,7 @@ class AddedStreams:
         if chosen is None:
             yield rows
             return
-        rows = self.speculator.add_streams(rows, chosen)
+        run = self.target.replayed if rows.repeats else once
+        rows = self.speculator.add_streams(rows, chosen, run)
         with self.speculator.acting_on(self.target, rows):
             yield rows
