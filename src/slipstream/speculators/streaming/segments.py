@@ -11,7 +11,7 @@ its keys and values alone, and all else is computed again in the backward pass. 
 gives the dense form of both, everything at once: the plain reference.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
 
 import torch
@@ -62,24 +62,31 @@ def lossless_losses(
     segments = work.labels.segments(num_segments)
     if num_segments is None or not torch.is_grad_enabled():
         return reduce(StreamLosses.plus, map(losses_of, segments))
-    return _one_by_one(losses_of, segments, list(speculator.parameters()))
+    made = *speculator.parameters(), *work.tables
+    # Each segment's gradients end at the tables of pair scores, which all of them share.
+    work.tables = tuple(table.detach().requires_grad_() for table in work.tables)
+    used = *speculator.parameters(), *work.tables
+    return _one_by_one(losses_of, segments, used, made)
 
 
 def _one_by_one(
     losses_of: Callable[[slice], StreamLosses],
     segments: list[slice],
-    parameters: list[torch.nn.Parameter],
+    used: Sequence[torch.Tensor],
+    made: Sequence[torch.Tensor],
 ) -> StreamLosses:
-    """The losses of all segments, the gradients of each taken before the next one begins."""
-    done, sums = [], [torch.zeros_like(parameter) for parameter in parameters]
+    """The losses of all segments, the gradients of each taken before the next one begins: those of
+    the tensors `used`, which are handed on to those of `made`."""
+    done, sums = [], [torch.zeros_like(tensor) for tensor in used]
     for columns in segments:
         losses = losses_of(columns)
-        gradients = torch.autograd.grad(losses.total, parameters, materialize_grads=True)
-        sums = list(map(torch.add, sums, gradients))
+        gradients = torch.autograd.grad(losses.total, used, materialize_grads=True)
+        for total, gradient in zip(sums, gradients, strict=True):
+            total += gradient
         done.append(losses._replace(total=losses.total.detach()))
     losses = reduce(StreamLosses.plus, done)
-    # Each adds nothing to the total but its parameter's gradient.
-    carriers = [((p - p.detach()) * given).sum() for p, given in zip(parameters, sums, strict=True)]
+    # Each adds nothing to the total but its tensor's gradient.
+    carriers = [((t - t.detach()) * given).sum() for t, given in zip(made, sums, strict=True)]
     return losses._replace(total=losses.total + torch.stack(carriers).sum())
 
 

@@ -17,7 +17,13 @@ from slipstream.core.masks import causal_mask, own_streams, stream_mask
 from slipstream.speculators.base import DraftingSpeculator
 from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters, rotating
 from slipstream.speculators.streaming.config import StreamingConfig
-from slipstream.speculators.streaming.pairs import CopyScores, Transitions, normed_embeddings
+from slipstream.speculators.head_loss import precise
+from slipstream.speculators.streaming.pairs import (
+    CopyScores,
+    Transitions,
+    normed_embeddings,
+    vocabulary_table,
+)
 from slipstream.targets.attention import limited_attention
 from slipstream.targets.quantized import is_quantized
 from slipstream.targets.rows import Rows
@@ -189,9 +195,18 @@ class StreamSteps(DraftingSpeculator):
             return None
         return self.adapters.merged_layers(target)
 
+    def pair_tables(self, target: Target) -> tuple[torch.Tensor, ...]:
+        """What scores of pairs need to know of every token, for `add_pair_scores`; empty without
+        them. In float32, in which the gradients of many rows are summed."""
+        tables: tuple[torch.Tensor, ...] = ()
+        if self.transitions is not None:
+            tables += (precise(vocabulary_table(target, self.transitions.child)),)
+        return tables if self.copying is None else tables + self.copying.tables(target)
+
     def add_pair_scores(
         self,
         target: Target,
+        tables: tuple[torch.Tensor, ...],
         logits: torch.Tensor,
         streams: torch.Tensor,
         parents: torch.Tensor,
@@ -200,13 +215,14 @@ class StreamSteps(DraftingSpeculator):
     ) -> torch.Tensor:
         """(M, V) logits of stream rows and what the tokens before theirs add to them.
 
-        streams: (M,) number of each row's stream, from 0; parents: (M,) the token before its own;
-        texts: (M, T) and lengths: (M,), the tokens known when it runs, the root the last of them.
+        tables: of `pair_tables`; streams: (M,) number of each row's stream, from 0; parents: (M,)
+        the token before its own; texts: (M, T) and lengths: (M,), the tokens known when it runs,
+        the root the last of them.
         """
         if self.transitions is not None:
-            logits = logits + self.transitions(target, parents)
+            logits = self.transitions.add_to(logits, target, parents, tables[0])
         if self.copying is not None:
-            logits = self.copying.add_to(logits, target, streams, parents, texts, lengths)
+            logits = self.copying.add_to(logits, *tables[-2:], streams, parents, texts, lengths)
         return logits
 
     @property
