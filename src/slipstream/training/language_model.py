@@ -17,7 +17,7 @@ from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.tokenizer import train_tokenizer
 from slipstream.speculators.base import causal_rows
-from slipstream.speculators.head_loss import head_loss
+from slipstream.speculators.head_loss import head_loss, in_slices
 from slipstream.targets.loading import load_target
 from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.target import Target
@@ -95,16 +95,22 @@ class LanguageModelTraining(TrainingModule):
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """The cross-entropy, or the KL divergence from the teacher."""
-        predicts = batch.supervised[:, 1:]
+        predicts, head = batch.supervised[:, 1:], self.model.lm_head
         hidden = self.model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
-        logits = self.model.lm_head(hidden[:, :-1][predicts]).float()
+        rows = [hidden[:, :-1][predicts]]
         if self.teacher is None:
-            return F.cross_entropy(logits, batch.ids[:, 1:][predicts])
+            return head_loss(head, *rows, batch.ids[:, 1:][predicts])[0].mean()
         with torch.no_grad():
-            rows = causal_rows(self.teacher, batch.ids)
-            teaching = self.teacher.logits(rows.hidden[:, :-1][predicts]).float()
-        ours, theirs = logits.log_softmax(-1), teaching.log_softmax(-1)
-        return F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+            states = causal_rows(self.teacher, batch.ids).hidden[:, :-1][predicts]
+            rows.append(self.teacher.norm(states))
+
+        def divergence(rows: torch.Tensor, taught: torch.Tensor) -> tuple[torch.Tensor]:
+            with torch.no_grad():
+                theirs = self.teacher.logits_of_normed(taught).float().log_softmax(-1)
+            ours = head(rows).float().log_softmax(-1)
+            return (F.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1),)
+
+        return in_slices(divergence, head.out_features, *rows)[0].mean()
 
     def on_fit_start(self) -> None:
         if self.teacher is not None:

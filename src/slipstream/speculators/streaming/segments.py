@@ -40,10 +40,11 @@ def lossless_losses(
     unknown_roots: (B,) sequences whose streams are not told the root (`root_rank`), None for none.
     """
     work = BatchLosses(target, speculator, batch, 0.0, alpha_streams)
-    cache = TrainingCache(target.num_layers)
+    cache = TrainingCache(target.num_layers, speculator.first_layer)
     start, early = HiddenTap(speculator.first_layer), HiddenTap(speculator.pruning_layer)
     with torch.no_grad():
         causal_rows(target, batch.ids, cache, [start, early])
+    cache.settle()
     cache.keep = 0
     roots = work.labels.next_tokens
     if unknown_roots is not None:
@@ -162,9 +163,9 @@ def _run_part(
         # In the order of their positions, as layers with a window take them to be.
         order = earlier.masked_fill(earlier < 0, earlier.shape[1]).argsort(1)
         order = order[:, : int(known.max()), None]
-        for layer, kept in enumerate(cache.kept):
+        for layer in range(target.num_layers):
             both = (torch.cat(past[2 * layer + k :: 2 * target.num_layers], 2) for k in (0, 1))
-            kept.append(tuple(_gathered(side, order) for side in both))
+            cache.kept[layer] = tuple(_gathered(side, order) for side in both)
     cache.keep = count
     slots = torch.arange(cache.slots, device=rows.device)
     sees = (slots < known[:, None])[:, None].expand(-1, count, -1)
@@ -174,7 +175,7 @@ def _run_part(
     visitors = [early] if chosen is None else [early, AddedStreams(target, speculator, chosen)]
     ids, mask = work.batch.ids.gather(1, here), torch.cat([sees, own], -1)[:, None]
     hidden = target.forward(ids, here, mask, cache, visitors).hidden
-    made = tuple(tensor for kept in cache.kept for tensor in kept[-1])
+    made = tuple(tensor for pair in cache.made for tensor in pair)
     if chosen is None:
         return made
     index = chosen.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
