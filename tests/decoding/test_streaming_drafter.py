@@ -42,7 +42,8 @@ def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, 
     texts, lengths = torch.tensor([text] * VOCABULARY), torch.full((VOCABULARY,), len(text))
     scores = [
         drafter.speculator.add_pair_scores(
-            drafter.target, drafter.speculator.pair_tables(drafter.target), torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.float64),
+            drafter.target, drafter.speculator.pair_tables(drafter.target),
+            torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.float64),
             torch.full((VOCABULARY,), stream), every, texts, lengths,
         )
         for stream in range(3)

@@ -141,9 +141,6 @@ class MedusaSpeculator(DraftingSpeculator):
         hits, counts = mean_over_processes(hits), mean_over_processes(counts)
         self.accuracies.copy_(hits / counts.clamp(min=1))
 
-    def rows_per_token(self, supervised_share: float) -> float:
-        return len(self.blocks) * supervised_share
-
 
 def _copied(head: nn.Module) -> nn.Module:
     """A trainable float32 copy of a target's LM head."""

@@ -19,7 +19,14 @@ from slipstream.decoding.statistics import Statistics
 from slipstream.speculators.base import DraftingSpeculator, SpeculatorConfig, new_speculator
 from slipstream.speculators.checkpoint import save_speculator, start_from_speculator
 from slipstream.targets.target import Target
+from slipstream.training.memory import Step, empty_target
 from slipstream.training.module import TrainingModule, check_numbers
+
+
+def losses_of(target: Target, config: SpeculatorConfig, num_segments: int | None) -> Step:
+    """The loss that a new speculator of this config has over a batch."""
+    speculator = new_speculator(target, config)
+    return lambda batch: speculator.losses(target, batch, 0, num_segments)[0]
 
 
 class SpeculatorTraining(TrainingModule):
@@ -68,17 +75,9 @@ class SpeculatorTraining(TrainingModule):
         self.validation_prompts, self.validation_budget = validation_prompts, validation_budget
         self._since = time.perf_counter()
 
-    @property
-    def model_config(self):
-        return self.frozen.config
-
-    @property
-    def num_trained_layers(self) -> int:
-        return self.speculator.num_trained_layers
-
-    @property
-    def rows_per_token(self) -> float:
-        return self.speculator.rows_per_token(self.data.supervised_share)
+    def empty_step(self) -> Step:
+        target = empty_target(self.frozen.config, self.target.dtype)
+        return losses_of(target, self.speculator.config, self.num_segments)
 
     def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         return self.speculator.losses(self.target, batch, step, self.num_segments)

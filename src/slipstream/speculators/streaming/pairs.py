@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from slipstream.speculators.head_loss import in_slices, precise
+from slipstream.speculators.head_loss import in_slices
 from slipstream.targets.target import Target
 
 
@@ -74,8 +74,7 @@ class CopyScores(nn.Module):
     def tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
         """(V,) term of every token as a parent, (V,) as a child; at least float32, in which the
         gradients of a token's many occurrences are summed."""
-        both = vocabulary_table(target, torch.stack([self.parent, self.child]))
-        return precise(both).unbind(1)
+        return vocabulary_table(target, torch.stack([self.parent, self.child])).unbind(1)
 
 
 class PairScores:
@@ -130,10 +129,16 @@ def normed_embeddings(target: Target, tokens: torch.Tensor) -> torch.Tensor:
 
 def vocabulary_table(target: Target, directions: torch.Tensor) -> torch.Tensor:
     """(r, E) directions -> (V, r), how far the embedding of each token, at unit size, goes there;
-    the embeddings of the whole vocabulary are never held at once."""
+    at least float32. The embeddings of the whole vocabulary are never held at once, and are brought
+    to unit size after the product, which is narrower."""
 
     def of_slice(tokens: torch.Tensor) -> tuple[torch.Tensor]:
-        return (F.linear(normed_embeddings(target, tokens), directions),)
+        embeddings = target.token_embeddings(tokens)
+        kind = torch.promote_types(embeddings.dtype, torch.float32)
+        sizes = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True, dtype=kind)
+        mean_squares = sizes.square() / embeddings.shape[-1]
+        scales = (mean_squares + torch.finfo(embeddings.dtype).eps).rsqrt()
+        return (F.linear(embeddings, directions) * scales,)
 
     tokens = torch.arange(target.vocab_size, device=target.device)
     return in_slices(of_slice, target.embedding_size, tokens)[0]

@@ -17,7 +17,6 @@ from slipstream.core.masks import causal_mask, own_streams, stream_mask
 from slipstream.speculators.base import DraftingSpeculator
 from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters, rotating
 from slipstream.speculators.streaming.config import StreamingConfig
-from slipstream.speculators.head_loss import precise
 from slipstream.speculators.streaming.pairs import (
     CopyScores,
     Transitions,
@@ -196,12 +195,15 @@ class StreamSteps(DraftingSpeculator):
         return self.adapters.merged_layers(target)
 
     def pair_tables(self, target: Target) -> tuple[torch.Tensor, ...]:
-        """What scores of pairs need to know of every token, for `add_pair_scores`; empty without
-        them. In float32, in which the gradients of many rows are summed."""
-        tables: tuple[torch.Tensor, ...] = ()
-        if self.transitions is not None:
-            tables += (precise(vocabulary_table(target, self.transitions.child)),)
-        return tables if self.copying is None else tables + self.copying.tables(target)
+        """What scores of pairs need to know of every token, for `add_pair_scores`: (V, rank) as a
+        child of `transitions`, (V, 1) as a parent and as a child of `copying`; empty without them.
+        In float32, in which the gradients of many rows are summed."""
+        directions = [] if self.transitions is None else [self.transitions.child]
+        if self.copying is not None:
+            directions += [self.copying.parent[None], self.copying.child[None]]
+        if not directions:
+            return ()
+        return vocabulary_table(target, torch.cat(directions)).split(list(map(len, directions)), 1)
 
     def add_pair_scores(
         self,
@@ -222,7 +224,8 @@ class StreamSteps(DraftingSpeculator):
         if self.transitions is not None:
             logits = self.transitions.add_to(logits, target, parents, tables[0])
         if self.copying is not None:
-            logits = self.copying.add_to(logits, *tables[-2:], streams, parents, texts, lengths)
+            terms = (table.squeeze(1) for table in tables[-2:])
+            logits = self.copying.add_to(logits, *terms, streams, parents, texts, lengths)
         return logits
 
     @property
