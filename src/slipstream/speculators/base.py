@@ -109,6 +109,10 @@ class DraftingSpeculator(Speculator):
         of a completion that are worked on one after the other, None for all at once.
         """
 
+    def adapted(self, target: Target) -> Target:
+        """The target whose forwards it is trained in: `target`, unless that learns with it."""
+        return target
+
     def calibrate(self, target: Target, batches: Iterable[Batch]) -> None:
         """Measure on validation batches what drafting needs to know, and keep it in a buffer."""
 

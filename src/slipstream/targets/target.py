@@ -4,12 +4,14 @@ A forward is: embed the rows, run layers with visitors between them, norm, head.
 verification or sampling.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
@@ -52,6 +54,7 @@ class Target:
         self.max_positions = self.family.max_positions
         self.fingerprint: dict[str, str] = {}
         self.adapter: str | None = None
+        self.checkpointing = False  # in training, layers run again in the backward pass
         self.compiled = None  # or `CompiledLayers`, which run the layers of decoding steps
 
     @property
@@ -123,10 +126,27 @@ class Target:
             window = family.window(module)
             if window not in masks:
                 masks[window] = rows.mask_within(window, committed)
-            rows.hidden = family.run_layer(
-                module, rows.hidden, masks[window], rows.positions, rotary, cache
-            )
+            given = module, rows.hidden, masks[window], rows.positions, rotary, cache
+            if self.checkpointing and torch.is_grad_enabled():
+                around = partial(self._around_again, rows)
+                rows.hidden = checkpoint(
+                    family.run_layer, *given, use_reentrant=False, context_fn=around
+                )
+            else:
+                rows.hidden = family.run_layer(*given)
         return rows
+
+    def _around_again(self, rows: Rows) -> tuple[AbstractContextManager, AbstractContextManager]:
+        """What stands around a layer (nothing more than does already), and around it when it runs
+        again."""
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            acting = rows.acting.acting_on(self, rows) if rows.acting else nullcontext()
+            with acting, our_attention(self.model.config):
+                yield
+
+        return nullcontext(), again()
 
     def forward(
         self,

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from slipstream.core.errors import InputError
+from slipstream.core.processes import alone
 from slipstream.data.rendering import Sample
 from slipstream.training.checkpoints import go_back_to_last_step
 from slipstream.training.memory import MemoryEstimate, largest_batch, step_bytes
@@ -40,9 +41,10 @@ def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEsti
     """Of a run's largest batch, on each device; what several devices share is counted whole."""
     trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     weights = sum(p.numel() * p.element_size() for p in module.parameters())
-    batch = largest_batch(trainer.datamodule.train_dataloader())
     mixed = "mixed" in str(trainer.precision)
-    step = step_bytes(module.empty_step, batch, mixed, module.device.type)
+    with alone():
+        batch = largest_batch(trainer.datamodule.train_dataloader())
+        step = step_bytes(module.empty_step, batch, mixed, module.device.type)
     return MemoryEstimate(weights, 2 * trained, step)
 
 

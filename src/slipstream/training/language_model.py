@@ -147,7 +147,7 @@ def completion_loss(model: nn.Module, teacher: Target | None, batch: Batch) -> t
 class FineTuning(TrainingModule):
     """Cross-entropy of the completion tokens, LoRA layers of the target alone are trained.
 
-    It writes a PEFT adapter folder, which `target.adapter=FOLDER` and PEFT itself open.
+    checkpointing: as in `SpeculatorTraining`. It writes a PEFT adapter folder, which `target.adapter=FOLDER` and PEFT itself open.
     """
 
     title = "LoRA adapter"
@@ -157,6 +157,7 @@ class FineTuning(TrainingModule):
         self,
         target: Target,
         lora: LoraSettings,
+        checkpointing: bool,
         learning_rate: float,
         weight_decay: float,
         warmup_steps: int,
@@ -166,6 +167,7 @@ class FineTuning(TrainingModule):
             raise InputError("target: a target is needed to fine-tune it")
         target.model.requires_grad_(False)
         self.lora, (self.target, _) = lora, with_lora(target, lora)
+        self.target.checkpointing = checkpointing
         self.model = self.target.model
 
     def loss(self, batch: Batch) -> torch.Tensor:
@@ -173,7 +175,9 @@ class FineTuning(TrainingModule):
 
     def empty_step(self) -> Step:
         target = empty_target(self.model.config, self.target.dtype)
-        return partial(fine_tuning_loss, with_lora(target, self.lora)[0])
+        target, _ = with_lora(target, self.lora)
+        target.checkpointing = self.target.checkpointing
+        return partial(fine_tuning_loss, target)
 
     def save(self, folder: Path, card: str) -> None:
         with replaced_folder(folder) as made:

@@ -27,7 +27,8 @@ class ShardedTarget(DDPStrategy):
         frozen = module.frozen
         mesh = torch.distributed.init_device_mesh(self.root_device.type, (self.world_size,))
         for part in (*module.target.family.layers, *_ends(frozen)):
-            fully_shard(part, mesh=mesh)
+            # Each is called by itself, and would stay whole afterwards, as roots do.
+            fully_shard(part, mesh=mesh, reshard_after_forward=True)
         names = {id(tensor) for tensor in (*frozen.parameters(), *frozen.buffers())}
         every = (*module.named_parameters(), *module.named_buffers())
         # These are no whole tensors, and not to be sent from the first process to the others.
@@ -36,7 +37,8 @@ class ShardedTarget(DDPStrategy):
 
 
 def check_sharded(module: L.LightningModule) -> None:
-    if not isinstance(module, SpeculatorTraining) or getattr(module.speculator, "lora", None):
+    own = isinstance(module, SpeculatorTraining) and module.target
+    if not own or module.speculator.adapted(own) is not own:
         raise InputError(
             "trainer.strategy: only a target that training does not change can be split; use "
             "speculator=streaming or speculator=medusa, or trainer.strategy=ddp"

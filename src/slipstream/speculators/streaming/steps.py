@@ -147,7 +147,7 @@ class StreamSteps(DraftingSpeculator):
         else:
             rows = Rows(streams, shifted, mask, streams.shape[1])
             rows.repeats = isinstance(cache, StepCache)
-            rows.acting = None if merged is not None and not self.config.value_rotation else self
+        rows.acting = None if merged is not None and not self.config.value_rotation else self
         if merged is not None:
             with self._rotating(target, merged, rows):
                 return target.run_modules(merged, rows, cache).hidden
@@ -189,7 +189,9 @@ class StreamSteps(DraftingSpeculator):
     def merged_layers(self, target: Target) -> nn.ModuleList | None:
         """Layers for `run_streams` that compute the adapters on the way, where that is possible."""
         layers = target.family.layers[self.first_layer :]
-        placed = any(hasattr(module, "_hf_hook") for module in layers.modules())  # a device map's
+        # a device map's, or split over processes
+        placed = any(hasattr(module, "_hf_hook") for module in layers.modules())
+        placed = placed or any(hasattr(tensor, "full_tensor") for tensor in layers.parameters())
         if self.adapters is None or self.config.attended_tokens or is_quantized(layers) or placed:
             return None
         return self.adapters.merged_layers(target)
