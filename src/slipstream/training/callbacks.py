@@ -15,7 +15,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.processes import alone
 from slipstream.data.rendering import Sample
 from slipstream.training.checkpoints import go_back_to_last_step
-from slipstream.training.memory import MemoryEstimate, largest_batch, step_bytes
+from slipstream.training.memory import GIB, MemoryEstimate, largest_batch, step_bytes
 
 
 class RunSummary(L.Callback):
@@ -37,7 +37,7 @@ class RunSummary(L.Callback):
         console.print(_masked(samples[0], data.tokenizer))
 
 
-def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEstimate:
+def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEstimate | str:
     """Of a run's largest batch, on each device; what several devices share is counted whole."""
     trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     weights = sum(p.numel() * p.element_size() for p in module.parameters())
@@ -45,6 +45,8 @@ def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEsti
     with alone():
         batch = largest_batch(trainer.datamodule.train_dataloader())
         step = step_bytes(module.empty_step, batch, mixed, module.device.type)
+    if step is None:
+        return f"{(weights + 2 * trained) / GIB:.2f} GiB, and what a step takes (unknown with LoRA)"
     return MemoryEstimate(weights, 2 * trained, step)
 
 

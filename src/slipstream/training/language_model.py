@@ -147,7 +147,8 @@ def completion_loss(model: nn.Module, teacher: Target | None, batch: Batch) -> t
 class FineTuning(TrainingModule):
     """Cross-entropy of the completion tokens, LoRA layers of the target alone are trained.
 
-    checkpointing: as in `SpeculatorTraining`. It writes a PEFT adapter folder, which `target.adapter=FOLDER` and PEFT itself open.
+    checkpointing: as in `SpeculatorTraining`. It writes a PEFT adapter folder, which
+    `target.adapter=FOLDER` and PEFT itself open.
     """
 
     title = "LoRA adapter"
@@ -166,18 +167,12 @@ class FineTuning(TrainingModule):
         if target is None:
             raise InputError("target: a target is needed to fine-tune it")
         target.model.requires_grad_(False)
-        self.lora, (self.target, _) = lora, with_lora(target, lora)
+        self.target, _ = with_lora(target, lora)
         self.target.checkpointing = checkpointing
         self.model = self.target.model
 
     def loss(self, batch: Batch) -> torch.Tensor:
         return fine_tuning_loss(self.target, batch)
-
-    def empty_step(self) -> Step:
-        target = empty_target(self.model.config, self.target.dtype)
-        target, _ = with_lora(target, self.lora)
-        target.checkpointing = self.target.checkpointing
-        return partial(fine_tuning_loss, target)
 
     def save(self, folder: Path, card: str) -> None:
         with replaced_folder(folder) as made:

@@ -112,14 +112,19 @@ def empty_target(config, dtype: torch.dtype) -> Target:
     return Target(model.eval().requires_grad_(False))
 
 
-def step_bytes(step_of: Callable[[], Step], batch: Batch, mixed: bool, device: str = "cpu") -> int:
+def step_bytes(
+    step_of: Callable[[], Step | None], batch: Batch, mixed: bool, device: str = "cpu"
+) -> int | None:
     """The peak of a step's forward and backward pass.
 
-    step_of: makes the step, of parts without content; mixed: whether it runs in bfloat16 over
+    step_of: makes the step, of parts without content; None, and so is the result, where PEFT is in
+    the way, whose layers cannot be made so. mixed: whether it runs in bfloat16 over
     float32 parameters; device: which one, for that many bytes of logits at a time.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         step = step_of()
+    if step is None:
+        return None
     usual = head_loss.SLICE_BYTES["cpu"]
     head_loss.SLICE_BYTES["cpu"] = head_loss.SLICE_BYTES.get(device, usual)
     precision = torch.autocast("cpu", torch.bfloat16) if mixed else nullcontext()

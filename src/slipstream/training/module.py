@@ -41,9 +41,10 @@ class TrainingModule(L.LightningModule):
         data.prepare(self.target.tokenizer, self.target)
         self.data = data
 
-    def empty_step(self) -> Step:
-        """The loss of a batch, by parts without content, for the estimate of memory."""
-        raise NotImplementedError
+    def empty_step(self) -> Step | None:
+        """The loss of a batch, by parts without content, for the estimate of memory; None where
+        they cannot be made."""
+        return None
 
     def loss(self, batch) -> torch.Tensor:
         """What is minimised, where that is all there is to log."""

@@ -37,8 +37,8 @@ class SpeculatorTraining(TrainingModule):
 
     learning_rate: of the speculator's own tensors; lora_learning_rate: of LoRA layers of the
     target that learn with it, None for the same. num_segments: parts of a completion that are
-    worked on one after the other, None for all at once. checkpointing: keep no activations inside of
-    a layer, and run it again in the backward pass. validation_prompts: how many prompts are
+    worked on one after the other, None for all at once. checkpointing: keep no activations inside
+    of a layer, and run it again in the backward pass. validation_prompts: how many prompts are
     decoded at each validation, with trees of `validation_budget` nodes. start_from: folder of a
     speculator whose tensors are taken over where this one has them in the same shape.
     """
@@ -81,7 +81,9 @@ class SpeculatorTraining(TrainingModule):
         self.validation_prompts, self.validation_budget = validation_prompts, validation_budget
         self._since = time.perf_counter()
 
-    def empty_step(self) -> Step:
+    def empty_step(self) -> Step | None:
+        if self.speculator.adapted(self.target) is not self.target:
+            return None
         target = empty_target(self.frozen.config, self.target.dtype)
         return losses_of(target, self.speculator.config, self.num_segments, self.checkpointing)
 
