@@ -25,7 +25,7 @@ OLD_NAMES = {
     "sprinter_gpt2 sprinter_gpt_neo sprinter_real sprinter_small streaming_budgets streaming_demo "
     "streaming_small streaming_small_pairs vicuna_13b vicuna_33b vicuna_7b",
     "experiment/evidence": "acceptance applications batches context device draft_lengths "
-    "draft_size draft_size_others drafting_costs gradients memory msa_layers overheads peeking pruning "
+    "draft_size draft_size_others drafting_costs gradients msa_layers overheads peeking pruning "
     "quantization segments similarity sprinter_theory top_k_sampling trees two_models "
     "value_rotation verifier",
     "length": "adaedl assistant_threshold disco gammatune gammatune_plus heuristic "
