@@ -1,25 +1,40 @@
-"""Memory and speed of a training step by length and number of segments (appendix I), and where the
-streams' losses pull: gradient norms of the MLPs by layer (Figure 6)."""
+"""Memory and speed of a training step by length and number of segments (appendix I), the estimate
+of its memory beside what a process takes, and where the streams' losses pull: gradient norms of the
+MLPs by layer (Figure 6)."""
 
+import multiprocessing
+import re
 import time
-import weakref
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import torch
 from rich.progress import track
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from slipstream.data.batches import Batch, collate
 from slipstream.data.rendering import Sample
+from slipstream.speculators.base import new_speculator
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.training.memory import (
+    GIB,
+    MemoryEstimate,
+    PeakMemory,
+    empty_target,
+    return_freed_memory,
+    step_bytes,
+)
+from slipstream.training.speculator import losses_of
 from studies import Plot, Prompt, Result, Target
 from studies.decoding import answered
+
+SIZES = "batch_size", "length"
 
 
 def segments(
@@ -91,40 +106,84 @@ def _step(
     losses.total.backward()
 
 
-class PeakMemory(TorchDispatchMode):
-    """Within, `peak` is the most bytes that tensors made here held at one time, on any device.
+def memory(
+    target: Target,
+    prompts: list[Prompt],
+    speculator: StreamingConfig,
+    models: list[dict],
+    num_segments: int | None,
+) -> Result:
+    """The estimate of a run's peak memory for `models` of random weights in bfloat16, from their
+    configs alone; and, of those of which `measured` says so, what a new process takes.
 
-    Every operator's outputs count from when they are made until their storage is freed, those of
-    the backward pass and of saved activations included; what was there before does not, nor do
-    buffers that a kernel frees before it returns.
+    models: name, measured, batch_size and length (tokens of each sample, a quarter of it prompt),
+    and a transformers config. Measured: the most resident memory of a process that makes two
+    optimiser steps on the CPU, less what it had before there was a model.
     """
+    rows = []
+    for model in track(models, description="models"):
+        shape = dict(model)
+        name, measured, *sizes = (shape.pop(key) for key in ("name", "measured", *SIZES))
+        settings = shape, speculator, num_segments, *sizes
+        found = estimated(*settings)
+        row = {"model": name, "tokens": sizes[0] * sizes[1], "estimate GiB": found.total / GIB}
+        row |= {f"{part} GiB": size / GIB for part, size in vars(found).items()}
+        if measured:
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                taken = pool.apply(taken_by_steps, settings)
+            row |= {"measured GiB": taken / GIB, "estimate of measured": found.total / taken}
+        rows.append(row)
+    return Result("Peak memory of training, estimated and measured", rows)
 
-    def __init__(self):
-        super().__init__()
-        self.live = self.peak = 0
-        self._known: set[int] = set()
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self._meet((args, kwargs), new=False)
-        result = function(*args, **(kwargs or {}))
-        self._meet(result, new=True)
-        return result
+def estimated(
+    shape: dict, speculator: StreamingConfig, num_segments: int | None, count: int, length: int
+) -> MemoryEstimate:
+    """Of training a speculator for a bfloat16 model of this shape, from its config alone."""
+    config = AutoConfig.for_model(**shape, max_position_embeddings=length)
+    with FakeTensorMode():
+        target = empty_target(config, torch.bfloat16)
+        own = new_speculator(target, speculator)
+    trained = sum(p.numel() * p.element_size() for p in own.parameters() if p.requires_grad)
+    weights = sum(p.numel() * p.element_size() for p in target.model.parameters()) + trained
+    batch = _samples(config.vocab_size, count, length)
+    step = step_bytes(
+        lambda: losses_of(empty_target(config, torch.bfloat16), speculator, num_segments),
+        batch, mixed=True,
+    )  # fmt: skip
+    return MemoryEstimate(weights, 2 * trained, step)
 
-    def _meet(self, tensors, new: bool) -> None:
-        for tensor in tree_leaves(tensors):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            key, size = storage._cdata, storage.nbytes() if new else 0
-            if key not in self._known:
-                self._known.add(key)
-                self.live += size
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._forget, key, size)
 
-    def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.live -= size
+def taken_by_steps(
+    shape: dict, speculator: StreamingConfig, num_segments: int | None, count: int, length: int
+) -> int:
+    """Bytes that two steps of the same training take in this process, which must be a new one."""
+    return_freed_memory()
+    before = _most_resident()
+    config = AutoConfig.for_model(**shape, max_position_embeddings=length)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    target = Target(model.eval().requires_grad_(False))
+    own = new_speculator(target, speculator)
+    optimizer = torch.optim.AdamW(own.parameters())
+    batch = _samples(config.vocab_size, count, length)
+    for number in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, _ = own.losses(target, batch, number, num_segments)
+        loss.backward()
+        optimizer.step()
+    return _most_resident() - before
+
+
+def _samples(vocab_size: int, count: int, length: int) -> Batch:
+    ids = torch.randint(vocab_size, (count, length), generator=torch.Generator().manual_seed(0))
+    return collate([Sample(row, length // 4) for row in ids.tolist()])
+
+
+def _most_resident() -> int:
+    """Bytes of memory that this process had at most so far (on Linux)."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", status)[1])
 
 
 def gradients(

@@ -256,7 +256,9 @@ def test_the_training_cache_shows_later_rows_what_was_kept_and_themselves():
     cache = TrainingCache(2)
     first, second, third = torch.randn(3, 2, 2, HEADS, 4, SIZE)
     assert cache.get_seq_length(1) == 0
-    assert torch.equal(cache.update(*first, 1)[0], first[0])
+    for _ in range(2):  # computed again, it sees the same
+        assert torch.equal(cache.update(*first, 1)[0], first[0])
+    cache.settle()
     cache.keep = 0
     for later in (second, third):
         keys, values = cache.update(*later, 1)
@@ -266,3 +268,11 @@ def test_the_training_cache_shows_later_rows_what_was_kept_and_themselves():
     keys, _ = cache.update(*second, 1)
     assert torch.equal(keys, torch.cat([first[0][..., :3, :], second[0]], -2))
     assert cache.get_seq_length(1) == 4 and cache.get_seq_length(0) == 0
+
+
+def test_layers_before_the_first_keep_nothing_for_later_rows():
+    cache = TrainingCache(3, first=1)
+    for layer in range(3):
+        cache.update(*torch.randn(2, 1, HEADS, 4, SIZE), layer)
+    cache.settle()
+    assert [cache.get_seq_length(layer) for layer in range(3)] == [0, 4, 4]

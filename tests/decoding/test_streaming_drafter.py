@@ -42,7 +42,8 @@ def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, 
     texts, lengths = torch.tensor([text] * VOCABULARY), torch.full((VOCABULARY,), len(text))
     scores = [
         drafter.speculator.add_pair_scores(
-            drafter.target, torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.float64),
+            drafter.target, drafter.speculator.pair_tables(drafter.target),
+            torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.float64),
             torch.full((VOCABULARY,), stream), every, texts, lengths,
         )
         for stream in range(3)
@@ -105,7 +106,8 @@ def test_a_refused_target_is_refused_again():
 
 def test_scores_move_probability_to_the_tokens_that_follow(drafter):
     uniform = torch.full((1, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64)
-    scores = drafter.speculator.transitions(drafter.target, torch.tensor([11]))[0]
+    queries, keys = drafter.speculator.transitions.tables(drafter.target)
+    scores = queries[11] @ keys.T
     tokens, children = candidates(drafter, [11], uniform.log())
     assert tokens[0][children[0][0][0][0]] == int(scores.argmax())
 

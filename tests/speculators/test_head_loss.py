@@ -12,7 +12,7 @@ from slipstream.speculators.head_loss import head_loss
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("most_logits", [1, 120, 320, 360])
 def test_values_gradients_and_guesses(bias, most_logits, monkeypatch):
-    monkeypatch.setattr(head_losses, "LOGITS", most_logits)
+    monkeypatch.setattr(head_losses, "SLICE_BYTES", {"cpu": 4 * most_logits})
     torch.manual_seed(0)
     head = nn.Linear(6, 40, bias=bias).double().requires_grad_(False)
     hidden = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
@@ -28,7 +28,7 @@ def test_values_gradients_and_guesses(bias, most_logits, monkeypatch):
 
 
 def test_a_head_that_is_trained_gets_its_gradient(monkeypatch):
-    monkeypatch.setattr(head_losses, "LOGITS", 80)
+    monkeypatch.setattr(head_losses, "SLICE_BYTES", {"cpu": 320})
     torch.manual_seed(0)
     head = nn.Linear(6, 40)
     hidden, labels = torch.randn(3, 6), torch.tensor([1, 2, 3])

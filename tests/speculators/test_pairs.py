@@ -38,7 +38,7 @@ def pairs() -> tuple[torch.Tensor, ...]:
 
 def gains(copying, target, *pairs) -> torch.Tensor:
     nothing = torch.zeros(ROWS, VOCABULARY, dtype=torch.float64)
-    return copying.add_to(nothing, target, *pairs)
+    return copying.add_to(nothing, *copying.tables(target), *pairs)
 
 
 def test_a_token_gains_where_the_known_text_has_it_after_the_parent(target, copying, pairs):
@@ -67,7 +67,8 @@ def test_drafting_looks_up_what_training_computes(target, copying, pairs):
     transitions = Transitions(target.embedding_size, 4).double()
     with torch.no_grad():
         transitions.child.normal_()
-    expected = gains(copying, target, *pairs) + transitions(target, pairs[1])
+    expected = gains(copying, target, *pairs)
+    expected = transitions.add_to(expected, target, pairs[1], transitions.tables(target)[1])
     scores = PairScores(target, transitions, copying)
     every = torch.arange(VOCABULARY).expand(1, STREAMS, -1)
     for row, (stream, parent, text, length) in enumerate(zip(*pairs, strict=True)):

@@ -309,6 +309,7 @@ def training_streams(target, speculator, ids: torch.Tensor, positions: torch.Ten
     everywhere = torch.arange(ids.shape[1]).expand_as(ids)
     with torch.no_grad():
         target.forward(ids, everywhere, None, cache, [watching])
+    cache.settle()
     index = positions.unsqueeze(-1).expand(-1, -1, target.hidden_size)
     hidden = watching.states.gather(1, index)
     sees = causal_mask(ids.shape[1])[positions].unsqueeze(1)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import safetensors.torch
 import torch
 from tests.commands import ROOT
@@ -31,15 +32,25 @@ def train(folder, output, *overrides) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(output / "model" / "model.safetensors")
 
 
-def test_two_processes_equal_one_with_the_same_batches(tmp_path):
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder of rows, and what one process learns of them."""
+    tmp_path = tmp_path_factory.mktemp("world")
     rows = [ROWS[number % 3].replace("]", f" {number}]", 1) for number in range(22)]
     for split in ("train", "validation"):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+    return tmp_path, train(tmp_path, tmp_path / "one", "data.batch_tokens=512")
+
+
+@pytest.mark.parametrize("way", ["trainer.strategy=ddp", "trainer=sharded"])
+def test_two_processes_equal_one_with_the_same_batches(world, way):
+    """Each with the whole target, or each with half of it; with a validation in between."""
+    folder, one = world
     two = train(
-        tmp_path, tmp_path / "two", "trainer.devices=2", "trainer.strategy=ddp",
-        "data.batch_tokens=256",
+        folder, folder / way.rpartition("=")[2], way, "trainer.devices=2", "data.batch_tokens=256",
+        "target.device=cpu", "trainer.check_val_every_n_epoch=1", "trainer.val_check_interval=2",
+        "training.validation_prompts=1", "callbacks.best=null",
     )  # fmt: skip
-    one = train(tmp_path, tmp_path / "one", "data.batch_tokens=512")
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-5)

@@ -61,9 +61,6 @@ class BigramSpeculator(DraftingSpeculator):
         loss = nn.functional.cross_entropy(logits, batch.ids[:, 1:][used])
         return loss, {"loss": loss}
 
-    def rows_per_token(self, supervised_share):
-        return supervised_share
-
 
 class Bigram(Drafter):
     def __init__(self, speculator):

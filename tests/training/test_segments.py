@@ -127,6 +127,27 @@ def test_segments_equal_the_dense_reference_for_several_answers(mode, num_segmen
     assert_same(losses_of(target, speculator, batch, num_segments), dense, speculator)
 
 
+@pytest.mark.parametrize("num_segments", [None, 4])
+@pytest.mark.parametrize(
+    ("mode", "name"), [(mode, name) for mode, options in OPTIONS.items() for name in options]
+)
+def test_layers_that_run_again_change_nothing(mode, name, num_segments):
+    target, batch = tiny_target("llama"), ragged_batch()
+    speculator = tiny_speculator(target, mode=mode, **OPTIONS[mode][name])
+    kept = losses_of(target, speculator, batch, num_segments)
+    expected = gradients_of(kept, speculator)
+    adapted, calls = speculator.adapted(target), []
+    adapted.checkpointing = True
+    adapted.family.layers[-1].register_forward_pre_hook(lambda *_: calls.append(1))
+    again = losses_of(target, speculator, batch, num_segments)
+    before = len(calls)
+    found = gradients_of(again, speculator)
+    assert len(calls) > before or (mode, num_segments) == ("lossless", 4)  # it has run already
+    torch.testing.assert_close(again.total, kept.total, rtol=0, atol=1e-12)
+    for part, gradient in expected.items():
+        torch.testing.assert_close(found[part], gradient, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("unknown", [[True, False, True], [False, True, False]])
 def test_segments_equal_the_dense_reference_where_roots_are_unknown(unknown):
     target, speculator = pair("llama", "lossless")
@@ -154,7 +175,7 @@ def counted(monkeypatch, target) -> list[int]:
         return cross_entropy(logits, *others, **options)
 
     monkeypatch.setattr(head_losses.F, "cross_entropy", count)
-    monkeypatch.setattr(head_losses, "LOGITS", 7 * target.vocab_size)
+    monkeypatch.setattr(head_losses, "SLICE_BYTES", {"cpu": 4 * 7 * target.vocab_size})
     return calls
 
 

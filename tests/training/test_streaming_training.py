@@ -37,9 +37,9 @@ def test_scores_of_pairs_see_the_text_up_to_the_root_and_no_further(monkeypatch)
     calls = []
     score = speculator.add_pair_scores
 
-    def watched(target, logits, streams, parents, texts, lengths):
+    def watched(target, tables, logits, streams, parents, texts, lengths):
         calls.append((streams, parents, texts, lengths))
-        return score(target, logits, streams, parents, texts, lengths)
+        return score(target, tables, logits, streams, parents, texts, lengths)
 
     monkeypatch.setattr(speculator, "add_pair_scores", watched)
     losses_of(speculator, target)

@@ -238,33 +238,42 @@ class StepCache:
 
 
 class TrainingCache:
-    """The plain counterpart with gradients: rows see all rows kept before them, and one another.
+    """The plain counterpart with gradients: rows see what `kept` has of their layer, and one
+    another. It is the reference for `StepCache`.
 
-    `keep` says how many of the next rows of a layer are kept for later ones (the first ones of the
-    call; None for all), `visible` how many of the kept ones later rows are shown (None for all).
-    Streams come after the main rows of a call and are never kept. It is the reference for
-    `StepCache`.
+    kept: (keys, values) of each layer, None for none; made: those of the forward at hand, which are
+    kept from `settle` on, so that a layer that is computed again sees what it saw. keep: how many
+    of the next rows of a layer are made (the first ones of the call; None for all); layers before
+    `first` make none; visible: how many of the kept ones later rows are shown (None for all).
+    Streams come after the main rows of a call and are never kept.
     """
 
     is_compileable = False
 
-    def __init__(self, num_layers: int):
+    def __init__(self, num_layers: int, first: int = 0):
         self.keep: int | None = None
         self.visible: int | None = None
-        self.kept: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(num_layers)]
+        self.first = first
+        self.kept: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * num_layers
+        self.made = list(self.kept)
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_, **__
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """key, value: (B, H_kv, R, D_head); returns what these rows may attend to."""
-        kept = self.kept[layer_idx]
-        visible = slice(self.visible)
-        keys = torch.cat([*(k[..., visible, :] for k, _ in kept), key], dim=-2)
-        values = torch.cat([*(v[..., visible, :] for _, v in kept), value], dim=-2)
+        own, kept = (key, value), self.kept[layer_idx]
         count = key.shape[-2] if self.keep is None else self.keep
-        if count:
-            kept.append((key[..., :count, :], value[..., :count, :]))
+        if count and layer_idx >= self.first:
+            self.made[layer_idx] = key[..., :count, :], value[..., :count, :]
+        if kept is None:
+            return own
+        pairs = zip(kept, own, strict=True)
+        keys, values = (torch.cat([old[..., : self.visible, :], new], -2) for old, new in pairs)
         return keys, values
+
+    def settle(self) -> None:
+        """The forward has ended: what it made is kept."""
+        self.kept = list(self.made)
 
     @property
     def slots(self) -> int:
@@ -272,4 +281,5 @@ class TrainingCache:
         return self.get_seq_length(len(self.kept) - 1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return sum(key.shape[-2] for key, _ in self.kept[layer_idx])
+        kept = self.kept[layer_idx]
+        return 0 if kept is None else kept[0].shape[-2]

@@ -97,8 +97,6 @@ class DraftingSpeculator(Speculator):
     source: ClassVar[str]
     drafter_class: ClassVar[str]
     drafter_settings: ClassVar[dict] = {}
-    num_trained_layers = 0
-    """Layers of the target that gradients pass through."""
 
     @abstractmethod
     def losses(
@@ -111,9 +109,9 @@ class DraftingSpeculator(Speculator):
         of a completion that are worked on one after the other, None for all at once.
         """
 
-    @abstractmethod
-    def rows_per_token(self, supervised_share: float) -> float:
-        """Trained rows per token of a batch, of whose tokens this share is supervised."""
+    def adapted(self, target: Target) -> Target:
+        """The target whose forwards it is trained in: `target`, unless that learns with it."""
+        return target
 
     def calibrate(self, target: Target, batches: Iterable[Batch]) -> None:
         """Measure on validation batches what drafting needs to know, and keep it in a buffer."""

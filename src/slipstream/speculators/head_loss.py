@@ -1,7 +1,7 @@
-"""Cross-entropy of guesses without ever holding all of their logits.
+"""Losses over the vocabulary, a slice of the rows at a time: never all of their logits.
 
 With V tokens in the vocabulary, M rows have M * V logits: for streams, gamma + 1 times as many as
-in ordinary training. So many rows come in parts, whose logits are made again in the backward pass.
+in ordinary training. So many rows come in slices, whose logits are made again in the backward pass.
 """
 
 from collections.abc import Callable
@@ -11,35 +11,50 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-# So many logits are held at a time.
-LOGITS = 2**25
+# So many bytes of float32 values are held at a time: a fiftieth of an accelerator's memory, and on
+# a CPU what is soon written and read again.
+SLICE_BYTES = {"cuda": 2**30, "cpu": 2**27}
 
 
-def guess_loss(
-    logits_of: Callable[..., torch.Tensor], vocab_size: int, labels: torch.Tensor, *rows
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss of each guess, and the most probable token of each: (M,) floats and (M,) token ids.
+def rows_at_once(width: int, device: torch.device) -> int:
+    """How many rows of `width` float32 values, such as logits, are held at a time."""
+    return max(1, SLICE_BYTES.get(device.type, SLICE_BYTES["cpu"]) // (4 * width))
 
-    logits_of: takes a part of each tensor in `rows`, of M rows each, and returns the part's
-    (..., V) logits; labels: (M,).
+
+def in_slices(
+    function: Callable[..., tuple[torch.Tensor, ...]], width: int, *rows: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """What `function` makes of M rows, itself M rows, though it may hold `width` values of each.
+
+    function: takes a slice of each tensor in `rows`, of M rows each; it runs again for the
+    backward pass, unless all rows are one slice.
     """
+    most = rows_at_once(width, rows[0].device)
+    if len(rows[0]) <= most:
+        return function(*rows)
+    slices = zip(*(tensor.split(most) for tensor in rows), strict=True)
+    found = [checkpoint(function, *each, use_reentrant=False) for each in slices]
+    return tuple(map(torch.cat, zip(*found, strict=True)))
 
-    def part(labels, *rows):
-        logits = logits_of(*rows)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits, labels, reduction="none"), logits.argmax(-1)
 
-    most = max(1, LOGITS // vocab_size)
-    if len(labels) <= most:
-        return part(labels, *rows)
-    parts = zip(*(tensor.split(most) for tensor in (labels, *rows)), strict=True)
-    found = [checkpoint(part, *each, use_reentrant=False) for each in parts]
-    losses, guesses = zip(*found, strict=True)
-    return torch.cat(losses), torch.cat(guesses)
+def precise(logits: torch.Tensor) -> torch.Tensor:
+    """In float32 at least, in which softmax and sums are taken."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """(M, V) logits of any dtype, (M,) labels -> (M,) losses."""
+    return F.cross_entropy(precise(logits), labels, reduction="none")
 
 
 def head_loss(
     head: nn.Module, hidden: torch.Tensor, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`guess_loss` through an LM head D -> V; hidden: (M, D) after the final norm."""
-    return guess_loss(head, head.out_features, labels, hidden)
+    """Loss of each guess through an LM head D -> V, and the most probable token of each: (M,)
+    floats and (M,) token ids. hidden: (M, D) after the final norm; labels: (M,)."""
+
+    def of_slice(hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = head(hidden)
+        return cross_entropy(logits, labels), logits.argmax(-1)
+
+    return in_slices(of_slice, head.out_features, hidden, labels)

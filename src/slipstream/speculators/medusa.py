@@ -23,7 +23,7 @@ from slipstream.speculators.base import (
     one_of,
     whole,
 )
-from slipstream.speculators.head_loss import head_loss
+from slipstream.speculators.head_loss import head_loss, in_slices
 from slipstream.speculators.labels import NO_LABEL, future_tokens, guess_means
 from slipstream.targets.target import Target
 
@@ -131,14 +131,15 @@ class MedusaSpeculator(DraftingSpeculator):
         counts = hits.new_zeros(len(hits), 1)
         for batch in batches:
             for number, (head, states, tokens) in enumerate(drafting._guesses(target, batch)):
-                best = head(states).topk(self.config.num_ranks).indices
+
+                def best_of(rows: torch.Tensor, head: nn.Module = head) -> tuple[torch.Tensor]:
+                    return (head(rows).topk(self.config.num_ranks).indices,)
+
+                best = in_slices(best_of, head.out_features, states)[0]
                 hits[number] += (best == tokens[:, None]).sum(0)
                 counts[number] += len(tokens)
         hits, counts = mean_over_processes(hits), mean_over_processes(counts)
         self.accuracies.copy_(hits / counts.clamp(min=1))
-
-    def rows_per_token(self, supervised_share: float) -> float:
-        return len(self.blocks) * supervised_share
 
 
 def _copied(head: nn.Module) -> nn.Module:

@@ -4,13 +4,15 @@ A forward is: embed the rows, run layers with visitors between them, norm, head.
 verification or sampling.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
@@ -60,6 +62,7 @@ class Target:
         self.max_positions = self.family.max_positions
         self.fingerprint: dict[str, str] = {}
         self.adapter: str | None = None
+        self.checkpointing = False  # in training, layers run again in the backward pass
         self.compiled = None  # or `CompiledLayers`, which run the layers of decoding steps
 
     @property
@@ -140,9 +143,24 @@ class Target:
             if window not in masks:
                 mask = rows.mask_within(window, committed)
                 masks[window] = None if mask is None else added(mask, groups, rows.hidden.dtype)
-            rows.hidden = run_layer(
-                module, rows.hidden, masks[window], rows.positions, rotary, cache
-            )
+            given = module, rows.hidden, masks[window], rows.positions, rotary, cache
+            if self.checkpointing and torch.is_grad_enabled():
+                around = partial(self._around_again, rows)
+                rows.hidden = checkpoint(run_layer, *given, use_reentrant=False, context_fn=around)
+            else:
+                rows.hidden = run_layer(*given)
+
+    def _around_again(self, rows: Rows) -> tuple[AbstractContextManager, AbstractContextManager]:
+        """What stands around a layer (nothing more than does already), and around it when it runs
+        again."""
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            acting = rows.acting.acting_on(self, rows) if rows.acting else nullcontext()
+            with acting, our_attention(self.model.config):
+                yield
+
+        return nullcontext(), again()
 
     def forward(
         self,

@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from slipstream.core.errors import InputError
+from slipstream.core.processes import alone
 from slipstream.data.rendering import Sample
 from slipstream.training.checkpoints import go_back_to_last_step
+from slipstream.training.memory import GIB, MemoryEstimate, largest_batch, step_bytes
 
 
 class RunSummary(L.Callback):
@@ -27,7 +29,7 @@ class RunSummary(L.Callback):
         total = sum(p.numel() for p in module.parameters())
         console.print(
             f"parameters: {trained:,} trained of {total:,} ({100 * trained / total:.2f} %)\n"
-            f"memory estimate: {memory_estimate(module, data.batch_tokens) / 2**30:.2f} GiB\n"
+            f"memory estimate: {memory_estimate(trainer, module)}\n"
             f"data: {len(samples):,} training samples, "
             f"{100 * data.supervised_share:.1f} % of their tokens supervised\n"
             "first sample, supervised tokens in green:"
@@ -35,19 +37,17 @@ class RunSummary(L.Callback):
         console.print(_masked(samples[0], data.tokenizer))
 
 
-def memory_estimate(module: L.LightningModule, batch_tokens: int) -> int:
-    """Bytes for weights, gradients, AdamW's two moments and, roughly, activations of a batch.
-
-    Activations: per token about 34 values of the model's width in each layer that gradients pass
-    through, and the logits in float32 (Korthikanti et al. 2022).
-    """
-    trained = [p for p in module.parameters() if p.requires_grad]
+def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEstimate | str:
+    """Of a run's largest batch, on each device; what several devices share is counted whole."""
+    trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     weights = sum(p.numel() * p.element_size() for p in module.parameters())
-    optimiser = sum(p.numel() * (p.element_size() + 8) for p in trained)
-    config = module.model_config
-    layers = module.num_trained_layers
-    per_token = 34 * config.hidden_size * layers * 2 + 4 * config.vocab_size
-    return weights + optimiser + batch_tokens * module.rows_per_token * per_token
+    mixed = "mixed" in str(trainer.precision)
+    with alone():
+        batch = largest_batch(trainer.datamodule.train_dataloader())
+        step = step_bytes(module.empty_step, batch, mixed, module.device.type)
+    if step is None:
+        return f"{(weights + 2 * trained) / GIB:.2f} GiB, and what a step takes (unknown with LoRA)"
+    return MemoryEstimate(weights, 2 * trained, step)
 
 
 def _masked(sample: Sample, tokenizer) -> Text:

@@ -5,10 +5,12 @@ or the distribution of a teacher there (a draft model learns what its target say
 the baseline that shared mode is compared with. Nothing here knows of speculation.
 """
 
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
@@ -17,10 +19,11 @@ from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.tokenizer import train_tokenizer
 from slipstream.speculators.base import causal_rows
-from slipstream.speculators.head_loss import head_loss
+from slipstream.speculators.head_loss import head_loss, in_slices
 from slipstream.targets.loading import load_target
 from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.target import Target
+from slipstream.training.memory import Step, empty_target
 from slipstream.training.module import TrainingModule
 
 
@@ -95,16 +98,14 @@ class LanguageModelTraining(TrainingModule):
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """The cross-entropy, or the KL divergence from the teacher."""
-        predicts = batch.supervised[:, 1:]
-        hidden = self.model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
-        logits = self.model.lm_head(hidden[:, :-1][predicts]).float()
-        if self.teacher is None:
-            return F.cross_entropy(logits, batch.ids[:, 1:][predicts])
-        with torch.no_grad():
-            rows = causal_rows(self.teacher, batch.ids)
-            teaching = self.teacher.logits(rows.hidden[:, :-1][predicts]).float()
-        ours, theirs = logits.log_softmax(-1), teaching.log_softmax(-1)
-        return F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+        return completion_loss(self.model, self.teacher, batch)
+
+    def empty_step(self) -> Step:
+        model = empty_target(self.model.config, self.model.dtype).model.requires_grad_(True)
+        teacher = self.teacher
+        if teacher is not None:
+            teacher = empty_target(teacher.model.config, teacher.dtype)
+        return partial(completion_loss, model, teacher)
 
     def on_fit_start(self) -> None:
         if self.teacher is not None:
@@ -123,10 +124,31 @@ class LanguageModelTraining(TrainingModule):
             write_text(made / "README.md", card)
 
 
+def completion_loss(model: nn.Module, teacher: Target | None, batch: Batch) -> torch.Tensor:
+    """The cross-entropy of completion tokens, or the KL divergence from the teacher there."""
+    predicts, head = batch.supervised[:, 1:], model.lm_head
+    hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
+    rows = [hidden[:, :-1][predicts]]
+    if teacher is None:
+        return head_loss(head, *rows, batch.ids[:, 1:][predicts])[0].mean()
+    with torch.no_grad():
+        states = causal_rows(teacher, batch.ids).hidden[:, :-1][predicts]
+        rows.append(teacher.norm(states))
+
+    def divergence(rows: torch.Tensor, taught: torch.Tensor) -> tuple[torch.Tensor]:
+        with torch.no_grad():
+            theirs = teacher.logits_of_normed(taught).float().log_softmax(-1)
+        ours = head(rows).float().log_softmax(-1)
+        return (F.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1),)
+
+    return in_slices(divergence, head.out_features, *rows)[0].mean()
+
+
 class FineTuning(TrainingModule):
     """Cross-entropy of the completion tokens, LoRA layers of the target alone are trained.
 
-    It writes a PEFT adapter folder, which `target.adapter=FOLDER` and PEFT itself open.
+    checkpointing: as in `SpeculatorTraining`. It writes a PEFT adapter folder, which
+    `target.adapter=FOLDER` and PEFT itself open.
     """
 
     title = "LoRA adapter"
@@ -136,6 +158,7 @@ class FineTuning(TrainingModule):
         self,
         target: Target,
         lora: LoraSettings,
+        checkpointing: bool,
         learning_rate: float,
         weight_decay: float,
         warmup_steps: int,
@@ -145,15 +168,20 @@ class FineTuning(TrainingModule):
             raise InputError("target: a target is needed to fine-tune it")
         target.model.requires_grad_(False)
         self.target, _ = with_lora(target, lora)
+        self.target.checkpointing = checkpointing
         self.model = self.target.model
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        rows = causal_rows(self.target, batch.ids)
-        predicts = batch.supervised[:, 1:]
-        hidden = self.target.norm(rows.hidden[:, :-1][predicts])
-        return head_loss(self.target.head, hidden, batch.ids[:, 1:][predicts])[0].mean()
+        return fine_tuning_loss(self.target, batch)
 
     def save(self, folder: Path, card: str) -> None:
         with replaced_folder(folder) as made:
             save_lora(made, self.target)
             write_text(made / "README.md", card)
+
+
+def fine_tuning_loss(target: Target, batch: Batch) -> torch.Tensor:
+    """The cross-entropy of completion tokens."""
+    predicts = batch.supervised[:, 1:]
+    hidden = target.norm(causal_rows(target, batch.ids).hidden[:, :-1][predicts])
+    return head_loss(target.head, hidden, batch.ids[:, 1:][predicts])[0].mean()

@@ -11,22 +11,20 @@ import torch
 
 from slipstream.core.errors import InputError
 from slipstream.data.prompt_completion import PromptCompletionData
+from slipstream.training.memory import Step
 
 
 class TrainingModule(L.LightningModule):
     """`losses` of batches, minimised by AdamW.
 
     title, description: of the model card. checkpointed: checkpoints hold the tensors whose names
-    contain it, and nothing of a frozen target. For the estimate of memory: num_trained_layers,
-    layers that gradients pass through; rows_per_token, trained rows per token of a batch; and
-    `model_config`, the transformers config of the model that they belong to.
+    contain it, and nothing of a frozen target.
     """
 
     title: str
     description = "Trained by Slipstream, next-token loss on completions."
     checkpointed = ""
     betas = (0.9, 0.999)
-    rows_per_token: float = 1
 
     def __init__(self, learning_rate: float, weight_decay: float = 0.0, warmup_steps: int = 0):
         super().__init__()
@@ -43,13 +41,10 @@ class TrainingModule(L.LightningModule):
         data.prepare(self.target.tokenizer, self.target)
         self.data = data
 
-    @property
-    def model_config(self):
-        return self.model.config
-
-    @property
-    def num_trained_layers(self) -> int:
-        return self.model_config.num_hidden_layers
+    def empty_step(self) -> Step | None:
+        """The loss of a batch, by parts without content, for the estimate of memory; None where
+        they cannot be made."""
+        return None
 
     def loss(self, batch) -> torch.Tensor:
         """What is minimised, where that is all there is to log."""

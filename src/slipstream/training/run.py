@@ -13,9 +13,12 @@ import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from slipstream.core.errors import InputError
+from slipstream.training.memory import return_freed_memory
 
 # Exit codes, as shells have them: 128 and the signal's number.
 TERMINATED, BY_CTRL_C = 143, 130
+# How PyTorch says on a CPU that there is no memory left; on a device it has an error of its own.
+ON_CPU = "DefaultCPUAllocator: can't allocate memory"
 
 
 def start(trainer: L.Trainer, module: L.LightningModule, data, resume: str | None) -> None:
@@ -25,9 +28,17 @@ def start(trainer: L.Trainer, module: L.LightningModule, data, resume: str | Non
     """
     if resume is not None and not Path(resume).is_file():
         raise InputError(f"resume: {resume} does not exist; give a .ckpt file of an earlier run")
+    return_freed_memory()
     started = time.perf_counter()
     try:
         trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError) and ON_CPU not in str(error):
+            raise
+        raise InputError(
+            "training: out of memory; lower data.batch_tokens or data.max_length, raise "
+            "training.num_segments, or set training.checkpointing=true"
+        ) from error
     except SIGTERMException:  # which would exit with 0
         sys.exit(TERMINATED)
     except SystemExit as ended:  # Lightning's answer to Ctrl-C

@@ -19,7 +19,17 @@ from slipstream.decoding.statistics import Statistics
 from slipstream.speculators.base import DraftingSpeculator, SpeculatorConfig, new_speculator
 from slipstream.speculators.checkpoint import save_speculator, start_from_speculator
 from slipstream.targets.target import Target
+from slipstream.training.memory import Step, empty_target
 from slipstream.training.module import TrainingModule, check_numbers
+
+
+def losses_of(
+    target: Target, config: SpeculatorConfig, num_segments: int | None, checkpointing: bool = False
+) -> Step:
+    """The loss that a new speculator of this config has over a batch."""
+    speculator = new_speculator(target, config)
+    speculator.adapted(target).checkpointing = checkpointing
+    return lambda batch: speculator.losses(target, batch, 0, num_segments)[0]
 
 
 class SpeculatorTraining(TrainingModule):
@@ -27,7 +37,8 @@ class SpeculatorTraining(TrainingModule):
 
     learning_rate: of the speculator's own tensors; lora_learning_rate: of LoRA layers of the
     target that learn with it, None for the same. num_segments: parts of a completion that are
-    worked on one after the other, None for all at once. validation_prompts: how many prompts are
+    worked on one after the other, None for all at once. checkpointing: keep no activations inside
+    of a layer, and run it again in the backward pass. validation_prompts: how many prompts are
     decoded at each validation, with trees of `validation_budget` nodes. start_from: folder of a
     speculator whose tensors are taken over where this one has them in the same shape.
     """
@@ -43,6 +54,7 @@ class SpeculatorTraining(TrainingModule):
         weight_decay: float,
         warmup_steps: int,
         num_segments: int | None,
+        checkpointing: bool,
         validation_prompts: int,
         validation_budget: int,
         start_from: str | None,
@@ -61,6 +73,7 @@ class SpeculatorTraining(TrainingModule):
             )
         if start_from is not None:
             start_from_speculator(self.speculator, start_from)
+        self.speculator.adapted(target).checkpointing = self.checkpointing = checkpointing
         self.frozen = target.model.requires_grad_(False)
         self.title = self.speculator.title
         self.description = f"Trained by Slipstream; {self.speculator.source}."
@@ -68,17 +81,11 @@ class SpeculatorTraining(TrainingModule):
         self.validation_prompts, self.validation_budget = validation_prompts, validation_budget
         self._since = time.perf_counter()
 
-    @property
-    def model_config(self):
-        return self.frozen.config
-
-    @property
-    def num_trained_layers(self) -> int:
-        return self.speculator.num_trained_layers
-
-    @property
-    def rows_per_token(self) -> float:
-        return self.speculator.rows_per_token(self.data.supervised_share)
+    def empty_step(self) -> Step | None:
+        if self.speculator.adapted(self.target) is not self.target:
+            return None
+        target = empty_target(self.frozen.config, self.target.dtype)
+        return losses_of(target, self.speculator.config, self.num_segments, self.checkpointing)
 
     def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         return self.speculator.losses(self.target, batch, step, self.num_segments)

@@ -9,7 +9,7 @@ import torch
 
 from slipstream.core.processes import mean_over_processes
 from slipstream.speculators.base import Batch
-from slipstream.speculators.head_loss import guess_loss, head_loss
+from slipstream.speculators.head_loss import cross_entropy, head_loss, in_slices
 from slipstream.speculators.labels import NO_LABEL, future_tokens
 from slipstream.speculators.streaming.steps import StreamSteps
 from slipstream.targets.target import Target
@@ -57,6 +57,7 @@ class BatchLosses:
         self.num_rows = mean_over_processes((self.labels.next_tokens != NO_LABEL).sum())
         self.num_tokens = mean_over_processes((self.labels.tokens != NO_LABEL).sum((0, 1)))
         self.num_tokens = self.num_tokens.clamp(min=1)
+        self.tables = speculator.pair_tables(target)
 
     def of_segment(
         self, columns: slice, main: torch.Tensor | None, early: torch.Tensor, streams: torch.Tensor
@@ -70,14 +71,16 @@ class BatchLosses:
         streams = streams.unflatten(1, (-1, self.speculator.num_streams))[used][known]
         row, stream = known.nonzero(as_tuple=True)
         labels = tokens[known]
-        losses, guesses = self._head_loss(streams, labels)
-        of_pairs = torch.zeros_like(losses)
+        rows = [self.target.norm(streams), labels]
         if self.speculator.scores_pairs:
             parents = torch.cat([next_tokens[used][:, None], tokens[:, :-1]], dim=1)[known]
-            texts = self.batch.ids[used.nonzero()[:, 0]][row]
             lengths = self.labels.positions[:, columns][used][row] + 2
-            rows = streams, stream, parents, texts, lengths
-            of_pairs, guesses = guess_loss(self._pair_logits, self.target.vocab_size, labels, *rows)
+            rows += [stream, parents, used.nonzero()[:, 0][row], lengths]
+            found = in_slices(self._with_pairs, self.target.vocab_size, *rows)
+        else:
+            found = head_loss(self.target.head, *rows)
+        losses, guesses = found[0], found[-1]
+        of_pairs = found[1] if self.speculator.scores_pairs else torch.zeros_like(losses)
         hits = (guesses == labels).to(losses.dtype)
         per_stream = losses.new_zeros(self.speculator.num_streams)
         losses, of_pairs, accuracies = (
@@ -95,11 +98,25 @@ class BatchLosses:
         parts = of_main, pruning, losses, of_pairs, accuracies
         return StreamLosses(total, *(part.detach() for part in parts))
 
-    def _pair_logits(self, streams: torch.Tensor, *pairs: torch.Tensor) -> torch.Tensor:
-        """(M, V) of (M, D) streams; the other tensors are for `add_pair_scores`."""
-        with torch.no_grad():
-            logits = self.target.logits(streams)
-        return self.speculator.add_pair_scores(self.target, logits, *pairs)
+    def _with_pairs(
+        self,
+        normed: torch.Tensor,
+        labels: torch.Tensor,
+        streams: torch.Tensor,
+        parents: torch.Tensor,
+        samples: torch.Tensor,
+        lengths: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Losses of (M, D) streams after the final norm, theirs with scores of pairs, and the
+        guesses of these, (M,) each. samples: (M,) rows of the batch; the other tensors are for
+        `add_pair_scores`."""
+        logits = self.target.logits_of_normed(normed)
+        paired = self.speculator.add_pair_scores(
+            self.target, self.tables, logits.detach(), streams, parents, self.batch.ids[samples],
+            lengths,
+        )  # fmt: skip
+        both = cross_entropy(logits, labels), cross_entropy(paired, labels)
+        return *both, paired.detach().argmax(-1)
 
     def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple:
         return head_loss(self.target.head, self.target.norm(hidden), labels)

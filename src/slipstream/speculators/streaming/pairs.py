@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from slipstream.speculators.head_loss import in_slices
 from slipstream.targets.target import Target
 
 
@@ -24,16 +25,18 @@ class Transitions(nn.Module):
         self.child = nn.Parameter(torch.zeros(rank, embedding_size))
         nn.init.normal_(self.parent, std=embedding_size**-0.5)
 
-    def forward(self, target: Target, parents: torch.Tensor) -> torch.Tensor:
-        """(...) tokens -> (..., V) scores of what may follow."""
-        children = F.linear(normed_embeddings(target), self.child)
-        return F.linear(normed_embeddings(target, parents), self.parent) @ children.t()
+    def add_to(
+        self, logits: torch.Tensor, target: Target, parents: torch.Tensor, children: torch.Tensor
+    ) -> torch.Tensor:
+        """(M, V) logits and the scores of what may follow (M,) parents; children: the second of
+        `tables`."""
+        queries = F.linear(normed_embeddings(target, parents), self.parent)
+        return torch.addmm(logits, queries, children.to(queries.dtype).t())
 
     def tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
         """Two (V, rank) tables; the score of a pair is the product of the parent's line in the
         first and the child's in the second."""
-        embeddings = normed_embeddings(target)
-        return F.linear(embeddings, self.parent), F.linear(embeddings, self.child)
+        return vocabulary_table(target, self.parent), vocabulary_table(target, self.child)
 
 
 class CopyScores(nn.Module):
@@ -52,28 +55,26 @@ class CopyScores(nn.Module):
     def add_to(
         self,
         logits: torch.Tensor,
-        target: Target,
+        of_parent: torch.Tensor,
+        of_child: torch.Tensor,
         streams: torch.Tensor,
         parents: torch.Tensor,
         texts: torch.Tensor,
         lengths: torch.Tensor,
     ) -> torch.Tensor:
-        """(M, V) logits and the gains; for the arguments see
-        `StreamingSpeculator.add_pair_scores`."""
+        """(M, V) logits and the gains; of_parent, of_child: of `tables`; for the others see
+        `StreamSteps.add_pair_scores`."""
         known = torch.arange(1, texts.shape[1], device=texts.device) < lengths[:, None]
         row, place = ((texts[:, :-1] == parents[:, None]) & known).nonzero(as_tuple=True)
         pairs = (row * logits.shape[1] + texts[row, place + 1]).unique()
         row, child = pairs // logits.shape[1], pairs % logits.shape[1]
-        of_parent, of_child = self.tables(target)
         gains = self.stream[streams[row]] + of_parent[parents[row]] + of_child[child]
         return logits.index_put((row, child), gains.to(logits.dtype), accumulate=True)
 
     def tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
         """(V,) term of every token as a parent, (V,) as a child; at least float32, in which the
         gradients of a token's many occurrences are summed."""
-        embeddings = normed_embeddings(target)
-        precise = torch.promote_types(self.parent.dtype, torch.float32)
-        return (embeddings @ self.parent).to(precise), (embeddings @ self.child).to(precise)
+        return vocabulary_table(target, torch.stack([self.parent, self.child])).unbind(1)
 
 
 class PairScores:
@@ -120,10 +121,24 @@ def followed(texts: torch.Tensor, parents: torch.Tensor, children: torch.Tensor)
     return (here.float() @ there.float().transpose(-1, -2)) > 0
 
 
-def normed_embeddings(target: Target, tokens: torch.Tensor | None = None) -> torch.Tensor:
-    """(...) tokens, None for the whole vocabulary -> (..., E) embeddings of unit size, whatever the
-    target's are."""
-    if tokens is None:
-        tokens = torch.arange(target.vocab_size, device=target.device)
+def normed_embeddings(target: Target, tokens: torch.Tensor) -> torch.Tensor:
+    """(...) tokens -> (..., E) embeddings of unit size, whatever the target's are."""
     embeddings = target.token_embeddings(tokens)
     return F.rms_norm(embeddings, embeddings.shape[-1:])
+
+
+def vocabulary_table(target: Target, directions: torch.Tensor) -> torch.Tensor:
+    """(r, E) directions -> (V, r), how far the embedding of each token, at unit size, goes there;
+    at least float32. The embeddings of the whole vocabulary are never held at once, and are brought
+    to unit size after the product, which is narrower."""
+
+    def of_slice(tokens: torch.Tensor) -> tuple[torch.Tensor]:
+        embeddings = target.token_embeddings(tokens)
+        kind = torch.promote_types(embeddings.dtype, torch.float32)
+        sizes = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True, dtype=kind)
+        mean_squares = sizes.square() / embeddings.shape[-1]
+        scales = (mean_squares + torch.finfo(embeddings.dtype).eps).rsqrt()
+        return (F.linear(embeddings, directions) * scales,)
+
+    tokens = torch.arange(target.vocab_size, device=target.device)
+    return in_slices(of_slice, target.embedding_size, tokens)[0]

@@ -11,7 +11,7 @@ its keys and values alone, and all else is computed again in the backward pass. 
 gives the dense form of both, everything at once: the plain reference.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
 
 import torch
@@ -40,10 +40,11 @@ def lossless_losses(
     unknown_roots: (B,) sequences whose streams are not told the root (`root_rank`), None for none.
     """
     work = BatchLosses(target, speculator, batch, 0.0, alpha_streams)
-    cache = TrainingCache(target.num_layers)
+    cache = TrainingCache(target.num_layers, speculator.first_layer)
     start, early = HiddenTap(speculator.first_layer), HiddenTap(speculator.pruning_layer)
     with torch.no_grad():
         causal_rows(target, batch.ids, cache, [start, early])
+    cache.settle()
     cache.keep = 0
     roots = work.labels.next_tokens
     if unknown_roots is not None:
@@ -62,24 +63,31 @@ def lossless_losses(
     segments = work.labels.segments(num_segments)
     if num_segments is None or not torch.is_grad_enabled():
         return reduce(StreamLosses.plus, map(losses_of, segments))
-    return _one_by_one(losses_of, segments, list(speculator.parameters()))
+    made = *speculator.parameters(), *work.tables
+    # Each segment's gradients end at the tables of pair scores, which all of them share.
+    work.tables = tuple(table.detach().requires_grad_() for table in work.tables)
+    used = *speculator.parameters(), *work.tables
+    return _one_by_one(losses_of, segments, used, made)
 
 
 def _one_by_one(
     losses_of: Callable[[slice], StreamLosses],
     segments: list[slice],
-    parameters: list[torch.nn.Parameter],
+    used: Sequence[torch.Tensor],
+    made: Sequence[torch.Tensor],
 ) -> StreamLosses:
-    """The losses of all segments, the gradients of each taken before the next one begins."""
-    done, sums = [], [torch.zeros_like(parameter) for parameter in parameters]
+    """The losses of all segments, the gradients of each taken before the next one begins: those of
+    the tensors `used`, which are handed on to those of `made`."""
+    done, sums = [], [torch.zeros_like(tensor) for tensor in used]
     for columns in segments:
         losses = losses_of(columns)
-        gradients = torch.autograd.grad(losses.total, parameters, materialize_grads=True)
-        sums = list(map(torch.add, sums, gradients))
+        gradients = torch.autograd.grad(losses.total, used, materialize_grads=True)
+        for total, gradient in zip(sums, gradients, strict=True):
+            total += gradient
         done.append(losses._replace(total=losses.total.detach()))
     losses = reduce(StreamLosses.plus, done)
-    # Each adds nothing to the total but its parameter's gradient.
-    carriers = [((p - p.detach()) * given).sum() for p, given in zip(parameters, sums, strict=True)]
+    # Each adds nothing to the total but its tensor's gradient.
+    carriers = [((t - t.detach()) * given).sum() for t, given in zip(made, sums, strict=True)]
     return losses._replace(total=losses.total + torch.stack(carriers).sum())
 
 
@@ -155,9 +163,9 @@ def _run_part(
         # In the order of their positions, as layers with a window take them to be.
         order = earlier.masked_fill(earlier < 0, earlier.shape[1]).argsort(1)
         order = order[:, : int(known.max()), None]
-        for layer, kept in enumerate(cache.kept):
+        for layer in range(target.num_layers):
             both = (torch.cat(past[2 * layer + k :: 2 * target.num_layers], 2) for k in (0, 1))
-            kept.append(tuple(_gathered(side, order) for side in both))
+            cache.kept[layer] = tuple(_gathered(side, order) for side in both)
     cache.keep = count
     slots = torch.arange(cache.slots, device=rows.device)
     sees = (slots < known[:, None])[:, None].expand(-1, count, -1)
@@ -167,7 +175,7 @@ def _run_part(
     visitors = [early] if chosen is None else [early, AddedStreams(target, speculator, chosen)]
     ids, mask = work.batch.ids.gather(1, here), torch.cat([sees, own], -1)[:, None]
     hidden = target.forward(ids, here, mask, cache, visitors).hidden
-    made = tuple(tensor for kept in cache.kept for tensor in kept[-1])
+    made = tuple(tensor for pair in cache.made for tensor in pair)
     if chosen is None:
         return made
     index = chosen.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])

@@ -38,7 +38,6 @@ class StreamingSpeculator(StreamSteps):
         super().__init__(target, config)
         self.source = f"Speculative Streaming, {config.mode} mode"
         self.shared = config.mode == "shared"
-        self.num_trained_layers = target.num_layers if self.shared else config.num_msa_layers
         self.lora = None
         if config.mode == "shared":
             self._base, (self._adapted, trained) = target, with_lora(target, config.lora)
@@ -108,9 +107,6 @@ class StreamingSpeculator(StreamSteps):
         means = guess_means(losses.streams, losses.accuracies, "stream")
         means["pruning_loss"] = losses.pruning
         return losses.total, means | ({"main_loss": losses.main} if main else {})
-
-    def rows_per_token(self, supervised_share: float) -> float:
-        return self.shared + self.num_streams * supervised_share
 
     def num_extra_parameters(self) -> int:
         """Trained parameters beside the adapters, of streams or of all rows (the paper's "extra

@@ -17,7 +17,12 @@ from slipstream.core.masks import causal_mask, own_streams, stream_mask
 from slipstream.speculators.base import DraftingSpeculator
 from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters, rotating
 from slipstream.speculators.streaming.config import StreamingConfig
-from slipstream.speculators.streaming.pairs import CopyScores, Transitions, normed_embeddings
+from slipstream.speculators.streaming.pairs import (
+    CopyScores,
+    Transitions,
+    normed_embeddings,
+    vocabulary_table,
+)
 from slipstream.targets.attention import limited_attention
 from slipstream.targets.quantized import is_quantized
 from slipstream.targets.rows import Rows
@@ -173,10 +178,8 @@ class StreamSteps(DraftingSpeculator):
         if self.root is not None:
             known = (roots >= 0).unsqueeze(-1)
             embeddings = normed_embeddings(target, roots.clamp(min=0)) * known
-        streams, mask = (
-            self.streams_of(hidden, embeddings),
-            stream_mask(main_mask, self.num_streams),
-        )
+        streams = self.streams_of(hidden, embeddings)
+        mask = stream_mask(main_mask, self.num_streams)
         return streams, self.positions_of(positions), mask
 
     def run_begun(
@@ -233,14 +236,28 @@ class StreamSteps(DraftingSpeculator):
         layers = target.family.layers[self.first_layer :]
         if target.device.type != "cpu" or target.hidden_size > NARROW:
             return None
-        placed = any(hasattr(module, "_hf_hook") for module in layers.modules())  # a device map's
+        # a device map's, or split over processes
+        placed = any(hasattr(module, "_hf_hook") for module in layers.modules())
+        placed = placed or any(hasattr(tensor, "full_tensor") for tensor in layers.parameters())
         if self.adapters is None or self.config.attended_tokens or is_quantized(layers) or placed:
             return None
         return self.adapters.merged_layers(target)
 
+    def pair_tables(self, target: Target) -> tuple[torch.Tensor, ...]:
+        """What scores of pairs need to know of every token, for `add_pair_scores`: (V, rank) as a
+        child of `transitions`, (V, 1) as a parent and as a child of `copying`; empty without them.
+        In float32, in which the gradients of many rows are summed."""
+        directions = [] if self.transitions is None else [self.transitions.child]
+        if self.copying is not None:
+            directions += [self.copying.parent[None], self.copying.child[None]]
+        if not directions:
+            return ()
+        return vocabulary_table(target, torch.cat(directions)).split(list(map(len, directions)), 1)
+
     def add_pair_scores(
         self,
         target: Target,
+        tables: tuple[torch.Tensor, ...],
         logits: torch.Tensor,
         streams: torch.Tensor,
         parents: torch.Tensor,
@@ -249,13 +266,15 @@ class StreamSteps(DraftingSpeculator):
     ) -> torch.Tensor:
         """(M, V) logits of stream rows and what the tokens before theirs add to them.
 
-        streams: (M,) number of each row's stream, from 0; parents: (M,) the token before its own;
-        texts: (M, T) and lengths: (M,), the tokens known when it runs, the root the last of them.
+        tables: of `pair_tables`; streams: (M,) number of each row's stream, from 0; parents: (M,)
+        the token before its own; texts: (M, T) and lengths: (M,), the tokens known when it runs,
+        the root the last of them.
         """
         if self.transitions is not None:
-            logits = logits + self.transitions(target, parents)
+            logits = self.transitions.add_to(logits, target, parents, tables[0])
         if self.copying is not None:
-            logits = self.copying.add_to(logits, target, streams, parents, texts, lengths)
+            terms = (table.squeeze(1) for table in tables[-2:])
+            logits = self.copying.add_to(logits, *terms, streams, parents, texts, lengths)
         return logits
 
     @property

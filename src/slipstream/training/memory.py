@@ -1,0 +1,152 @@
+"""How much memory a training step takes: counted while it runs, or estimated before it does.
+
+The estimate is no table of constants. The very step that will be trained runs once on tensors
+without content (torch's fake tensors, which have shapes, dtypes and storages of a size), and each
+storage counts from when it is made until it is freed. So it follows every option of a speculator,
+needs a model's config alone, and costs seconds. What it leaves out: what kernels allocate and free
+before they return, and what an allocator holds back.
+"""
+
+import ctypes
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from slipstream.data.batches import Batch
+from slipstream.speculators import head_loss
+from slipstream.targets.target import Target
+
+GIB = 2**30
+Step = Callable[[Batch], torch.Tensor]
+"""The loss of a batch."""
+
+
+class PeakMemory(TorchDispatchMode):
+    """Within, `peak` is the most bytes that tensors made here held at one time, on any device.
+
+    Every operator's outputs count from when they are made until their storage is freed, those of
+    the backward pass and of saved activations included; what was there before does not, nor do
+    buffers that a kernel frees before it returns.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.live = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "prim":  # asks a fake tensor for its device
+            return function(*args, **(kwargs or {}))
+        if function.overloadpacket in _INDEXING:
+            args = args[0], _as_numbers(args[1]), *args[2:]
+        self._meet((args, kwargs), new=False)
+        result = function(*args, **(kwargs or {}))
+        self._meet(result, new=True)
+        return result
+
+    def _meet(self, tensors, new: bool) -> None:
+        for tensor in tree_leaves(tensors):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            key, size = storage._cdata, storage.nbytes() if new else 0
+            if key not in self._known:
+                self._known.add(key)
+                self.live += size
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size
+
+
+_INDEXING = {
+    getattr(torch.ops.aten, name)
+    for name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+}
+
+
+def _as_numbers(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Masks as the indices that they stand for: how many, a tensor without content cannot know of
+    the mask that it is indexed with."""
+    found: list[torch.Tensor | None] = []
+    for index in indices:
+        mask = index is not None and index.dtype == torch.bool
+        found += index.nonzero(as_tuple=True) if mask else [index]
+    return found
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes at the peak of training. weights: of the model and all that is trained; moments:
+    AdamW's two for every trained tensor; step: activations, logits and gradients."""
+
+    weights: int
+    moments: int
+    step: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.moments + self.step
+
+    def __str__(self) -> str:
+        parts = (f"{name} {size / GIB:.2f}" for name, size in vars(self).items())
+        return f"{self.total / GIB:.2f} GiB ({', '.join(parts)})"
+
+
+def empty_target(config, dtype: torch.dtype) -> Target:
+    """A target of this transformers config, without weights: its tensors have no content."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return Target(model.eval().requires_grad_(False))
+
+
+def step_bytes(
+    step_of: Callable[[], Step | None], batch: Batch, mixed: bool, device: str = "cpu"
+) -> int | None:
+    """The peak of a step's forward and backward pass.
+
+    step_of: makes the step, of parts without content; None, and so is the result, where PEFT is in
+    the way, whose layers cannot be made so. mixed: whether it runs in bfloat16 over
+    float32 parameters; device: which one, for that many bytes of logits at a time.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        step = step_of()
+    if step is None:
+        return None
+    usual = head_loss.SLICE_BYTES["cpu"]
+    head_loss.SLICE_BYTES["cpu"] = head_loss.SLICE_BYTES.get(device, usual)
+    precision = torch.autocast("cpu", torch.bfloat16) if mixed else nullcontext()
+    try:
+        with PeakMemory() as memory:
+            with precision:
+                loss = step(batch)
+            loss.backward()
+    finally:
+        head_loss.SLICE_BYTES["cpu"] = usual
+    return memory.peak
+
+
+def return_freed_memory() -> None:
+    """Let blocks of half a MiB and more go back to the system when they are freed, as PyTorch's
+    allocator on a CPU leaves it to glibc, which would keep most of them in pieces."""
+    threshold, size = -3, 2**19  # M_MMAP_THRESHOLD of mallopt(3)
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
+        library.mallopt(threshold, size)
+
+
+def largest_batch(batches) -> Batch:
+    """Of `TokenBatches` the one whose streams, padded to the longest answer, are most."""
+    found = map(batches.batch, batches.order(torch.Generator().manual_seed(0)))
+    return max(found, key=lambda batch: (batch.supervised.sum(1).max() * len(batch.ids)).item())

@@ -1,0 +1,51 @@
+"""Training beside a frozen target that does not fit one device: FSDP2 splits it over the processes.
+
+Each process holds a part of every layer's weights, and gathers a layer when its rows come by. What
+is trained is whole in every process, and its gradients are averaged, as in data-parallel training:
+so checkpoints and speculator folders are whole files, too.
+"""
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch.distributed.fsdp import fully_shard
+
+from slipstream.core.errors import InputError
+from slipstream.training.speculator import SpeculatorTraining
+
+
+class ShardedTarget(DDPStrategy):
+    """Data-parallel training of a speculator beside a target that is split over the processes.
+
+    Load the target on the CPU (`target.device=cpu`): no device need hold it whole. Raises
+    `InputError` for trainings that change the target.
+    """
+
+    def model_to_device(self) -> None:
+        module = self.lightning_module
+        check_sharded(module)
+        frozen = module.frozen
+        mesh = torch.distributed.init_device_mesh(self.root_device.type, (self.world_size,))
+        for part in (*module.target.family.layers, *_ends(frozen)):
+            # Each is called by itself, and would stay whole afterwards, as roots do.
+            fully_shard(part, mesh=mesh, reshard_after_forward=True)
+        names = {id(tensor) for tensor in (*frozen.parameters(), *frozen.buffers())}
+        every = (*module.named_parameters(), *module.named_buffers())
+        # These are no whole tensors, and not to be sent from the first process to the others.
+        module._ddp_params_and_buffers_to_ignore = [n for n, tensor in every if id(tensor) in names]
+        super().model_to_device()
+
+
+def check_sharded(module: L.LightningModule) -> None:
+    own = isinstance(module, SpeculatorTraining) and module.target
+    if not own or module.speculator.adapted(own) is not own:
+        raise InputError(
+            "trainer.strategy: only a target that training does not change can be split; use "
+            "speculator=streaming or speculator=medusa, or trainer.strategy=ddp"
+        )
+
+
+def _ends(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The embedding and the head; none of them where they share their weights."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    return [] if head.weight is embedding.weight else [embedding, head]
