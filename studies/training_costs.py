@@ -2,8 +2,10 @@
 of its memory beside what a process takes, and where the streams' losses pull: gradient norms of the
 MLPs by layer (Figure 6)."""
 
+import ctypes
 import multiprocessing
 import re
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +29,6 @@ from slipstream.training.memory import (
     MemoryEstimate,
     PeakMemory,
     empty_target,
-    return_freed_memory,
     step_bytes,
 )
 from slipstream.training.speculator import losses_of
@@ -158,7 +159,7 @@ def taken_by_steps(
     shape: dict, speculator: StreamingConfig, num_segments: int | None, count: int, length: int
 ) -> int:
     """Bytes that two steps of the same training take in this process, which must be a new one."""
-    return_freed_memory()
+    _return_freed_memory()
     before = _most_resident()
     config = AutoConfig.for_model(**shape, max_position_embeddings=length)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -178,6 +179,14 @@ def taken_by_steps(
 def _samples(vocab_size: int, count: int, length: int) -> Batch:
     ids = torch.randint(vocab_size, (count, length), generator=torch.Generator().manual_seed(0))
     return collate([Sample(row, length // 4) for row in ids.tolist()])
+
+
+def _return_freed_memory() -> None:
+    """Let blocks of half a MiB and more go back to the system when they are freed, for a
+    measurement: PyTorch's allocator on a CPU leaves it to glibc, which keeps most in pieces."""
+    threshold, size = -3, 2**19  # M_MMAP_THRESHOLD of mallopt(3)
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
+        library.mallopt(threshold, size)
 
 
 def _most_resident() -> int:

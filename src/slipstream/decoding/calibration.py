@@ -78,8 +78,8 @@ class Curve:
         return LSQUnivariateSpline(measured, seconds, knots, k=degree)(budgets)
 
     def tau(self, budgets: np.ndarray) -> np.ndarray:
-        """Fitted tokens of a step: a cubic polynomial of log g. (UNISPEC has one of g, which misses
-        the steep beginning: by 14 % at 2 nodes where tau is 3.5 - 2.5 / sqrt(g).)"""
+        """Fitted tokens of a step: a cubic polynomial of log g (UNISPEC: of g, which misses the
+        steep beginning: by 14 % at 2 nodes where tau is 3.5 - 2.5 / sqrt(g))."""
         sizes, power = np.log(self._column("budget")), min(POWER, len(self.points) - 1)
         return np.polyval(np.polyfit(sizes, self._column("tau"), power), np.log(budgets))
 
@@ -104,8 +104,8 @@ class Curve:
 @dataclass(frozen=True)
 class Calibration:
     """The best of some ways to draft. way: its name; budget: g*, 1 where plain decoding is best;
-    seconds: of its step, as fitted; speedup: over plain decoding, whose step takes
-    `plain_seconds`; points: what was measured, by way."""
+    seconds: of its step, fitted; speedup: over plain decoding, whose step takes `plain_seconds`;
+    points: what was measured, by way."""
 
     way: str
     budget: int
@@ -133,11 +133,9 @@ def calibrate(
     budgets: list[int],
     repeats: int,
 ) -> Calibration:
-    """Decode `prompts` with every drafter and budget, and plainly, `repeats` times, interleaved.
-
-    Where the largest size that was measured is the best, larger ones follow, as long as they pay.
-    Raises `InputError` for budgets that are not ascending, or below 2.
-    """
+    """Decode `prompts` with every drafter and budget, and plainly, `repeats` times, interleaved;
+    while the largest size is the best, larger ones follow. Raises `InputError` for budgets that are
+    not ascending, or below 2."""
     if not budgets or min(budgets) < 2 or sorted(set(budgets)) != list(budgets):
         raise InputError("calibration.budgets: give sizes of at least 2, in ascending order")
     sizes, points = {way: list(budgets) for way in drafters}, {way: [] for way in drafters}

@@ -7,8 +7,6 @@ needs a model's config alone, and costs seconds. What it leaves out: what kernel
 before they return, and what an allocator holds back.
 """
 
-import ctypes
-import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -136,14 +134,6 @@ def step_bytes(
     finally:
         head_loss.SLICE_BYTES["cpu"] = usual
     return memory.peak
-
-
-def return_freed_memory() -> None:
-    """Let blocks of half a MiB and more go back to the system when they are freed, as PyTorch's
-    allocator on a CPU leaves it to glibc, which would keep most of them in pieces."""
-    threshold, size = -3, 2**19  # M_MMAP_THRESHOLD of mallopt(3)
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
-        library.mallopt(threshold, size)
 
 
 def largest_batch(batches) -> Batch:

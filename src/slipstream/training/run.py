@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from slipstream.core.errors import InputError
-from slipstream.training.memory import return_freed_memory
 
 # Exit codes, as shells have them: 128 and the signal's number.
 TERMINATED, BY_CTRL_C = 143, 130
@@ -28,7 +27,6 @@ def start(trainer: L.Trainer, module: L.LightningModule, data, resume: str | Non
     """
     if resume is not None and not Path(resume).is_file():
         raise InputError(f"resume: {resume} does not exist; give a .ckpt file of an earlier run")
-    return_freed_memory()
     started = time.perf_counter()
     try:
         trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
