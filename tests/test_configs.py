@@ -71,7 +71,9 @@ def test_every_old_name_is_kept_or_has_a_successor(group):
 
 @pytest.mark.parametrize("name", RENAMED)
 def test_every_successor_composes(name):
-    decodes = re.match("drafter|data/prompts|methods|experiment/(evidence|streaming_budgets)", name)
+    decodes = re.match(
+        "drafter|study|data/prompts|methods|experiment/(evidence|streaming_budgets)", name
+    )
     command, own = ("infer", INFER_KEYS) if decodes else ("train", TRAIN_KEYS)
     config = own_part(config_of(command, *RENAMED[name].split()), own, INFER_KEYS | TRAIN_KEYS)
     check_keys(config, own)

@@ -171,9 +171,9 @@ PADDED = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8}
 
 @pytest.fixture
 def shapes(monkeypatch) -> set[tuple]:
-    """The distinct steps: which layers, of how many (padded) sequences, rows and slots, over which
-    buffers."""
-    found, run = set(), CompiledLayers.__call__
+    """The distinct steps: which layers or parts between them, of how many (padded) sequences, rows
+    and slots, over which buffers."""
+    found, run, replay = set(), CompiledLayers.__call__, CompiledLayers.replayed
 
     def seen(layers, modules, rows, cache):
         if rows.repeats and cache.layers is layers._buffers.layers:  # not of those that join
@@ -182,7 +182,14 @@ def shapes(monkeypatch) -> set[tuple]:
             found.add((id(modules[0]), len(modules), batch, sizes, address))
         return run(layers, modules, rows, cache)
 
+    def part(layers, function, settings, *inputs):
+        sizes = tuple(given.shape[1:] for given in inputs)
+        address = layers._buffers.layers[0][0].data_ptr()
+        found.add((id(layers), (function, settings), PADDED[len(inputs[0])], sizes, address))
+        return replay(layers, function, settings, *inputs)
+
     monkeypatch.setattr(CompiledLayers, "__call__", seen)
+    monkeypatch.setattr(CompiledLayers, "replayed", part)
     return found
 
 

@@ -23,6 +23,7 @@ def train(folder, output, *overrides) -> dict[str, torch.Tensor]:
         "data.regenerate=false", "trainer.max_steps=3", "trainer.precision=32-true",
         "trainer.accelerator=cpu", "trainer.val_check_interval=null",
         "trainer.check_val_every_n_epoch=1000", "training.learning_rate=1e-3",
+        "speculator=streaming_paper",
         "speculator.copy_scores=true", "logger=csv", "seed=3", f"output_dir={output}", *overrides,
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}

@@ -83,12 +83,12 @@ class CachedModel:
         return states[range(len(tokens)), [max(0, len(own) - 1) for own in tokens]]
 
 
-@torch.inference_mode()
 def joined(model: Target, first: StepCache, second: StepCache) -> StepCache:
     """A cache with the sequences of both: the first one, where it has room for the others."""
     cache = first
     if not first.fits(second):
         count = len(first.lengths) + len(second.lengths)
         cache = model.new_cache(max(first.room, second.room), count, instead_of=first)
-    cache.take_in(first, second)
+    with torch.inference_mode():
+        cache.take_in(first, second)
     return cache

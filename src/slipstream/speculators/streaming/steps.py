@@ -28,10 +28,6 @@ from slipstream.targets.quantized import is_quantized
 from slipstream.targets.rows import Rows
 from slipstream.targets.target import Target, once
 
-NARROW = 1024
-"""Hidden size up to which copied layers pay on a CPU. On other devices Python's share, which is
-what they save, is captured as a graph."""
-
 
 class StreamSteps(DraftingSpeculator):
     """gamma streams in the top N_s layers of a target: `add_streams` to the rows of a forward, or
@@ -152,6 +148,7 @@ class StreamSteps(DraftingSpeculator):
         begun = self.begun(target, hidden, roots, positions, main_mask)
         if self.config.attended_tokens:
             rows = self._beside_main_rows(hidden, positions, main_mask, *begun)
+            rows.acting = self
             with self.acting_on(target, rows):
                 rows = target.run_layers(self.msa_layers(target), rows, cache)
             return rows.hidden[:, rows.num_nodes :]
@@ -224,10 +221,13 @@ class StreamSteps(DraftingSpeculator):
         return rotating(target, layers, rows, self.num_streams, step) if step else nullcontext()
 
     def merged_layers(self, target: Target) -> nn.ModuleList | None:
-        """Layers for `run_streams` that compute the adapters on the way, where that is possible and
-        pays; else hooks do, without copies of weights."""
+        """Layers for `run_streams` that compute the adapters on the way, where that is possible.
+
+        On a CPU they save a sixth of a deferred step at 14 M parameters and an eighth at 1.1 B;
+        elsewhere graphs hide what the hooks cost, and nothing is copied.
+        """
         layers = target.family.layers[self.first_layer :]
-        if target.device.type != "cpu" or target.hidden_size > NARROW:
+        if target.device.type != "cpu":
             return None
         # a device map's, or split over processes
         placed = any(hasattr(module, "_hf_hook") for module in layers.modules())
