@@ -2,8 +2,10 @@
 by its weights. Sizes are written once, as folders (`studies.enlargement`)."""
 
 import gc
+import json
 from pathlib import Path
 
+from slipstream.core.files import key_of, write_json
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.calibration import Calibrations, calibrate, calibration_key, described
 from slipstream.drafters.base import Drafter
@@ -16,6 +18,7 @@ from slipstream.evaluation.methods import Method, Plain, Speculative, Transforme
 from slipstream.evaluation.metrics import ratio_interval
 from slipstream.evaluation.prompts import divided
 from slipstream.targets.loading import load_target
+from slipstream.targets.quantized import weight_bytes
 from studies import Plot, Prompt, Result, Rows, Target
 from studies.decoding import LIMITS, token_ids
 from studies.enlargement import write
@@ -44,7 +47,8 @@ def scale(
     pruned, the draft model, the drafters `untrained`, and the fastest of ours on other prompts.
 
     The first `calibration_prompts` of `prompts` choose the number of nodes of every drafter, at
-    each size and temperature; the others are measured. folder: where models and calibrations go.
+    each size and temperature; the others are measured. folder: where models and calibrations go,
+    and the rows of each size: what is there is not made again.
     """
     warm_up, others = divided(prompts, calibration_prompts)
     rows: Rows = []
@@ -62,6 +66,12 @@ def scale(
             "draft model": DraftModel(draft, LONGEST),
         } | untrained
         for temperature in temperatures:
+            asked = [prompt.text for prompt in prompts], described(drafters), budgets
+            key = key_of(size, dtype, temperature, calibration_prompts, repeats, *asked)
+            kept = Path(folder) / f"{size}-{key}.json"
+            if kept.exists():
+                rows += json.loads(kept.read_text(encoding="utf-8"))
+                continue
             sampling = Sampling(temperature)
             calibrations = Calibrations(Path(folder) / "calibrations")
             for drafter in drafters.values():
@@ -73,10 +83,12 @@ def scale(
             methods = _methods(drafters, paths[1], str(calibrations.folder))
             methods["auto"] = _auto(methods, warm_up, large, sampling)
             runs = compare(methods, others, large, sampling, LIMITS, repeats, seed=0)
-            millions = sum(p.numel() for p in large.model.parameters()) / 1e6
+            millions = weight_bytes(large.model) / large.dtype.itemsize / 1e6
             shared = {"size": size, "parameters, M": millions, "temperature": temperature}
-            rows += [shared | row for row in _rows(runs, others, large, sampling)]
-        del large, draft, drafters, methods, runs
+            own = [shared | row for row in _rows(runs, others, large, sampling)]
+            write_json(kept, own)
+            rows += own
+        large = draft = drafters = methods = runs = None  # before the next ones are loaded
         gc.collect()
     for row in rows:
         row["line"] = f"{row['method']}, T {row['temperature']:g}"
