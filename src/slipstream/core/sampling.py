@@ -106,11 +106,8 @@ def nucleus(probabilities: torch.Tensor, mass: float) -> torch.Tensor:
     >>> nucleus(torch.tensor([0.2, 0.3, 0.3, 0.2]), 0.7).tolist()
     [True, True, True, False]
     """
-    double = probabilities.dtype == torch.float64
-    bits, masses = (
-        probabilities.view(torch.int64 if double else torch.int32),
-        probabilities.double(),
-    )
+    double, masses = probabilities.dtype == torch.float64, probabilities.double()
+    bits = probabilities.view(torch.int64 if double else torch.int32)
     limits = _just_below(masses.new_full(bits.shape[:-1], mass))
     end, digits = 1 << DIGIT, 1 << DIGIT
     for shift in range(4 * DIGIT if double else DIGIT, -1, -DIGIT):

@@ -123,11 +123,8 @@ def _read(path: Path) -> dict[int, Answered]:
     for each in (path, *_parts(path)):
         try:
             lines = each.read_bytes().split(b"\n")
-        except (
-            FileNotFoundError,
-            NotADirectoryError,
-        ):  # never written, or a part that has gone into the whole since
-            continue
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # never written, or a part that has gone into the whole since
         for line in lines:
             try:
                 kept = json.loads(line)
