@@ -155,12 +155,7 @@ class StreamSteps(DraftingSpeculator):
         return self.run_begun(target, begun, cache, merged)
 
     def begun(
-        self,
-        target: Target,
-        hidden: torch.Tensor,
-        roots: torch.Tensor,
-        positions: torch.Tensor,
-        main_mask: torch.Tensor,
+        self, target: Target, hidden, roots, positions, main_mask
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Streams of P main rows before their first layer, their positions and their mask; for the
         arguments see `run_streams`."""
