@@ -9,18 +9,23 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from slipstream.core.sampling import Sampling
+from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
+from slipstream.speculators.checkpoint import load_speculator
+from slipstream.targets.loading import load_target
 from slipstream.targets.lora import LoraSettings, with_lora
 from slipstream.targets.packed import (
     PackedLinear,
+    RoundedLinear,
     fuse_linears,
     is_fused,
     pack_linears,
     packing_available,
+    rounding_available,
     unpack_linears,
 )
 from slipstream.targets.target import Target
@@ -44,6 +49,47 @@ def packed(module: nn.Module) -> nn.Module:
 
 
 CASES = [("linear", True), ("linear", False), ("conv1d", True)]
+
+
+needs_rounding = pytest.mark.skipif(
+    not rounding_available(), reason="this processor multiplies no 8-bit numbers"
+)
+
+
+@needs_rounding
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "bias"), CASES)
+def test_rounded_weights_are_off_by_rounding_alone(kind, bias, dtype):
+    module = linear(kind, bias, dtype)
+    holder = nn.ModuleDict({"inner": copy.deepcopy(module)})
+    assert pack_linears(holder, rounded=True) == 1
+    assert isinstance(holder["inner"], RoundedLinear)
+    for shape in ((1,), (7,), (33,), (2, 3, 5)):
+        rows = torch.randn(*shape, 48, dtype=dtype)
+        found, expected = holder["inner"](rows), module(rows)
+        assert found.dtype == dtype and found.shape == expected.shape
+        assert (found - expected).norm() < 0.02 * expected.norm()
+    zeros = torch.zeros(3, 48, dtype=dtype)
+    torch.testing.assert_close(holder["inner"](zeros), module(zeros))
+
+
+@needs_rounding
+def test_streams_of_a_bfloat16_target_draft_in_8_bits():
+    """Their drafts are nearly those of the hooks; answers are plain decoding's all the same."""
+    target = load_target("slipstream/small-target", dtype="bfloat16")
+    speculator = load_speculator("slipstream/small-streaming", target)
+    layers = speculator.merged_layers(target)
+    kinds = {type(module) for module in layers.modules() if hasattr(module, "in_features")}
+    assert kinds == {RoundedLinear}
+    prompt, found = render_prompt(target.tokenizer, "name[The Olive Tree], area[riverside]"), {}
+    for name, merge in (("rounded", speculator.merged_layers), ("hooks", lambda _: None)):
+        speculator.merged_layers = merge
+        drafter = Streaming(speculator, "deferred", 4)
+        found[name] = Engine(target, drafter, Sampling(), Limits(48), 8).generate(prompt)
+    plain = PlainDecoder(target, Sampling(), Limits(48)).generate(prompt)
+    assert found["rounded"].ids == found["hooks"].ids == plain.ids
+    taus = [generation.statistics.tau for generation in found.values()]
+    assert taus[0] == pytest.approx(taus[1], rel=0.2) and taus[0] > 1.3
 
 
 @pytest.mark.parametrize(("kind", "bias"), CASES)

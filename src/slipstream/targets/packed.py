@@ -43,6 +43,39 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
 
 
+class RoundedLinear(nn.Module):
+    """A frozen linear layer (in -> out) of 8-bit weights and inputs: it reads half of what bfloat16
+    weights take. For drafts, which need not be exact; weights have one scale a row, inputs one."""
+
+    SIZE, ZERO = 127, 128
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        weight = weight.detach().float().contiguous()
+        scales = weight.abs().amax(1).clamp(min=1e-12) / self.SIZE
+        rounded = (weight / scales[:, None]).round().to(torch.int8)
+        shape = [ROWS_TO_OPTIMISE_FOR, self.in_features]
+        self.packed = torch.ops.onednn.qlinear_prepack(rounded, shape)
+        self.scales, self.zeros = scales, torch.zeros(self.out_features, dtype=torch.long)
+        self.bias = None if bias is None else bias.detach().float()
+        self.zero = torch.full((1,), self.ZERO)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """(..., in) -> (..., out)."""
+        scale = rows.abs().amax().float().clamp(min=1e-12) / self.SIZE
+        rounded = (rows / scale).round_().add_(self.ZERO).to(torch.uint8)
+        return torch.ops.onednn.qlinear_pointwise(
+            rounded, scale, self.zero, self.packed, self.scales, self.zeros,
+            self.bias, 1.0, 0, rows.dtype, "none", [], "",
+        )  # fmt: skip
+
+
+def rounding_available() -> bool:
+    """Whether this build of torch and this processor multiply 8-bit numbers fast."""
+    return torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+
+
 def packing_available(dtype: torch.dtype) -> bool:
     """Whether this build of torch and this processor can reorder weights of `dtype`."""
     if not torch.backends.mkldnn.is_available():
@@ -52,8 +85,9 @@ def packing_available(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def pack_linears(module: nn.Module) -> int:
-    """Replace every linear below `module` (also GPT-2's Conv1D) by a packed one; returns how many.
+def pack_linears(module: nn.Module, rounded: bool = False) -> int:
+    """Replace every linear below `module` (also GPT-2's Conv1D) by a packed one, or one of 8 bits;
+    returns how many.
 
     The replaced weights are dropped, so the model is for decoding only from here on. Linears of
     other libraries (quantised ones) and weights of other types are left alone.
@@ -66,7 +100,8 @@ def pack_linears(module: nn.Module) -> int:
         if name and type(child) in (nn.Linear, Conv1D) and packing_available(child.weight.dtype)
     ]
     for name, child in found:
-        module.set_submodule(name, PackedLinear(matrix_of(child), child.bias))
+        kind = RoundedLinear if rounded else PackedLinear
+        module.set_submodule(name, kind(matrix_of(child), child.bias))
     return len(found)
 
 
