@@ -22,7 +22,7 @@ from slipstream.speculators.checkpoint import opened
 from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.lora import merge
-from slipstream.targets.packed import is_packed
+from slipstream.targets.packed import RoundedLinear, is_packed, matrix_of, rounding_pays
 from slipstream.targets.target import Target
 
 SCHEDULES = ("auto", "fused", "deferred")
@@ -106,6 +106,9 @@ class AttachedStreaming(Attached):
         self.length = settings.length and settings.length.attach()
         self._first_streams = {speculator.num_streams: speculator}
         self.merged = self.pairs = None
+        self.head = target.head
+        if rounding_pays(self.head, target.dtype):
+            self.head = RoundedLinear(matrix_of(self.head), self.head.bias)
         if schedule == "deferred":
             self.merged = speculator.merged_layers(target)
         if speculator.scores_pairs:
@@ -134,7 +137,8 @@ class AttachedStreaming(Attached):
 
     def drafted(self, budget: int, most_children: int, states: torch.Tensor, *given) -> tuple:
         """`grown`, from the (B, gamma, D) states of the streams."""
-        return self.grown(budget, most_children, self.target.logits(states), *given)
+        logits = self.head(self.target.norm(states)).to(states.device)
+        return self.grown(budget, most_children, logits, *given)
 
     def grown(
         self,

@@ -76,6 +76,12 @@ def rounding_available() -> bool:
     return torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
 
 
+def rounding_pays(module: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether copies of `module` that serve drafts alone are best rounded: a packed module of
+    bfloat16. (Float32 is for small or exact models.)"""
+    return dtype == torch.bfloat16 and is_packed(module) and rounding_available()
+
+
 def packing_available(dtype: torch.dtype) -> bool:
     """Whether this build of torch and this processor can reorder weights of `dtype`."""
     if not torch.backends.mkldnn.is_available():

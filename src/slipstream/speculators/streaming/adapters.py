@@ -21,7 +21,7 @@ from slipstream.targets.packed import (
     is_packed,
     matrix_of,
     pack_linears,
-    rounding_available,
+    rounding_pays,
 )
 from slipstream.targets.rows import Rows
 from slipstream.targets.target import Target, device_of
@@ -92,9 +92,8 @@ class StreamAdapters(nn.Module):
 
     @torch.no_grad()
     def merged_layers(self, target: Target) -> nn.ModuleList:
-        """Copies of the MSA layers for stream rows only, with the adapters merged in; of a packed
-        bfloat16 target in 8 bits, where the processor has them."""
-        rounded = target.dtype == torch.bfloat16 and rounding_available()
+        """Copies of the MSA layers for stream rows only, with the adapters merged in; in 8 bits
+        where that pays."""
         layers = nn.ModuleList()
         for original, adapters in self._adapted(target):
             # The same config: it says how these layers attend.
@@ -107,7 +106,7 @@ class StreamAdapters(nn.Module):
                 else:
                     layer.set_submodule(name, _merged(layer.get_submodule(name), adapter))
             if is_packed(original):
-                pack_linears(layer, rounded)
+                pack_linears(layer, rounding_pays(original, target.dtype))
             if is_fused(original):
                 fuse_linears([layer], target.family.fused)
             layers.append(layer)
