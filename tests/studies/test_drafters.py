@@ -31,15 +31,16 @@ def test_calibrated_sizes_are_compared_with_all_sizes(target):
     usual = {"lookup": 12}
     others = dict(calibration_prompts=1, repeats=1)
     found = draft_size(target, PROMPTS, drafters, [2, 4, 8], 1, [2], usual, **others)
-    # three sizes of each way, and plain decoding, on one prompt; seven sizes on three
+    # Three sizes of each way, and plain decoding, on one prompt, and larger ones while the largest
+    # is the best; seven sizes on three.
     measured = {"streaming": 2 * 3 + 1, "lookup": 3 + 1}
     for row in found.rows:
         assert row["drafter"] in drafters and 2 <= row["best g"] <= 8
         assert 0 < row["g* vs best"] <= 1
         low, high = map(float, row["95 %"].split(" to "))
         assert low <= row["g* vs best"] <= high
-        share = row["share of the search's measurements"]
-        assert share == pytest.approx(measured[row["drafter"]] / (7 * 3))
+        count = row["share of the search's measurements"] * 7 * 3
+        assert count == pytest.approx(round(count)) and count > measured[row["drafter"]] - 0.5
     assert [row["usual g"] for row in found.rows] == ["-", 12]
     assert found.rows[0]["g* vs usual"] == "-" and found.rows[1]["g* vs usual"] > 0
     wrong = refused(lambda: draft_size(target, [], drafters, [2], 1, [], {"streams": 4}, **others))
