@@ -91,13 +91,11 @@ def scale(
         large = draft = drafters = methods = runs = None  # before the next ones are loaded
         gc.collect()
     for row in rows:
-        row["line"] = f"{row['method']}, T {row['temperature']:g}"
-    plots = (
-        Plot("parameters, M", (CALL, AFTER), "line", log="x", reference=1.0),
-        Plot("parameters, M", ("tau",), "line", log="x"),
-    )
-    shown = [{name: row[name] for name in row if name != "line"} for row in rows]
-    return Result("Speed over size", rows, plots, shown={"Speed over size": shown})
+        row["panel"] = f"{row['prompts']}, T {row['temperature']:g}"
+    columns = CALL, AFTER, "tau"
+    plot = Plot("parameters, M", columns, "method", "panel", log="x", reference=1.0)
+    shown = [{name: row[name] for name in row if name != "panel"} for row in rows]
+    return Result("Speed over size", rows, (plot,), shown={"Speed over size": shown})
 
 
 def _methods(drafters: dict[str, Drafter], draft: str, calibrations: str) -> dict[str, Method]:
