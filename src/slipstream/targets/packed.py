@@ -14,7 +14,6 @@ input (query, key and value; gate and up) become one.
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 ROWS_TO_OPTIMISE_FOR = 8
@@ -61,14 +60,15 @@ class RoundedLinear(nn.Module):
         self.packed = torch.ops.onednn.qlinear_prepack(rounded, shape)
         self.scales, self.zeros = scales, torch.zeros(self.out_features, dtype=torch.long)
         self.bias = None if bias is None else bias.detach().float()
-        self.zero = torch.full((1,), self.ZERO)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""
-        scale = rows.abs().amax().float().clamp(min=1e-12) / self.SIZE
-        rounded = (rows / scale).round_().add_(self.ZERO).to(torch.uint8)
+        precise = rows.float()
+        scale = max(float(precise.abs().amax()), 1e-12) / self.SIZE
+        # What is cut off after the point rounds to the nearest.
+        rounded = (precise * (1 / scale)).add_(self.ZERO + 0.5).to(torch.uint8)
         return torch.ops.onednn.qlinear_pointwise(
-            rounded, scale, self.zero, self.packed, self.scales, self.zeros,
+            rounded, scale, self.ZERO, self.packed, self.scales, self.zeros,
             self.bias, 1.0, 0, rows.dtype, "none", [], "",
         )  # fmt: skip
 
@@ -125,37 +125,33 @@ class FusedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The (out, in) matrix, a part of the large one."""
-        return self.product.weight.split(self.product.sizes)[self.index]
+        return self.product.linear.weight.split(self.product.sizes)[self.index]
 
     @property
     def bias(self) -> torch.Tensor | None:
-        bias = self.product.bias
+        bias = self.product.linear.bias
         return None if bias is None else bias.split(self.product.sizes)[self.index]
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""
         product = self.product
         if not self.index:
-            found = F.linear(rows, product.weight, product.bias).split(product.sizes, -1)
+            found = product.linear(rows).split(product.sizes, -1)
             product.later.clear()
             product.later.extend(found[::-1])
         return product.later.pop()
 
 
 class _Product(nn.Module):
-    """The weights of several linears; later: what was computed and is still to be taken."""
+    """Several linears in one; later: what was computed and is still to be taken."""
 
     def __init__(self, linears: list[nn.Linear]):
         super().__init__()
         self.sizes = [linear.out_features for linear in linears]
         self.later: list[torch.Tensor] = []
-        self.weight = _frozen([linear.weight for linear in linears])
-        biased = linears[0].bias is not None
-        self.bias = _frozen([linear.bias for linear in linears]) if biased else None
-
-
-def _frozen(parts: list[torch.Tensor]) -> nn.Parameter:
-    return nn.Parameter(torch.cat([part.detach() for part in parts]), requires_grad=False)
+        biases = [linear.bias for linear in linears]
+        bias = None if biases[0] is None else torch.cat(biases)
+        self.linear = frozen_linear(torch.cat([linear.weight for linear in linears]), bias)
 
 
 def fuse_linears(layers: Iterable[nn.Module], groups: Iterable[tuple[str, ...]]) -> int:

@@ -105,10 +105,11 @@ class StreamAdapters(nn.Module):
                     layer.set_submodule(name, nn.Sequential(*pair).to(target.dtype))
                 else:
                     layer.set_submodule(name, _merged(layer.get_submodule(name), adapter))
-            if is_packed(original):
-                pack_linears(layer, rounding_pays(original, target.dtype))
-            if is_fused(original):
+            rounded = rounding_pays(original, target.dtype)
+            if rounded or is_fused(original):
                 fuse_linears([layer], target.family.fused)
+            if is_packed(original):
+                pack_linears(layer, rounded)
             layers.append(layer)
         return layers.requires_grad_(False)
 
