@@ -76,6 +76,8 @@ def scale(
             calibrations = Calibrations(Path(folder) / "calibrations")
             for drafter in drafters.values():
                 key = calibration_key(large, described(drafter), sampling)
+                if key in calibrations:
+                    continue
                 ways = drafter.variants(drafter.attach(large))
                 ids = token_ids(large, warm_up)
                 found = calibrate(large, ways, ids, sampling, LIMITS, budgets, 1)

@@ -66,16 +66,14 @@ class Curve:
     points: tuple[Point, ...]
 
     def seconds(self, budgets: np.ndarray) -> np.ndarray:
-        """Fitted seconds of a step: a spline of degree 2 with 8 knots among the sizes measured, of
-        fewer where there are not enough points."""
+        """Fitted seconds of a step: a spline of degree 2 with 8 knots among the sizes measured, or
+        lines from one to the next where these are too few to be smoothed: costs rise in steps."""
         measured, seconds = self._column("budget"), self._column("seconds")
-        if len(measured) == 1:
-            return np.full_like(budgets, seconds[0], dtype=float)
-        degree = min(DEGREE, len(measured) - 1)
-        inner = max(0, min(KNOTS - 2, len(measured) - degree - 2))
+        if len(measured) < KNOTS + DEGREE:
+            return np.interp(budgets, measured, seconds)
         # Knots where the points are, so that each piece of the spline has some.
-        knots = np.quantile(measured, np.linspace(0, 1, inner + 2))[1:-1]
-        return LSQUnivariateSpline(measured, seconds, knots, k=degree)(budgets)
+        knots = np.quantile(measured, np.linspace(0, 1, KNOTS))[1:-1]
+        return LSQUnivariateSpline(measured, seconds, knots, k=DEGREE)(budgets)
 
     def tau(self, budgets: np.ndarray) -> np.ndarray:
         """Fitted tokens of a step: a cubic polynomial of log g (UNISPEC: of g, which misses the
@@ -222,16 +220,17 @@ class Calibrations:
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
 
+    def __contains__(self, key: str) -> bool:
+        return self._path(key).exists()
+
     def save(self, key: str, calibration: Calibration) -> Path:
-        path = self.folder / f"{key}.json"
-        write_json(path, asdict(calibration))
-        return path
+        write_json(self._path(key), asdict(calibration))
+        return self._path(key)
 
     def load(self, key: str) -> Calibration:
         """`InputError` where nothing was calibrated under this key."""
-        path = self.folder / f"{key}.json"
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(self._path(key).read_text(encoding="utf-8"))
             content["points"] = {
                 way: [Point(**point) for point in points]
                 for way, points in content["points"].items()
@@ -242,6 +241,9 @@ class Calibrations:
                 "budget: nothing was calibrated for this device, model and drafter; run the same "
                 "command with calibrate=true first, or give a number"
             ) from error
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
 
 
 def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
