@@ -16,7 +16,7 @@ from slipstream.evaluation.comparison import Run, compare
 from slipstream.evaluation.exactness import PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Transformers
 from slipstream.evaluation.metrics import ratio_interval
-from slipstream.evaluation.prompts import divided
+from slipstream.evaluation.prompts import PromptSets
 from slipstream.targets.loading import load_target
 from slipstream.targets.quantized import weight_bytes
 from studies import Plot, Prompt, Result, Rows, Target
@@ -37,6 +37,7 @@ def scale(
     prune_threshold: float,
     temperatures: list[float],
     budgets: list[int],
+    calibration: PromptSets,
     calibration_prompts: int,
     repeats: int,
     folder: str,
@@ -44,13 +45,13 @@ def scale(
 ) -> Result:
     """At each of `sizes` (of `studies.enlargement.SHAPES`, or 'small' for the shipped models):
     transformers' `generate` and assisted generation, plain decoding, streams of both schedules and
-    pruned, the draft model, the drafters `untrained`, and the fastest of ours on other prompts.
+    pruned, the draft model, the drafters `untrained`, and the fastest of ours.
 
-    The first `calibration_prompts` of `prompts` choose the number of nodes of every drafter, at
-    each size and temperature; the others are measured. folder: where models and calibrations go,
-    and the rows of each size: what is there is not made again.
+    `calibration_prompts` prompts of `calibration` choose the number of nodes of every drafter, and
+    the fastest, at each size and temperature. folder: where models and calibrations go, and the
+    rows of each size: what is there is not made again.
     """
-    warm_up, others = divided(prompts, calibration_prompts)
+    chosen_on = calibration.take(calibration_prompts)
     rows: Rows = []
     for size in sizes:
         paths = [f"slipstream/small-{part}" for part in ("target", "draft", "streaming")]
@@ -66,8 +67,8 @@ def scale(
             "draft model": DraftModel(draft, LONGEST),
         } | untrained
         for temperature in temperatures:
-            asked = [prompt.text for prompt in prompts], described(drafters), budgets
-            key = key_of(size, dtype, temperature, calibration_prompts, repeats, *asked)
+            asked = [prompt.text for prompt in chosen_on + prompts], described(drafters), budgets
+            key = key_of(size, dtype, temperature, repeats, *asked)
             kept = Path(folder) / f"{size}-{key}.json"
             if kept.exists():
                 rows += json.loads(kept.read_text(encoding="utf-8"))
@@ -79,15 +80,15 @@ def scale(
                 if key in calibrations:
                     continue
                 ways = drafter.variants(drafter.attach(large))
-                ids = token_ids(large, warm_up)
+                ids = token_ids(large, chosen_on)
                 found = calibrate(large, ways, ids, sampling, LIMITS, budgets, 1)
                 calibrations.save(key, found)
             methods = _methods(drafters, paths[1], str(calibrations.folder))
-            methods["auto"] = _auto(methods, warm_up, large, sampling)
-            runs = compare(methods, others, large, sampling, LIMITS, repeats, seed=0)
+            methods["auto"] = _auto(methods, chosen_on, large, sampling)
+            runs = compare(methods, prompts, large, sampling, LIMITS, repeats, seed=0)
             millions = weight_bytes(large.model) / large.dtype.itemsize / 1e6
             shared = {"size": size, "parameters, M": millions, "temperature": temperature}
-            own = [shared | row for row in _rows(runs, others, large, sampling)]
+            own = [shared | row for row in _rows(runs, prompts, large, sampling)]
             write_json(kept, own)
             rows += own
         large = draft = drafters = methods = runs = None  # before the next ones are loaded

@@ -116,7 +116,7 @@ def test_speed_is_measured_over_sizes(tmp_path, tiny_size, monkeypatch):
     monkeypatch.setattr(scale, "LIMITS", Limits(16))
     rows = app.infer(
         config_of(
-            "infer", "study=scale", "study.sizes=[tiny]", "num_prompts=4",
+            "infer", "study=scale", "study.sizes=[tiny]", "num_prompts=2",
             "study.calibration_prompts=2", "study.budgets=[2,4]", f"study.folder={tmp_path}/sizes",
             f"output_dir={tmp_path / 'out'}",
         )
