@@ -77,7 +77,8 @@ class Approximation:
 def emitted_distribution(p: torch.Tensor, q: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     """(..., V) what SPRINTER emits, from target p and draft q, both (..., V).
 
-    kept: (..., V), what the verifier says of each token were it drawn. A token in doubt stays with
+    kept: (..., V), what the verifier says of each token were it drawn, or with which probability
+    it is kept. A token in doubt stays with
     min(1, p/q), else one of norm(max(0, p - q)) takes its place. If the verifier keeps nothing:
 
     >>> p, q = torch.tensor([0.75, 0.25]), torch.tensor([0.25, 0.75])
@@ -86,7 +87,7 @@ def emitted_distribution(p: torch.Tensor, q: torch.Tensor, kept: torch.Tensor) -
     >>> emitted_distribution(p, q, torch.tensor([False, True])).tolist()
     [0.25, 0.75]
     """
-    stays = torch.where(kept, q, torch.minimum(p, q))
+    stays = torch.lerp(torch.minimum(p, q), q, kept.to(q))
     missing = (p - q).clamp(min=0)
     total = missing.sum(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
     return stays + (1 - stays.sum(-1, keepdim=True)) * missing / total
@@ -122,17 +123,20 @@ def approximation(decoder: SprinterDecoder, prompt: list[int], answer: Generatio
     q = decoder.sampling.probabilities(logits).double()
     judging = target.logits(_states(target, text)[before])
     p = decoder.sampling.probabilities(judging).double().to(q.device)
-    scores = [
-        verifier(verifier.features.of_all(*each))[:, decoder.output]
-        for each in zip(normed, logits, strict=True)
-    ]
-    verdicts = torch.stack(scores).sigmoid() >= decoder.threshold  # (P, V)
+    if verifier is None:
+        verdicts = torch.full_like(q, decoder.kept)
+    else:
+        scores = [
+            verifier(verifier.features.of_all(*each))[:, decoder.output]
+            for each in zip(normed, logits, strict=True)
+        ]
+        verdicts = (torch.stack(scores).sigmoid() >= decoder.threshold).to(q)  # (P, V)
     good, emitted, apart = q <= p, emitted_distribution(p, q, verdicts), total_variation(p, q)
-    kept_others = (q * (verdicts & ~good)).sum(-1)
+    kept_others = (q * verdicts * ~good).sum(-1)
     false_positive = kept_others / (q * ~good).sum(-1).clamp(min=1e-12)
     sums = (
         total_variation(p, emitted), apart, false_positive * apart, q * good,
-        q * (verdicts & good), kept_others,
+        q * verdicts * good, kept_others,
     )  # fmt: skip
     kept = sum(run.kept for run in answer.runs)
     doubts = sum(run.ended == "doubt" for run in answer.runs)

@@ -1,14 +1,13 @@
 """SPRINTER against exact speculative decoding: what it saves, and what that costs (section 4).
 
 Plain decoding, two-model speculative decoding with drafts of fixed length and with drafts that a
-rule ends (SpecDec++, AdaEDL, DISCO), and SPRINTER at several decision thresholds: sampled, on the
-same engine, interleaved in one process. Speed, calls and FLOPs of the target, quality against
-references and against speculative decoding's answers, and SPRINTER's distance to the target,
-measured and as its theorems predict it.
+rule ends (SpecDec++, AdaEDL, DISCO), SPRINTER at several settings, and controls that ask the target
+as often as the chosen one, but without a verifier: sampled, on the same engine, interleaved in one
+process. Speed, calls and FLOPs of the target, quality against references and against speculative
+decoding's answers, and the distance to the target, measured and as SPRINTER's theorems predict it.
 """
 
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 
 from transformers.pytorch_utils import Conv1D
@@ -20,16 +19,19 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.draft_length import DraftLength
 from slipstream.drafters.draft_model import DraftModel
-from slipstream.evaluation.comparison import compare, total_of
+from slipstream.evaluation.comparison import Run, compare, total_of
 from slipstream.evaluation.exactness import PlainReference
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
 from slipstream.evaluation.metrics import paired_bootstrap, rouge
+from slipstream.evaluation.prompts import PromptSets
 from studies import Plot, Prompt, Result, Target
 from studies.approximation import Approximation, approximation
 from studies.decoding import task_sets, token_ids
 from studies.judging import Judge, fastchat_files, win_rate
+from studies.sprinter_controls import Control, matched_cap, matched_keep
 
 PREDICTED = "SPRINTER: measured and predicted"
+ROUGE = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
 
 
 def sprinter(
@@ -40,8 +42,10 @@ def sprinter(
     lengths: dict[str, DraftLength | None],
     num_tokens: int,
     longest: int,
-    ratio: float,
-    thresholds: list[float],
+    points: list[tuple[float, float]],
+    calibration: PromptSets,
+    calibration_prompts: int,
+    tolerance: float,
     judge: Judge,
     sampling: Sampling,
     limits: Limits,
@@ -51,17 +55,25 @@ def sprinter(
     """draft: writes all drafts; verifier: folder of SPRINTER's; lengths: rules that end drafts, by
     name, None where one is left out (and so are those that do not fit the draft model, with a
     note); num_tokens: of a draft of fixed length; longest: most tokens of a draft that a rule may
-    end, and of SPRINTER's runs; ratio, thresholds: SPRINTER's lambda and its decision thresholds;
+    end, and of SPRINTER's runs; points: lambda and decision threshold of each SPRINTER;
     judge: says which of two answers is better.
+
+    On `calibration_prompts` prompts of `calibration` the fastest point is chosen whose ROUGE-L is
+    at most `tolerance` below speculative decoding's, or the one that is nearest to it. Controls
+    need about as many calls as it did there, on each prompt set.
     """
-    if not thresholds or len(set(thresholds)) < len(thresholds):
-        raise InputError("study.thresholds: give at least one decision threshold, each once")
+    points = [(ratio, threshold) for ratio, threshold in points]
+    if not points or len(set(points)) < len(points):
+        raise InputError("study.points: give at least one pair of lambda and threshold, each once")
     if sampling.greedy:
         raise InputError("study.sampling.temperature: SPRINTER samples; set it above 0")
     speculative = Speculative(DraftModel(draft, num_tokens), 1 + num_tokens)
     exact: dict[str, Method] = {"plain": Plain(), "speculative": speculative}
+    settings = {
+        f"sprinter_{ratio:g}_{threshold:g}": (ratio, threshold) for ratio, threshold in points
+    }
     sprinters: dict[str, Method] = {
-        f"sprinter_{each:g}": Sprinter(draft, verifier, ratio, each, longest) for each in thresholds
+        name: Sprinter(draft, verifier, longest, *each) for name, each in settings.items()
     }
     # What does not fit ends here, not after half an hour.
     for method in (*exact.values(), *sprinters.values()):
@@ -71,7 +83,13 @@ def sprinter(
         for name, rule in lengths.items()
         if rule is not None
     }
-    methods = exact | prepared("study.lengths", rules, target, sampling, limits, True) | sprinters
+    ruled = prepared("study.lengths", rules, target, sampling, limits, True)
+    first = _with_references(target, calibration.take(calibration_prompts), limits)
+    tried = {"speculative": speculative} | sprinters
+    tries = {r.method: r for r in compare(tried, first, target, sampling, limits, 1, seed)}
+    chosen = _chosen(tries, first, tolerance)
+    approximate = sprinters | _controls(draft, tries[chosen], first, longest, limits)
+    methods = exact | ruled | approximate
     prompts = _with_references(target, prompts, limits)
     runs = {r.method: r for r in compare(methods, prompts, target, sampling, limits, repeats, seed)}
     ids, references = token_ids(target, prompts), [list(prompt.references) for prompt in prompts]
@@ -79,46 +97,49 @@ def sprinter(
     others = [[text] for text in texts["speculative"]]
     scores = {  # of every answer
         name: {
-            "ROUGE-L": rouge("rougeL", texts[name], references),
+            **{shown: rouge(kind, texts[name], references) for shown, kind in ROUGE.items()},
             "with SD's": rouge("rougeL", texts[name], others),
             "judged": judge.scores(target, prompts, run.generations),
         }
         for name, run in runs.items()
     }
-    found = {
-        name: list(map(partial(approximation, method.decoder), ids, runs[name].generations))
-        for name, method in sprinters.items()
-    }
+    found = {}
+    for name, method in approximate.items():
+        found[name] = []
+        for prompt, own, answer in zip(prompts, ids, runs[name].generations, strict=True):
+            method.expect(prompt.source)
+            found[name].append(approximation(method.decoder, own, answer))
     flops = 2 * multiplied_weights(target)
     rows, predictions = [], []
-    for task, chosen in task_sets(prompts).items():
-        totals = {name: total_of(run, chosen) for name, run in runs.items()}
+    for task, places in task_sets(prompts).items():
+        totals = {name: total_of(run, places) for name, run in runs.items()}
         own = {
-            name: {what: [each[n] for n in chosen] for what, each in known.items()}
+            name: {what: [each[n] for n in places] for what, each in known.items()}
             for name, known in scores.items()
         }
         sums = {
-            name: sum((each[n] for n in chosen), Approximation()) for name, each in found.items()
+            name: sum((each[n] for n in places), Approximation()) for name, each in found.items()
         }
         for name, total in totals.items():
-            low, high = paired_bootstrap(own[name]["ROUGE-L"], own["speculative"]["ROUGE-L"])
             rows.append(
                 {
                     "task": task,
                     "method": name,
+                    "how": "chosen" if name == chosen else runs[name].details.get(task, ""),
                     "exact": "yes" if runs[name].exact else "no",
                     **_costs(total, totals, flops),
-                    "ROUGE-L": fmean(own[name]["ROUGE-L"]),
-                    "minus SD's, 95 %": f"{low:+.1f}..{high:+.1f}",
+                    **{kind: fmean(own[name][kind]) for kind in ROUGE},
+                    "minus SD's, 95 %": _apart(own, name, "speculative"),
+                    "minus random's, 95 %": _apart(own, name, "control_random"),
                     "with SD's": fmean(own[name]["with SD's"]),
                     "wins vs SD, %": win_rate(own[name]["judged"], own["speculative"]["judged"]),
                     "distance": sums[name].distance_of_answers if name in sums else 0.0,
                 }
             )
         predictions += [
-            {"task": task, "method": name, "threshold": float(name.rpartition("_")[2])}
-            | _predictions(each, totals[name], totals["speculative"])
-            for name, each in sums.items()
+            {"task": task, "method": name, "lambda": ratio, "threshold": threshold}
+            | _predictions(sums[name], totals[name], totals["speculative"])
+            for name, (ratio, threshold) in settings.items()
         ]
     panels = (
         ("distance", "Theorem 1", "eta_FP by prefix"),
@@ -126,11 +147,48 @@ def sprinter(
     )
     plots = (
         Plot("ms/token", ("ROUGE-L",), hue="method", panel="task", kind="point"),
-        Plot("threshold", panels, panel="task", table=PREDICTED),
+        Plot("threshold", panels, hue="lambda", panel="task", table=PREDICTED),
     )
     files = fastchat_files(prompts, {name: run.generations for name, run in runs.items()})
     more = {PREDICTED: predictions}
     return Result("SPRINTER: quality and latency", rows, plots, more, files=files)
+
+
+def _chosen(tries: dict[str, Run], prompts: list[Prompt], tolerance: float) -> str:
+    """The fastest way whose ROUGE-L is near enough, else the one of the best."""
+    references = [list(prompt.references) for prompt in prompts]
+    quality = {
+        name: fmean(rouge("rougeL", [answer.text for answer in run.generations], references))
+        for name, run in tries.items()
+    }
+    least = quality.pop("speculative") - tolerance
+    near = [name for name, found in quality.items() if found >= least]
+    if not near:
+        return max(quality, key=quality.get)
+    everything = range(len(prompts))
+    return max(near, key=lambda name: total_of(tries[name], everything).tokens_per_second)
+
+
+def _controls(
+    draft: Target, run: Run, prompts: list[Prompt], longest: int, limits: Limits
+) -> dict[str, Method]:
+    """The draft model alone (after the first token), a cap alone, and doubts at random."""
+    alone, capped, random = {}, {}, {}
+    for task in dict.fromkeys(prompt.source for prompt in prompts):
+        places = [place for place, prompt in enumerate(prompts) if prompt.source == task]
+        lengths = [len(run.generations[place].ids) for place in places]
+        calls = total_of(run, places).target_forwards
+        alone[task] = 1.0, limits.max_new_tokens
+        capped[task] = 1.0, matched_cap(lengths, calls)
+        random[task] = matched_keep(lengths, calls, longest), longest
+    settings = {"control_draft": alone, "control_cap": capped, "control_random": random}
+    return {name: Control(draft, of_set) for name, of_set in settings.items()}
+
+
+def _apart(own: dict[str, dict[str, list[float]]], name: str, other: str) -> str:
+    """The 95 % interval of how far ROUGE-L is above the other's."""
+    low, high = paired_bootstrap(own[name]["ROUGE-L"], own[other]["ROUGE-L"])
+    return f"{low:+.1f}..{high:+.1f}"
 
 
 def multiplied_weights(target: Target) -> int:

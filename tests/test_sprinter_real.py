@@ -75,5 +75,5 @@ def test_train_and_infer(pair, common, tmp_path, monkeypatch):
             f"output_dir={tmp_path / 'infer'}",
         )
     )  # fmt: skip
-    assert {row["method"] for row in rows} >= {"plain", "speculative", "adaedl", "sprinter_0.4"}
+    assert {row["method"] for row in rows} >= {"plain", "speculative", "adaedl", "sprinter_1.5_0.4"}
     assert {row["task"] for row in rows} == {"wikipedia"}

@@ -189,6 +189,31 @@ def test_a_verifier_that_never_doubts_gives_the_draft_model_s_distribution(chanc
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("keep", [0.0, 0.3, 1.0])
+def test_a_control_keeps_tokens_by_chance(keep, chance):
+    """What it writes is a mixture of both models, token by token, and so its distance is known."""
+    like = decoder_of()
+    decoder = SprinterDecoder(
+        like.target, like.draft, keep, Sampling(1.0), Limits(1 + COUNT), 1.0, 0.5, 20
+    )
+    found = enumerated(
+        lambda chance: tuple(decoder.generate_batch([PROMPT], [chance])[0].ids[1:]),
+        fixed_first(decoder.target, PROMPT, decoder.sampling, FIRST),
+    )
+    written = Written(like)
+    for continuation in product(range(VOCABULARY), repeat=COUNT):
+        probability, text = 1.0, [*PROMPT, FIRST]
+        for token in continuation:
+            p, q, _ = written.after(text)
+            probability *= float(keep * q[token] + (1 - keep) * p[token])
+            text = [*text, token]
+        assert found.get(continuation, 0.0) == pytest.approx(probability, abs=TOLERANCE)
+    apart = approximation(decoder, PROMPT, decoder.generate(PROMPT, 5))
+    assert apart.positions == COUNT
+    assert apart.distance == pytest.approx(keep * apart.pair_distance, abs=1e-6)
+
+
+@torch.no_grad()
 def test_a_cap_that_ends_a_run_is_no_rejection(chance):
     """Every other token is the target's; the one before it stays whatever p/q says."""
     decoder = decoder_of(threshold=ALWAYS, cap=1)

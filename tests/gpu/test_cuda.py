@@ -73,8 +73,10 @@ def test_sprinter_is_compared_with_exact_ways(tmp_path):
     )
     overall = {row["method"]: row for row in rows if row["task"] == "all"}
     assert overall["plain"]["tokens/call"] == 1.0
-    assert overall["sprinter_0.4"]["tokens/call"] > 2.0
-    assert 0 < overall["sprinter_0.5"]["distance"] < overall["sprinter_0.4"]["distance"] < 0.5
+    assert overall["sprinter_1.5_0.4"]["tokens/call"] > 2.0
+    assert (
+        0 < overall["sprinter_1.5_0.5"]["distance"] < overall["sprinter_1.5_0.4"]["distance"] < 0.5
+    )
 
 
 def test_eight_rows_cost_little_more_than_one():

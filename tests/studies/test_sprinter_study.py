@@ -1,6 +1,7 @@
 """The study of SPRINTER beside exact decoding: what it counts, and what it writes."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,8 +53,10 @@ def study(tmp_path):
         },
         num_tokens=3,
         longest=5,
-        ratio=1.2,
-        thresholds=[0.001, 0.5, 0.999],
+        points=[(1.2, 0.001), (1.2, 0.5), (1.2, 0.999)],
+        calibration=SimpleNamespace(take=lambda count: PROMPTS[:count]),
+        calibration_prompts=3,
+        tolerance=100.0,
         judge=TargetLikelihood(),
         sampling=Sampling(1.0),
         limits=Limits(12),
@@ -65,7 +68,8 @@ def study(tmp_path):
 def test_a_row_for_every_method_and_task(study, target):
     found = sprinter(target, PROMPTS, **study)
     names = ["plain", "speculative", "specdec++", "adaedl"]
-    names += [f"sprinter_{threshold}" for threshold in ("0.001", "0.5", "0.999")]
+    names += [f"sprinter_1.2_{threshold}" for threshold in ("0.001", "0.5", "0.999")]
+    names += ["control_draft", "control_cap", "control_random"]
     expected = [(task, name) for task in ("first", "second", "all") for name in names]
     assert [(row["task"], row["method"]) for row in found.rows] == expected
     overall = {row["method"]: row for row in found.rows if row["task"] == "all"}
@@ -79,7 +83,7 @@ def test_a_row_for_every_method_and_task(study, target):
     assert overall["speculative"]["target MFLOPs/token"] > flops * steps
     for row in overall.values():
         assert row["one row a call"] <= row["target MFLOPs/token"] * (1 + 1e-9)
-    never, always = overall["sprinter_0.001"], overall["sprinter_0.999"]
+    never, always = overall["sprinter_1.2_0.001"], overall["sprinter_1.2_0.999"]
     assert never["tokens/call"] > 4 and always["tokens/call"] == 1.0
     assert never["distance"] > 0.1 and always["distance"] == pytest.approx(0.0, abs=1e-6)
 
@@ -88,7 +92,7 @@ def test_theory_stands_beside_what_was_measured(study, target):
     found = sprinter(target, PROMPTS, **study)
     (rows,) = found.more.values()
     by_method = {row["method"]: row for row in rows if row["task"] == "all"}
-    always, never = by_method["sprinter_0.999"], by_method["sprinter_0.001"]
+    always, never = by_method["sprinter_1.2_0.999"], by_method["sprinter_1.2_0.001"]
     assert always["eta_TP"] == always["eta_FP"] == 0.0
     assert always["Theorem 1"] == always["kept a doubt"] == always["memoryless"] == 0.0
     assert always["Theorem 2"] == pytest.approx(0.0, abs=1e-9)
@@ -96,16 +100,43 @@ def test_theory_stands_beside_what_was_measured(study, target):
     assert never["kept a doubt"] is None
     for name in ("Theorem 1", "d_TV(p, q)", "eta_FP by prefix"):
         assert never["distance"] == pytest.approx(never[name], rel=1e-6)
-    (overall,) = [r for r in found.rows if (r["task"], r["method"]) == ("all", "sprinter_0.001")]
+    (overall,) = [
+        r for r in found.rows if (r["task"], r["method"]) == ("all", "sprinter_1.2_0.001")
+    ]
     # The first token and every sixth after the others (cap 5) are the target's own.
     assert overall["distance"] == pytest.approx(never["distance"] * 10 / 12, rel=1e-6)
 
 
+def test_controls_ask_as_often_as_the_chosen_point(study, target):
+    """Of points that differ in nothing but speed the fastest is chosen; no control looks at tokens,
+    so a distance is the probability of keeping times that of the models."""
+    limits, points = Limits(40), [(1.2, 0.5), (1.2, 0.999)]
+    found = sprinter(target, PROMPTS, **(study | dict(points=points, limits=limits, longest=12)))
+    (chosen,) = {row["method"] for row in found.rows if row["how"] == "chosen"}
+    assert chosen == "sprinter_1.2_0.5"
+    rows = {row["method"]: row for row in found.rows if row["task"] == "first"}
+    calls = {name: 1 / row["tokens/call"] for name, row in rows.items()}
+    assert calls["control_cap"] == pytest.approx(calls[chosen], rel=0.2)
+    assert calls["control_random"] == pytest.approx(calls[chosen], rel=0.4)  # by chance
+    assert rows["control_draft"]["one row a call"] == 0
+    assert 0 < rows["control_random"]["distance"] < rows["control_cap"]["distance"] * 1.5
+    assert rows["control_draft"]["distance"] > rows["control_cap"]["distance"]
+    assert rows["control_random"]["how"].startswith("keeps ")
+
+
+def test_where_no_point_is_near_enough_the_nearest_is_chosen(study, target):
+    changes = dict(points=[(1.2, 0.5), (1.2, 0.999)], tolerance=-200.0)
+    rows = sprinter(target, PROMPTS, **(study | changes)).rows
+    (chosen,) = {row["method"] for row in rows if row["how"] == "chosen"}
+    quality = {row["method"]: row["ROUGE-L"] for row in rows if row["task"] == "all"}
+    assert quality[chosen] == max(quality["sprinter_1.2_0.5"], quality["sprinter_1.2_0.999"])
+
+
 @pytest.mark.parametrize("max_new_tokens", [1, 4])
 def test_answers_that_never_need_a_call_are_reported(study, target, max_new_tokens):
-    changes = dict(thresholds=[0.001], limits=Limits(max_new_tokens))
+    changes = dict(points=[(1.2, 0.001)], limits=Limits(max_new_tokens))
     found = sprinter(target, PROMPTS, **(study | changes))
-    rows = [row for row in found.rows if row["method"] == "sprinter_0.001"]
+    rows = [row for row in found.rows if row["method"] == "sprinter_1.2_0.001"]
     assert all(row["one row a call"] == 0 for row in rows)
 
 
@@ -114,10 +145,10 @@ def test_what_is_written(study, target, tmp_path):
     write(tmp_path, found, {}, environment(target))
     assert (tmp_path / "plot.png").stat().st_size > 10_000
     content = json.loads((tmp_path / "results.json").read_text())
-    assert len(content["results"]) == 21
+    assert len(content["results"]) == 30
     assert [len(rows) for rows in content["more"].values()] == [9]
     assert (tmp_path / "table.md").read_text().count("###") == 2
-    answers = (tmp_path / "fastchat" / "model_answer" / "sprinter_0.5.jsonl").read_text()
+    answers = (tmp_path / "fastchat" / "model_answer" / "sprinter_1.2_0.5.jsonl").read_text()
     assert len(answers.splitlines()) == len(PROMPTS)
 
 
@@ -139,11 +170,11 @@ def test_a_greedy_answer_is_the_reference_where_there_is_none(study, target, cap
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (dict(thresholds=[]), "study.thresholds: give at least one"),
-        (dict(thresholds=[0.4, 0.4]), "study.thresholds: give at least one"),
+        (dict(points=[]), "study.points: give at least one"),
+        (dict(points=[(1.2, 0.4), (1.2, 0.4)]), "study.points: give at least one"),
         (dict(repeats=0), "repeats: must be at least 1"),
-        (dict(thresholds=[0.5, 1.0]), "threshold: must be between 0 and 1"),
-        (dict(ratio=0.0), "ratio: lambda must be above 0"),
+        (dict(points=[(1.2, 0.5), (1.2, 1.0)]), "threshold: must be between 0 and 1"),
+        (dict(points=[(0.0, 0.5)]), "ratio: lambda must be above 0"),
         (dict(sampling=Sampling(0.0)), "study.sampling.temperature: SPRINTER samples"),
     ],
 )

@@ -118,8 +118,17 @@ def streaming(world, tmp_path_factory):
     return Run("streaming", world, tmp_path_factory.mktemp("streaming"))
 
 
-@pytest.mark.parametrize(("share",), sparing(zip([0, 0.5, 0.51, 1]), lambda share: share in (0, 1)))
-@pytest.mark.parametrize("name, code", [("SIGTERM", 143), ("SIGINT", 130)])
+SIGNALS = [
+    (name, code, share)
+    for name, code in (("SIGTERM", 143), ("SIGINT", 130))
+    for share in (0, 0.5, 0.51, 1)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "share"),
+    sparing(SIGNALS, lambda name, _, share: (name, share) in (("SIGTERM", 1), ("SIGINT", 0))),
+)
 def test_a_signal_waits_for_the_end_of_the_batch(streaming, tmp_path, capsys, name, code, share):
     """Also in the first and the last batch of an epoch, and in the last of the run."""
     before = signal.getsignal(signal.SIGINT)

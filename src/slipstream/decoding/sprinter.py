@@ -32,7 +32,9 @@ class SprinterDecoder(Decoder):
 
     verifier: trained for `draft` and `target`, or its folder; ratio: which of its lambdas;
     threshold: a token whose predicted probability of being acceptable is smaller is in doubt; cap:
-    most tokens of a run. Raises `InputError` for parts that do not belong together.
+    most tokens of a run. In place of a verifier a number is a control: the probability `kept` with
+    which a token is kept, whatever it is; ratio and threshold are then of no use. Raises
+    `InputError` for parts that do not belong together.
     """
 
     exact = False
@@ -41,7 +43,7 @@ class SprinterDecoder(Decoder):
         self,
         target: Target,
         draft: Target,
-        verifier: SprinterVerifier | str,
+        verifier: SprinterVerifier | str | float,
         sampling: Sampling,
         limits: Limits,
         ratio: float,
@@ -59,10 +61,15 @@ class SprinterDecoder(Decoder):
         if cap < 1:
             raise InputError("cap: must be at least 1")
         check_vocabularies(target, draft, "draft")
-        verifier = opened(verifier, draft, SprinterVerifier, "verifier")
-        _check_models(verifier, draft, target)
-        self.verifier, self.draft = verifier, draft
-        self.output, self.threshold, self.cap = verifier.output_of(ratio), threshold, cap
+        self.draft, self.threshold, self.cap = draft, threshold, cap
+        if isinstance(verifier, int | float):
+            if not 0 <= verifier <= 1:
+                raise InputError("verifier: a probability must be between 0 and 1")
+            self.verifier, self.kept = None, float(verifier)
+        else:
+            self.verifier = opened(verifier, draft, SprinterVerifier, "verifier")
+            _check_models(self.verifier, draft, target)
+            self.output = self.verifier.output_of(ratio)
         compile_like(draft, target)
 
     def _session(self, requests: Sequence[Answering], longest: int) -> CachedModel:
@@ -127,9 +134,9 @@ class SprinterDecoder(Decoder):
                 requests[place].chance.draw(own)
                 for place, own in zip(running, drawn_from, strict=True)
             ]
-            for place, token, own, kept in zip(
-                running, tokens, drawn_from, self._acceptable(normed, logits, tokens), strict=True
-            ):
+            asking = [requests[place] for place in running]
+            verdicts = self._acceptable(asking, normed, logits, tokens)
+            for place, token, own, kept in zip(running, tokens, drawn_from, verdicts, strict=True):
                 if kept:
                     self._emit(requests[place], token, drafted=True)
                 else:
@@ -139,10 +146,16 @@ class SprinterDecoder(Decoder):
         return doubted
 
     def _acceptable(
-        self, normed: torch.Tensor, logits: torch.Tensor, tokens: list[int]
+        self,
+        asking: list[Answering],
+        normed: torch.Tensor,
+        logits: torch.Tensor,
+        tokens: list[int],
     ) -> list[bool]:
         """What the verifier says of a token drawn from each row of (P, V) logits; normed: (P, D)
-        states."""
+        states; asking: whose rows these are."""
+        if self.verifier is None:
+            return [request.chance.accept(self.kept) for request in asking]
         drawn = on_device(tokens, normed.device)
         features = self.verifier.features.of_drawn(normed, drawn, logits)
         scores = self.verifier(features)[:, self.output]

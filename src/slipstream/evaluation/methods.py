@@ -206,16 +206,23 @@ def calibrated_decoder(
 
 class Sprinter(Method):
     """SPRINTER, which is approximate: `draft` writes, and a verifier (or its folder) says when the
-    target is asked; ratio, threshold, cap: as in `SprinterDecoder`."""
+    target is asked; verifier, cap, ratio, threshold: as in `SprinterDecoder`."""
 
     exact, drafter = False, "Sprinter"
 
-    def __init__(self, draft: Target, verifier: str, ratio: float, threshold: float, cap: int):
+    def __init__(
+        self,
+        draft: Target,
+        verifier: str | float,
+        cap: int,
+        ratio: float = 1.0,
+        threshold: float = 0.5,
+    ):
         self.models, self.settings = (draft, verifier), (ratio, threshold, cap)
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         self.decoder = SprinterDecoder(target, *self.models, sampling, limits, *self.settings)
-        if sampling != Sampling(1.0):
+        if self.decoder.verifier is not None and sampling != Sampling(1.0):
             print(
                 "note: SPRINTER's verifier was trained on drafts at temperature 1 without top-k "
                 "and top-p; with other sampling it judges what it has not seen"
