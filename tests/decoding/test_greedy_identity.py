@@ -180,7 +180,7 @@ def test_a_seed_gives_the_answer_of_plain_sampling(sampling):
         assert [answer.ids for answer in engine.generate_batch(batch, seeds)] == found, name
         assert engine.attached.draws or found == expected, name
         accepted[name] = sum(answer.statistics.drafted for answer in alone)
-    assert sum(count > 0 for count in accepted.values()) > 0.8 * len(accepted)
+    assert sum(count > 0 for count in accepted.values()) > 0.75 * len(accepted)
 
 
 def test_one_number_for_two_depths_is_not_plain_sampling(monkeypatch):
