@@ -49,7 +49,7 @@ class Panel:
                     # "E[N], simulated" beside "E[N]" is called "simulated"
                     words.append(column.removeprefix(columns[0]).lstrip(", "))
                 name = ", ".join(words) if hue is not None or len(columns) > 1 else ""
-                colour = f"C{(place if hue is None else number) % 10}"
+                colour = _colour(place if hue is None else number)
                 known = [row for row in own if row[column] is not None]
                 yield name, column, colour, LINE_STYLES[place % len(LINE_STYLES)], known
 
@@ -113,6 +113,13 @@ def _panels(plot: Plot, result: Result) -> Iterator[Panel]:
             title = [] if plot.panel is None else [str(value)]
             title += [columns[0]] if len(shown) > 1 or not title else []
             yield Panel(plot, ": ".join(title), columns, own, columns == shown[0])
+
+
+def _colour(number: int) -> tuple[float, ...]:
+    """Ten colours, then ten paler ones."""
+    from matplotlib import colormaps
+
+    return colormaps["tab20"](2 * (number % 10) + number // 10 % 2)
 
 
 def _named(column: str, value: object) -> str:
