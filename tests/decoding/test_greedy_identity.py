@@ -168,7 +168,7 @@ SAMPLINGS = [(Sampling(0.7),), (Sampling(0.9, top_k=5, top_p=0.9),)]
 def test_a_seed_gives_the_answer_of_plain_sampling(sampling):
     """Whatever is drafted, alone and in a batch; drawn drafts are the same in a batch as alone."""
     target = tiny_target("llama")
-    batch, limits, seeds = batch_of(3), Limits(NUM_TOKENS // 2), [11, 12, 11]
+    batch, limits, seeds = batch_of(4), Limits(NUM_TOKENS), [11, 12, 13, 11]
     plain = PlainDecoder(target, sampling, limits)
     expected = [plain.generate(*pair).ids for pair in zip(batch, seeds, strict=True)]
     assert [answer.ids for answer in plain.generate_batch(batch, seeds)] == expected
@@ -180,7 +180,7 @@ def test_a_seed_gives_the_answer_of_plain_sampling(sampling):
         assert [answer.ids for answer in engine.generate_batch(batch, seeds)] == found, name
         assert engine.attached.draws or found == expected, name
         accepted[name] = sum(answer.statistics.drafted for answer in alone)
-    assert sum(count > 0 for count in accepted.values()) > 0.75 * len(accepted)
+    assert sum(count > 0 for count in accepted.values()) > 0.8 * len(accepted)
 
 
 def test_one_number_for_two_depths_is_not_plain_sampling(monkeypatch):
