@@ -62,10 +62,10 @@ class SprinterDecoder(Decoder):
             raise InputError("cap: must be at least 1")
         check_vocabularies(target, draft, "draft")
         self.draft, self.threshold, self.cap = draft, threshold, cap
-        if isinstance(verifier, int | float):
+        if isinstance(verifier, float):
             if not 0 <= verifier <= 1:
                 raise InputError("verifier: a probability must be between 0 and 1")
-            self.verifier, self.kept = None, float(verifier)
+            self.verifier, self.kept = None, verifier
         else:
             self.verifier = opened(verifier, draft, SprinterVerifier, "verifier")
             _check_models(self.verifier, draft, target)
