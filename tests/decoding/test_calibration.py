@@ -14,13 +14,13 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibration import (
     Calibrations,
     Curve,
-    Drift,
     Point,
     calibrate,
     calibration_key,
     chosen,
     described,
 )
+from slipstream.decoding.drift import Drift
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.acceptance_length import AnyRejected

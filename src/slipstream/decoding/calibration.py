@@ -9,7 +9,6 @@ that it holds for drafters that take time, too.
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -38,9 +37,6 @@ DEGREE, KNOTS = 2, 8
 """Of the spline that is fitted to the seconds of a step."""
 POWER = 3
 """Of the polynomial that is fitted to the tokens of a step."""
-DRIFT = 0.25
-"""A step that takes this much more or less time than when it was calibrated is reported."""
-STEPS_TO_JUDGE = 64
 BEYOND, WIDEST = 1.5, 512
 """While the largest size measured is the best, one so many times as large is tried, up to this."""
 
@@ -279,25 +275,3 @@ def described(part: object, within: tuple[int, ...] = ()) -> object:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-class Drift:
-    """Notices, once, that some `STEPS_TO_JUDGE` steps took another time than was calibrated."""
-
-    def __init__(self, expected: float, say: Callable[[str], None] = print):
-        self.expected, self.say = expected, say
-        self.recent, self.noticed = Statistics(), False
-
-    def watch(self, statistics: list[Statistics]) -> None:
-        self.recent = sum(statistics, self.recent)
-        if self.noticed or self.recent.target_forwards < STEPS_TO_JUDGE:
-            return
-        seconds, self.recent = step_seconds(self.recent), Statistics()
-        change = seconds / self.expected - 1
-        if abs(change) > DRIFT:
-            self.noticed = True
-            self.say(
-                f"note: a step takes {1000 * seconds:.1f} ms, {abs(change):.0%} "
-                f"{'more' if change > 0 else 'less'} than when it was calibrated; run with "
-                "calibrate=true again"
-            )

@@ -15,12 +15,12 @@ from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.calibration import (
     Calibration,
     Calibrations,
-    Drift,
     calibration_key,
     described,
     undrafted,
 )
 from slipstream.decoding.decoder import Decoder
+from slipstream.decoding.drift import Drift
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.sprinter import SprinterDecoder
