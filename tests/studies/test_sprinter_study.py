@@ -108,8 +108,7 @@ def test_theory_stands_beside_what_was_measured(study, target):
 
 
 def test_controls_ask_as_often_as_the_chosen_point(study, target):
-    """Of points that differ in nothing but speed the fastest is chosen; no control looks at tokens,
-    so a distance is the probability of keeping times that of the models."""
+    """Where quality may differ as it likes the fastest point is chosen."""
     limits, points = Limits(40), [(1.2, 0.5), (1.2, 0.999)]
     found = sprinter(target, PROMPTS, **(study | dict(points=points, limits=limits, longest=12)))
     (chosen,) = {row["method"] for row in found.rows if row["how"] == "chosen"}
@@ -119,8 +118,8 @@ def test_controls_ask_as_often_as_the_chosen_point(study, target):
     assert calls["control_cap"] == pytest.approx(calls[chosen], rel=0.2)
     assert calls["control_random"] == pytest.approx(calls[chosen], rel=0.4)  # by chance
     assert rows["control_draft"]["one row a call"] == 0
-    assert 0 < rows["control_random"]["distance"] < rows["control_cap"]["distance"] * 1.5
-    assert rows["control_draft"]["distance"] > rows["control_cap"]["distance"]
+    assert rows["control_draft"]["distance"] > rows["control_cap"]["distance"] > 0
+    assert rows["control_draft"]["distance"] > rows["control_random"]["distance"] > 0
     assert rows["control_random"]["how"].startswith("keeps ")
 
 
