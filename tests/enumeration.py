@@ -14,7 +14,7 @@ import torch
 
 from slipstream.core import sampling, verification
 from slipstream.decoding import decoder, engine
-from slipstream.drafters import draft_model
+from slipstream.drafters import draft_model, drawn_streams
 
 Axis = tuple[str, int]
 Box = dict[Axis, tuple[float, float]]
@@ -36,7 +36,8 @@ class EnumeratedChance:
         self.axes: dict[float, Axis] = {}
         self.drafted = 0
         self.decide = self._numbers("decide")
-        self.keep = self._numbers("keep")
+        siblings = [self._numbers(f"keep {rank}") for rank in range(sampling.SIBLINGS)]
+        self.keep = torch.stack(siblings, -1)
 
     def value(self, axis: Axis) -> float:
         """A number within the box, told apart from those of other axes."""
@@ -55,6 +56,9 @@ class EnumeratedChance:
     def number(self) -> torch.Tensor:
         self.drafted += 1
         return torch.tensor(self.value(("draft", self.drafted)), dtype=torch.float64)
+
+    def numbers(self, count: int) -> torch.Tensor:
+        return torch.stack([self.number() for _ in range(count)])
 
     def draw(self, probabilities: torch.Tensor) -> int:
         return int(sampling.draw(probabilities, self.number()))
@@ -135,7 +139,7 @@ def chance(monkeypatch):
                 chance.compared(point, [ratio])
         return keeps(points, ratios, trying)
 
-    for module in (sampling, verification, draft_model):
+    for module in (sampling, verification, draft_model, drawn_streams):
         monkeypatch.setattr(module, "draw", noted_draw)
     for module in (verification, engine):
         monkeypatch.setattr(module, "follow", noted_follow)

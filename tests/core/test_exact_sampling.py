@@ -5,6 +5,7 @@ trees are drawn as well as while they are verified. The target is a random table
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from tests.reference import DraftTree, grow_best_first, independent_children
 
 from slipstream.core import verification
 from slipstream.core.drafts import Draft
+from slipstream.core.sampling import Sampling
 from slipstream.core.trees import Drawn, Trees, merge, most_probable, survivors
+from slipstream.drafters.drawn_streams import drawn_trees
 
 VOCABULARY = 4
 ROOT = 0
@@ -71,7 +74,7 @@ def emitted(trees: Trees, probabilities: torch.Tensor, chance: EnumeratedChance)
         following = choices[0, last]
     else:
         siblings = max(int((trees.parents == node).sum()) for node in range(trees.width))
-        keep = chance.keep[: trees.depth * siblings].view(1, trees.depth, siblings)
+        keep = chance.keep[None, : trees.depth, :siblings]
         decide = chance.decide[None, : trees.depth + 1]
         last, following = verification.keep_or_reject(trees, probabilities, keep, decide)
     nodes, counts = verification.paths_to(trees, last)
@@ -243,7 +246,32 @@ class Sampled:
         return chosen
 
 
+class Request(NamedTuple):
+    """As much of one as streams look at."""
+
+    chance: EnumeratedChance
+    sampling: Sampling
+
+
+def streams(budget: int, levels: int, top_k: int, sampling: Sampling, room: int = 9) -> Propose:
+    """Children drawn from what streams say of each level, whatever stands before it."""
+
+    def propose(prefix: tuple[int, ...], chance: EnumeratedChance) -> Trees:
+        logits = torch.stack([DRAFT.after((*prefix, level)) for level in range(levels)]).log()
+        roots, room_left = torch.tensor([prefix[-1]]), torch.tensor([room])
+        given = budget, top_k, roots, room_left, None
+        return drawn_trees([Request(chance, sampling)], logits[None], None, 0, *given)
+
+    return propose
+
+
 SAMPLED = {
+    "streams_chain": streams(3, 2, 1, Sampling(1.0)),
+    "streams_siblings": streams(4, 1, 3, Sampling(0.7)),
+    "streams_all_tokens": streams(5, 1, 4, Sampling(1.0)),
+    "streams_two_levels": streams(4, 2, 2, Sampling(1.0, top_k=3)),
+    "streams_no_room": streams(4, 2, 2, Sampling(1.0), room=2),
+    "streams_one_token": streams(4, 2, 2, Sampling(1.0, top_k=1)),
     "pair": Sampled([1, 1]),
     "chain": Sampled([1, 1, 1]),
     "chain_from_the_target_itself": Sampled([1, 1], draft=TARGET),
@@ -296,7 +324,7 @@ def of_another_draft(remaining, drawn_from):
 
 
 @pytest.mark.parametrize("residual", [unchanged, not_clamped, of_another_draft])
-@pytest.mark.parametrize("name", ["pair", "siblings", "distinct_siblings"])
+@pytest.mark.parametrize("name", ["pair", "siblings", "distinct_siblings", "streams_two_levels"])
 def test_a_wrong_residual_is_noticed(monkeypatch, residual, name):
     monkeypatch.setattr(verification, "residual", residual)
     assert largest_error(SAMPLED[name]) > 1e-3

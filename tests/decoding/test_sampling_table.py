@@ -52,6 +52,12 @@ WAYS = {
 } | dict.fromkeys(
     [*untrained.untrained([]), *RULES, "combined with streams, fused", "combined with streams"], 7
 )
+DRAWN = {
+    "fused chain, drawn": ("fused", 1, 3),
+    "shared chain, drawn": ("fused", 1, 3),
+    "deferred tree, drawn": ("deferred", 2, 4),
+}
+WAYS |= DRAWN
 COMPANIONS = ([2, 2, 0, 1, 2, 2, 1], [0])
 """Other prompts of a batch, longer and shorter."""
 pytestmark = pytest.mark.usefixtures("chance")
@@ -73,14 +79,17 @@ def decoder_of(way: str, target, speculator, sampling: Sampling):
     if way in drafters:
         return Engine(target, drafters[way], sampling, limits, WAYS[way])
     schedule, top_k, budget = WAYS[way]
-    return Engine(target, Streaming(speculator, schedule, top_k), sampling, limits, budget)
+    drafter = Streaming(speculator, schedule, top_k, drawn=way in DRAWN)
+    return Engine(target, drafter, sampling, limits, budget)
 
 
 def largest_error(way: str, setting: str, batched: bool) -> float:
     """Of the probability of any continuation."""
     target = tiny_target(seed=3, vocab_size=VOCABULARY)
     mode = "shared" if way.startswith("shared") else "lossless"
-    speculator = tiny_speculator(target, seed=2, num_streams=3, mode=mode)
+    # Drawn, a tree has siblings as soon as levels end.
+    streams = 2 if way in DRAWN else 3
+    speculator = tiny_speculator(target, seed=2, num_streams=streams, mode=mode)
     sampling = SAMPLINGS[setting]
     decoder = decoder_of(way, target, speculator, sampling)
     prompts = [COMPANIONS[0], PROMPT, COMPANIONS[1]] if batched else [PROMPT]

@@ -39,6 +39,23 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def first(self, count: int) -> "Draft":
+        """The first so many nodes."""
+        return Draft(self.tokens[:count], self.parents[:count], self.confidences[:count])
+
+    def agreement(self, answer: Sequence[int]) -> int:
+        """How many tokens of what came after the root are on some path.
+
+        >>> Draft([7, 1, 2, 3], [-1, 0, 0, 2]).agreement([2, 3, 9])
+        2
+        """
+        reached = {0: 0}
+        for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            depth = reached.get(parent, len(answer))
+            if depth < len(answer) and answer[depth] == token:
+                reached[node] = depth + 1
+        return max(reached.values())
+
     def depths(self) -> list[int]:
         """Distance of each node from the root."""
         found = [0]

@@ -16,6 +16,8 @@ from slipstream.core.errors import InputError
 
 BLOCK = 512
 """Tokens of a block: about the root of a large vocabulary."""
+SIBLINGS = 4
+"""Most drawn siblings."""
 DIGIT = 15
 """Bits of a digit: probabilities, at most 1, have two in float32 and five in float64."""
 
@@ -174,22 +176,28 @@ class Chance:
     """The uniform numbers of one request, by its seed alone.
 
     decide: (count,) float64, one for each token of the answer: with it the token is drawn from the
-    target's distribution, whatever is drafted. keep: (count,), whether a drawn draft token in this
-    place stays. All other numbers, for what is drawn in order to draft, come from a third stream;
-    trees must depend on nothing else.
+    target's distribution, whatever is drafted. keep: (count, `SIBLINGS`), whether drawn draft
+    tokens in this place stay. All other numbers, for what is drawn in order to draft, come from a
+    stream of their own; trees must depend on nothing else.
     """
 
     def __init__(self, seed: int, count: int):
-        streams = torch.randint(2**31, (3,), generator=torch.Generator().manual_seed(seed))
-        decide, keep, self._drafting = (
+        streams = torch.randint(2**31, (4,), generator=torch.Generator().manual_seed(seed))
+        decide, keep, self._drafting, others = (
             torch.Generator().manual_seed(stream) for stream in streams.tolist()
         )
         self.decide = torch.rand(count, dtype=torch.float64, generator=decide)
-        self.keep = torch.rand(count, dtype=torch.float64, generator=keep)
+        first = torch.rand(count, 1, dtype=torch.float64, generator=keep)
+        more = torch.rand(count, SIBLINGS - 1, dtype=torch.float64, generator=others)
+        self.keep = torch.cat([first, more], 1)
 
     def number(self) -> torch.Tensor:
-        """A scalar, of the third stream."""
-        return torch.rand((), dtype=torch.float64, generator=self._drafting)
+        """A scalar, for drafting."""
+        return self.numbers(1)[0]
+
+    def numbers(self, count: int) -> torch.Tensor:
+        """(count,), for drafting."""
+        return torch.rand(count, dtype=torch.float64, generator=self._drafting)
 
     def draw(self, probabilities: torch.Tensor) -> int:
         """An index drawn from (V,) `probabilities`; waits for their device."""

@@ -21,11 +21,13 @@ class Drawn:
     """What sampled children were drawn from.
 
     probabilities: (B, N, V), of the children of each node; with `replacement` False each later
-    sibling was drawn from it with the earlier ones removed and the rest renormalised.
+    sibling was drawn from it with the earlier ones removed and the rest renormalised; siblings: the
+    most children of a node.
     """
 
     probabilities: torch.Tensor
     replacement: bool = True
+    siblings: int = 1
 
 
 @dataclass

@@ -99,7 +99,8 @@ class Engine(Decoder):
         else:
             depths = torch.arange(trees.depth + 1, device=trees.tokens.device)
             depths = depths.expand(len(trees), -1)
-            accept = batch.points(batch.keep, depths)[..., None]
+            siblings = batch.keep[: trees.drawn.siblings]
+            accept = torch.stack([batch.points(numbers, depths) for numbers in siblings], -1)
             decide = batch.points(batch.decide, depths)
             last, tokens = keep_or_reject(trees, batch.probabilities(logits), accept, decide)
             found = _outcome(trees, last, tokens, batch.room)

@@ -12,7 +12,7 @@ import torch
 
 from slipstream.core.cache import StepCache
 from slipstream.core.clock import Clock
-from slipstream.core.sampling import Sampling, likeliest
+from slipstream.core.sampling import SIBLINGS, Sampling, likeliest
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
 from slipstream.decoding.answer import Answer, Generation, Run
@@ -94,11 +94,11 @@ class Batch:
         if not self.greedy:
             sizes = [request.answer.room for request in requests]
             self.sizes = on_device(sizes, device)
-            numbers = torch.zeros(2, len(requests), max(sizes), dtype=torch.float64)
-            for place, request in enumerate(requests):
-                numbers[0, place, : sizes[place]] = request.chance.decide[: sizes[place]]
-                numbers[1, place, : sizes[place]] = request.chance.keep[: sizes[place]]
-            self.decide, self.keep = on_device(numbers, device)
+            numbers = torch.zeros(len(requests), max(sizes), 1 + SIBLINGS, dtype=torch.float64)
+            for place, (request, size) in enumerate(zip(requests, sizes, strict=True)):
+                numbers[place, :size, 0] = request.chance.decide[:size]
+                numbers[place, :size, 1:] = request.chance.keep[:size]
+            self.decide, *self.keep = on_device(numbers, device).unbind(-1)
 
     def points(self, numbers: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
         """(B, M) of the uniform numbers that belong to the places `depths` (B, M) behind the

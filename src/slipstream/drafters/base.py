@@ -200,13 +200,16 @@ class HostSession(Session):
         self.attached, self.requests, self.states = attached, list(requests), states
 
     def draft(self, verified: Verified, budget: int) -> Trees:
+        return Trees.of(self.drafts(verified, budget), self.attached.target.device)
+
+    def drafts(self, verified: Verified, budget: int) -> list[Draft]:
+        """The next draft of each request."""
         verified.host()
         self.learn(verified)
-        drafts = [
+        return [
             self.drafted(request, state, budget)
             for request, state in zip(self.requests, self.states, strict=True)
         ]
-        return Trees.of(drafts, self.attached.target.device)
 
     def learn(self, verified: Verified) -> None:
         """Take up what was verified, before the next drafts."""

@@ -15,11 +15,11 @@ from itertools import accumulate
 import torch
 import torch.nn.functional as F
 
-from slipstream.core.errors import InputError
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees, merge, most_probable
 from slipstream.core.verification import compared
-from slipstream.drafters.base import Attached, Drafter, Request, Session, Verified
+from slipstream.drafters.base import Request, Session, Verified
+from slipstream.drafters.several import AttachedSeveral, Several
 from slipstream.targets.target import Target
 
 # Kinds of confidence of one drafter that are told apart.
@@ -35,57 +35,24 @@ DOUBT = 0.3
 ROUNDING = 1e-5
 
 
-class Combined(Drafter):
+class Combined(Several):
     """Merges the trees of `drafters`, by name, the one that is trusted most first, None where one
     is left out."""
 
-    def __init__(self, drafters: dict[str, Drafter | None]):
-        self.drafters = {name: each for name, each in drafters.items() if each is not None}
-        if not self.drafters:
-            raise InputError("drafter.drafters: name at least one drafter")
-
     def attach(self, target: Target) -> "AttachedCombined":
-        """Each drafter to the target that the one before it verifies with."""
-        parts: list[Attached] = []
-        for name, drafter in self.drafters.items():
-            parts.append(drafter.attach(target))
-            if not parts[-1].mergeable:
-                raise InputError(
-                    f"drafter.drafters.{name}: trees of {type(drafter).__name__} cannot be parts "
-                    "of larger ones; leave it out"
-                )
-            target = parts[-1].target
-        return AttachedCombined(target, parts)
+        return AttachedCombined(*self.attached_parts(target))
 
 
-class AttachedCombined(Attached):
+class AttachedCombined(AttachedSeveral):
     """record: of all prompts, those that are answered at the same time as well. They share it
     without harm: it changes which tokens are drafted, and no answer depends on that."""
 
-    mergeable = False
-
-    def __init__(self, target: Target, parts: list[Attached]):
-        super().__init__(target)
-        self.parts, self.record = parts, Record(len(parts), target.device)
-        self.draws = any(part.draws for part in parts)
-        self.keeps = any(part.keeps for part in parts)
-
     def start(self, requests: Sequence[Request], budget: int) -> "CombinedSession":
-        if self.draws and not all(request.sampling.greedy for request in requests):
-            raise InputError(
-                "drafter.drafters: a draft model that samples cannot be combined with others; "
-                "leave it out, or set sampling.temperature=0"
-            )
-        sessions = [part.start(requests, budget) for part in self.parts]
-        return CombinedSession(self, sessions, len(requests))
+        sessions = self.sessions(requests, budget)
+        return CombinedSession(self, list(sessions.values()), len(requests))
 
-    def memory(self) -> int:
-        return sum(part.memory() for part in self.parts)
-
-    def forget(self) -> None:
-        self.record = Record(len(self.parts), self.target.device)
-        for part in self.parts:
-            part.forget()
+    def new_record(self) -> "Record":
+        return Record(len(self.parts), self.target.device)
 
 
 class CombinedSession(Session):

@@ -32,12 +32,14 @@ class StreamSettings(Protocol):
     """What sessions need to know of attached streams."""
 
     target: Target
+    draws: bool
     length: DraftLength | None
     pairs: PairScores | None
     merged: torch.nn.ModuleList | None
 
     def drafted(self, budget, most_children, states, *given) -> tuple[torch.Tensor, ...]: ...
     def grown(self, budget, most_children, logits, *given) -> tuple[torch.Tensor, ...]: ...
+    def drawn(self, requests, budget, logits, *given) -> Trees: ...
 
 
 class StreamSession(Session):
@@ -80,11 +82,17 @@ class StreamSession(Session):
             self.drafted = Trees.roots(roots)
             return self.drafted
         run, given, room = self.streams.drafted, self.stream_states(verified), verified.room
-        if self.lengths is not None:
+        draws = self.streams.draws and not all(each.sampling.greedy for each in verified.requests)
+        if draws or self.lengths is not None:
             run, given = self.streams.grown, self.target.logits(given)
+        if self.lengths is not None:
             wanted = self._wanted(verified, given[:, : verified.most_room - 1])
             room = torch.minimum(room, wanted + 1)
         texts = () if self.texts is None else (self.texts,)
+        if draws:
+            given = given, roots, room, *texts
+            self.drafted = self.streams.drawn(verified.requests, budget, *given)
+            return self.drafted
         settings = budget, self.most_children
         found = self.target.replayed(run, settings, given, roots, room, *texts)
         self.drafted = Trees(*found, levels)

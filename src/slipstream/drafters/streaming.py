@@ -5,7 +5,7 @@ accepted node become the next tree. Schedule *deferred*: the streams of that nod
 short pass over the MSA layers after verification; they draft from the same states, and may be told
 the root (`root_rank`). Which schedule is faster depends on the device. Children are the streams'
 most probable tokens (where there are scores of pairs, given their parent), so proposals are
-deterministic. The pruning head may drop unlikely nodes in the middle of the forward.
+deterministic, unless they are to be drawn. The pruning head may drop unlikely nodes in the middle of the forward.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,11 @@ import torch
 
 from slipstream.core.errors import InputError
 from slipstream.core.growth import grow
+from slipstream.core.sampling import SIBLINGS
+from slipstream.core.trees import Trees
 from slipstream.drafters.base import Attached, Drafter, Request
 from slipstream.drafters.draft_length import DraftLength, check_length
+from slipstream.drafters.drawn_streams import drawn_trees
 from slipstream.drafters.stream_sessions import DeferredSession, FusedSession, StreamSession
 from slipstream.speculators.checkpoint import opened
 from slipstream.speculators.streaming.pairs import PairScores
@@ -39,7 +42,9 @@ class Streaming(Drafter):
     stays in the forward after the early exit; prune_cap: most nodes that stay. Threshold 0 with no
     cap switches pruning off; with a threshold alone all that reach it stay on a CPU, and at most
     half of the tree elsewhere, where the host would have to wait for their number.
-    length: a rule that may want a tree less deep, None for none.
+    length: a rule that may want a tree less deep, None for none. drawn: where answers are sampled,
+    children are drawn from the streams' distributions (Eq. 9), in place of the most probable
+    tokens.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Streaming(Drafter):
         prune_threshold: float = 0.0,
         prune_cap: int | None = None,
         length: DraftLength | None = None,
+        drawn: bool = False,
     ):
         if schedule not in SCHEDULES:
             raise InputError(f"drafter.schedule: must be one of {', '.join(SCHEDULES)}")
@@ -60,6 +66,12 @@ class Streaming(Drafter):
                 "drafter.prune_threshold, drafter.prune_cap: the threshold must be in [0, 1) and "
                 "the cap at least 1 (or null)"
             )
+        if drawn and (prune_threshold or prune_cap is not None or top_k > SIBLINGS):
+            raise InputError(
+                f"drafter.drawn: drawn children cannot be pruned, and are at most {SIBLINGS} of a "
+                "node; set drafter.prune_threshold=0, prune_cap=null and a smaller top_k"
+            )
+        self.drawn = drawn
         self.speculator, self.schedule, self.top_k = speculator, schedule, top_k
         self.prune_threshold, self.prune_cap = prune_threshold, prune_cap
         self.length = check_length(length, ("nothing", "confidence", "logits"), "streaming")
@@ -103,6 +115,7 @@ class AttachedStreaming(Attached):
     ):
         super().__init__(target)
         self.settings, self.speculator, self.schedule = settings, speculator, schedule
+        self.draws = settings.drawn
         self.length = settings.length and settings.length.attach()
         self._first_streams = {speculator.num_streams: speculator}
         self.merged = self.pairs = None
@@ -155,6 +168,23 @@ class AttachedStreaming(Attached):
         trees = grow(roots, *found, budget, room - 1)
         return trees.tokens, trees.parents, trees.confidences
 
+    def drawn(
+        self,
+        requests: Sequence[Request],
+        budget: int,
+        logits: torch.Tensor,
+        roots: torch.Tensor,
+        room: torch.Tensor,
+        texts: torch.Tensor | None = None,
+    ) -> Trees:
+        """Trees of drawn children, as `grown` has likely ones."""
+        count, top_k = self._num_candidates(logits), self.settings.top_k
+        given = requests, logits, self.pairs, count, budget, top_k, roots, room, texts
+        return drawn_trees(*given)
+
+    def _num_candidates(self, logits: torch.Tensor) -> int:
+        return min(CANDIDATES * self.settings.top_k, MOST_CANDIDATES, logits.shape[-1])
+
     def candidates(
         self,
         roots: torch.Tensor,
@@ -178,8 +208,7 @@ class AttachedStreaming(Attached):
             shape = *best.values.shape, best.values.shape[-1]
             values = best.values.exp().unsqueeze(-2).expand(shape)
             return best.indices, places.expand(shape), values
-        wanted = min(CANDIDATES * self.settings.top_k, MOST_CANDIDATES, logs.shape[-1])
-        best = logs.topk(wanted)
+        best = logs.topk(self._num_candidates(logs))
         first = roots[:, None, None].expand_as(best.indices[:, :1])
         parents = torch.cat([first, best.indices[:, :-1]], dim=1)
         # (B, levels, parents, candidates), in logarithms: scores may be large.

@@ -87,12 +87,12 @@ class PairScores:
         self.copying = copying and (copying.stream, *copying.tables(target))
 
     def __call__(
-        self, parents: torch.Tensor, children: torch.Tensor, texts: torch.Tensor
+        self, parents: torch.Tensor, children: torch.Tensor, texts: torch.Tensor, first: int = 0
     ) -> torch.Tensor:
         """(B, levels, P) parents and (B, levels, C) children -> (B, levels, P, C) scores, at least
         float32.
 
-        texts: (B, T), all tokens up to the root, -1 for none.
+        texts: (B, T), all tokens up to the root, -1 for none; first: the first of the levels.
         """
         scores = torch.zeros(*parents.shape, children.shape[-1], device=parents.device)
         if self.transitions is not None:
@@ -100,7 +100,8 @@ class PairScores:
             scores = scores + queries[parents] @ keys[children].transpose(-1, -2)
         if self.copying is not None:
             stream, of_parent, of_child = self.copying
-            gains = stream[: parents.shape[1], None, None] + of_parent[parents].unsqueeze(-1)
+            streams = stream[first : first + parents.shape[1]]
+            gains = streams[:, None, None] + of_parent[parents].unsqueeze(-1)
             gains = gains + of_child[children].unsqueeze(-2)
             scores = scores + followed(texts, parents, children) * gains
         return scores

@@ -1,0 +1,103 @@
+"""Trees whose children are drawn from the streams' distributions (Speculative Streaming, Eq. 9).
+
+The shape of a tree is fixed before anything is drawn, because a child that was left out for its
+token would change the distribution of the answer. Siblings are drawn without replacement.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from slipstream.core.drafts import Draft, grow_by_confidence
+from slipstream.core.sampling import draw
+from slipstream.core.transfer import on_device
+from slipstream.core.trees import Drawn, Trees
+from slipstream.core.verification import without
+from slipstream.drafters.base import Request
+from slipstream.speculators.streaming.pairs import PairScores
+
+KEPT = (0.6, 0.15, 0.07, 0.04)
+"""How often the first, second, ... of some siblings is kept, roughly: what a shape is chosen by."""
+
+
+def drawn_trees(
+    requests: Sequence[Request],
+    logits: torch.Tensor,
+    pairs: PairScores | None,
+    num_candidates: int,
+    budget: int,
+    top_k: int,
+    roots: torch.Tensor,
+    room: torch.Tensor,
+    texts: torch.Tensor | None,
+) -> Trees:
+    """Trees of `budget` nodes, from (B, gamma, V) logits of streams.
+
+    pairs: scores of pairs for the `num_candidates` likeliest tokens of a stream; roots: (B,); room:
+    (B,), more than the depth of each; texts: (B, T), all tokens up to the roots, for `pairs`. What
+    is drawn depends on the requests' own numbers and sampling alone.
+    """
+    ranks = shape(budget, logits.shape[1], min(top_k, len(KEPT)))
+    depths, device = ranks.depths(), logits.device
+    count, deepest = len(ranks), max(depths)
+    points = on_device(torch.stack([request.chance.numbers(count) for request in requests]), device)
+    tokens = roots[:, None].repeat(1, count)
+    likely = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    probabilities = likely.new_zeros(len(logits), count, logits.shape[-1])
+    for level in range(deepest):
+        nodes = [node for node in range(count) if depths[node] == level]
+        scores = likely[:, level, None].expand(-1, len(nodes), -1)
+        if pairs is not None:
+            scores = _paired(scores, tokens[:, nodes], pairs, level, num_candidates, texts)
+        found = zip(requests, scores, strict=True)
+        left = torch.stack([request.sampling.distribution(own) for request, own in found])
+        probabilities[:, nodes] = left
+        for rank in range(len(KEPT)):
+            children = [
+                node
+                for node in range(1, count)
+                if ranks.tokens[node] == rank and depths[node] == level + 1
+            ]
+            above = [nodes.index(ranks.parents[node]) for node in children]
+            if children:
+                own = left[:, above].flatten(0, 1)
+                drawn = draw(own, points[:, children].flatten())
+                tokens[:, children] = drawn.view(len(roots), -1)
+                left[:, above] = without(own, drawn).view(len(roots), -1, logits.shape[-1])
+    parents = on_device(ranks.parents, device).expand_as(tokens)
+    beyond = on_device(depths, device) >= room[:, None].clamp(min=1)
+    trees = Trees(
+        tokens,
+        parents.masked_fill(beyond, -1),
+        on_device(ranks.confidences, device).expand_as(tokens).masked_fill(beyond, 0.0),
+        deepest,
+    )
+    trees.drawn = Drawn(probabilities, replacement=False, siblings=max(ranks.tokens) + 1)
+    return trees
+
+
+@cache
+def shape(budget: int, levels: int, most_children: int) -> Draft:
+    """The tree of the nodes that are reached most often; its tokens are their places among their
+    siblings.
+
+    >>> shape(5, 2, 4).parents, shape(5, 2, 4).tokens
+    ([-1, 0, 1, 0, 1], [0, 0, 0, 1, 1])
+    """
+    children = list(range(most_children)), KEPT[:most_children]
+    return grow_by_confidence(0, lambda rank, depth: children, budget, levels)
+
+
+def _paired(
+    scores: torch.Tensor,
+    parents: torch.Tensor,
+    pairs: PairScores,
+    level: int,
+    num_candidates: int,
+    texts: torch.Tensor | None,
+) -> torch.Tensor:
+    """(B, P, V) logarithms with the scores of the likeliest tokens after (B, P) parents."""
+    best = scores[:, :1].topk(min(num_candidates, scores.shape[-1])).indices
+    gains = pairs(parents[:, None], best, texts, level)[:, 0]
+    return scores.scatter_add(-1, best.expand_as(gains), gains.to(scores.dtype))
