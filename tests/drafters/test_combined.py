@@ -257,7 +257,9 @@ def test_a_combination_is_verified_as_its_parts_are():
     attached, alone = combined(more=AdaptiveNgram(2, 3)).attach(target), unispec().attach(target)
     assert answered(attached, target).ids == answered(alone, target).ids
     assert attached.record.claimed.sum() > 0
-    assert attached.memory() == sum(part.memory() for part in attached.parts.values()) > alone.memory()
+    assert (
+        attached.memory() == sum(part.memory() for part in attached.parts.values()) > alone.memory()
+    )
 
 
 def test_what_cannot_be_combined_is_refused():

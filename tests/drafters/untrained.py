@@ -3,6 +3,7 @@ tests."""
 
 from collections.abc import Callable
 
+from slipstream.drafters.auto import Auto
 from slipstream.drafters.base import Attached, Drafter, Session
 from slipstream.drafters.combined import Combined
 from slipstream.drafters.draft_length import (
@@ -92,6 +93,7 @@ def untrained(texts: list[list[int]]) -> dict[str, object]:
         ),
         "rest": Rest(retrieval(texts)),
         "combined": combined(),
+        "auto": Auto({"unispec": unispec(), "prompt_lookup": PromptLookup(2, 3)}),
     }
 
 

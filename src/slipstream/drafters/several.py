@@ -1,4 +1,4 @@
-"""What drafters that have several others at their disposal share: those that merge them, or choose."""
+"""What drafters made of several others share: one that merges their trees, and one that chooses."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -5,7 +5,8 @@ accepted node become the next tree. Schedule *deferred*: the streams of that nod
 short pass over the MSA layers after verification; they draft from the same states, and may be told
 the root (`root_rank`). Which schedule is faster depends on the device. Children are the streams'
 most probable tokens (where there are scores of pairs, given their parent), so proposals are
-deterministic, unless they are to be drawn. The pruning head may drop unlikely nodes in the middle of the forward.
+deterministic, unless they are to be drawn. The pruning head may drop unlikely nodes in the middle
+of the forward.
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,211 @@
+"""Auto: at every step the drafter that promises most tokens a second, or none."""
+
+from itertools import count
+
+import pytest
+from tests.commands import refused
+from tests.drafters.untrained import lookahead, unispec
+from tests.tiny import tiny_speculator, tiny_target
+
+from slipstream import generate
+from slipstream.core.drafts import Draft
+from slipstream.core.sampling import Sampling
+from slipstream.core.trees import Trees
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.drafters import auto
+from slipstream.drafters.auto import Auto
+from slipstream.drafters.base import Attached, AttachedHost, Drafter, HostSession, Session
+from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.experience import FEW, PAUSES, TRIAL, Experience, Trials
+from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.drafters.streaming import Streaming
+
+PROMPT = [3, 14, 15, 9, 26, 5, 3, 14, 15]
+LONG = Limits(240)
+
+
+class Told(Drafter):
+    """Drafts what it is told comes next, or always something else, surely."""
+
+    def __init__(self, answer: list[int], right: bool, near: bool = True):
+        self.answer, self.right, self.near = answer, right, near
+
+    def attach(self, target):
+        return ToldNear(target, self) if self.near else ToldWorking(target, self)
+
+    def draft(self, tokens: list[int], budget: int) -> Draft:
+        start = len(tokens) - len(PROMPT)
+        coming = self.answer[start : start + min(3, budget - 1)]
+        coming = coming if self.right else [(token + 1) % 30 for token in coming]
+        return Draft.chain([tokens[-1], *coming])
+
+
+class ToldSession(HostSession):
+    def drafted(self, request, state, budget):
+        return self.attached.settings.draft(request.tokens, budget)
+
+
+class ToldNear(AttachedHost):
+    session = ToldSession
+
+    def state(self, request, budget):
+        return None
+
+
+class ToldWorking(Attached):
+    def __init__(self, target, settings):
+        super().__init__(target)
+        self.settings = settings
+
+    def start(self, requests, budget):
+        return WorkingSession(self.settings, requests)
+
+
+class WorkingSession(Session):
+    def __init__(self, settings, requests):
+        self.settings, self.requests = settings, requests
+
+    def draft(self, verified, budget):
+        verified.host()
+        return Trees.of([self.settings.draft(each.tokens, budget) for each in self.requests])
+
+
+@pytest.fixture
+def target():
+    target = tiny_target(seed=3)
+    target.model.generation_config.eos_token_id = None
+    return target
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """All steps seem to take equally long."""
+    ticks = count()
+    monkeypatch.setattr(auto.time, "perf_counter", lambda: float(next(ticks)))
+
+
+@pytest.fixture
+def answer(target):
+    return PlainDecoder(target, Sampling(), LONG).generate(PROMPT).ids
+
+
+def widths(engine: Engine, monkeypatch, prompt=PROMPT) -> list[int]:
+    """How many nodes the trees of an answer had, step by step."""
+    seen, forward = [], Engine._forward
+    with monkeypatch.context() as patched:
+
+        def noted(self, batch):
+            seen.append(batch.trees.width)
+            return forward(self, batch)
+
+        patched.setattr(Engine, "_forward", noted)
+        engine.generate(prompt)
+    return seen
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_it_drafts_with_who_is_right(target, answer, clock, near, monkeypatch):
+    """Of two that are equally sure; what a plain step costs is found out first."""
+    drafters = {"wrong": Told(answer, False, near), "right": Told(answer, True, near)}
+    engine = Engine(target, Auto(drafters), Sampling(), LONG, 8)
+    assert engine.generate(PROMPT).ids == answer
+    seen = widths(engine, monkeypatch)
+    assert engine.attached.record.leader == "right"
+    assert sum(width == 4 for width in seen) > 0.9 * len(seen)
+    found = engine.generate(PROMPT).statistics
+    assert found.target_forwards <= -(-found.tokens // 4) + TRIAL
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_where_nothing_is_right_nothing_is_drafted(target, answer, clock, near, monkeypatch):
+    engine = Engine(target, Auto({"wrong": Told(answer, False, near)}), Sampling(), LONG, 8)
+    assert engine.generate(PROMPT).ids == answer
+    monkeypatch.setattr(engine.attached.record, "_cost", lambda name, rows: 1.0 + 0.1 * rows)
+    seen = widths(engine, monkeypatch)
+    assert len(seen) == len(answer) - 1
+    assert sum(width > 1 for width in seen) <= (2 * TRIAL if not near else 0)
+
+
+def test_drafts_that_were_not_verified_are_judged_as_if_they_had_been(target, answer, clock):
+    """Plain decoding goes on, one token at a time; what it shows of a draft is waited for."""
+    told = Told(answer, True)
+    engine = Engine(target, Auto({"right": told}), Sampling(), Limits(12), 8)
+    attached = engine.attached
+    attached.record.choice = lambda *_: ("plain", 1)
+    engine.generate(PROMPT)
+    claimed, right = attached.record.near["right"]
+    assert claimed == right == pytest.approx(3 + 0.98 * 3)  # at the first step and the eighth
+    attached.forget()
+    assert not attached.record.near
+
+
+def test_trials_become_rarer_until_one_is_won():
+    trials, drafted = Trials(), []
+    for _ in range(2000):
+        drafted.append(trials.due())
+        if drafted[-1]:
+            trials.count(0)
+        else:
+            trials.decide(chosen=False)
+    assert all(drafted[:TRIAL]) and not any(drafted[TRIAL : TRIAL + PAUSES[0]])
+    assert sum(drafted) == TRIAL * 7  # after pauses of 24, 48, ... 768 steps
+    trials.decide(chosen=True)
+    assert trials.pause == PAUSES[0]
+
+
+def test_a_tree_is_as_wide_as_pays():
+    record = Experience()
+    for rows in [1] * FEW + [2, 4, 8]:
+        record.passed("plain", rows, 1.0 if rows < 8 else 3.0)
+    draft = Draft.chain([7] * 9, [1, *(0.9**depth for depth in range(1, 9))])
+    assert record.choice(1, {"one": [draft]}, [], 12) == ("one", 4)
+    for _ in range(9):
+        record.passed("plain", 8, 1.1)
+    assert record.choice(1, {"one": [draft]}, [], 12)[1] > 4
+    pair = {"one": [draft, Draft.chain([7])]}
+    assert record.choice(2, pair, [], 12) == ("plain", 1)  # too little is known of two rows
+    for _ in range(FEW):
+        record.passed("plain", 2, 1.0)
+    assert record.choice(2, pair, [], 12)[0] == "one"
+
+
+def test_streams_and_lookups_in_turn_and_in_batches(target):
+    """Whoever drafts, and whoever leaves: the answers are the target's own."""
+    speculator = tiny_speculator(target, seed=2, num_streams=3)
+    parts = {
+        "streaming": Streaming(speculator, "deferred", 2),
+        "unispec": unispec(),
+        "prompt_lookup": PromptLookup(2, 3),
+    }
+    engine = Engine(target, Auto(parts), Sampling(), Limits(40), 8)
+    turn, chosen = count(), []
+
+    def choice(requests, drafts, working, budget):
+        name = ["streaming", "plain", *drafts][next(turn) % (2 + len(drafts))]
+        chosen.append(name)
+        return name, budget if name != "plain" else 1
+
+    engine.attached.record.choice = choice
+    engine.attached.record.working = {"streaming": Trials()}
+    prompts = [PROMPT, PROMPT[:3], [*PROMPT, 8, 2]]
+    plain = PlainDecoder(target, Sampling(), Limits(40))
+    for batch in ([PROMPT], prompts):
+        answers = engine.generate_batch(batch)
+        assert [each.ids for each in answers] == [plain.generate(ids).ids for ids in batch]
+    assert set(chosen) == {"streaming", "plain", "unispec", "prompt_lookup"}
+
+
+def test_a_call_by_name():
+    text = "name[The Mill], eatType[pub], food[English]"
+    found = generate([text, text[:20]], drafter="auto", max_new_tokens=20)
+    alone = generate([text, text[:20]], drafter=None, max_new_tokens=20)
+    assert [each.ids for each in found] == [each.ids for each in alone]
+
+
+def test_what_cannot_be_chosen_from_is_refused(target):
+    assert "name at least one" in refused(lambda: Auto({"one": None}))
+    assert "cannot be parts" in refused(lambda: Auto({"one": lookahead()}).attach(target))
+    draft = DraftModel(tiny_target(seed=8), 3)
+    assert "must read along" in refused(lambda: Auto({"one": draft}).attach(target))
