@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from tests.commands import refused
+from tests.commands import config_of, refused
 from tests.drafters.untrained import (
     Texts,
     lookahead,
@@ -24,14 +24,18 @@ from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
+from slipstream.drafters.guesses import num_branches
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.rest import Rest
 from slipstream.drafters.spectra import Dictionaries
 from slipstream.drafters.suffixes import COMPARED, Retrieval, SuffixStore
+from slipstream.drafters.unispec import READINGS
 
 LENGTH = 24
+RECORDS = ("combined", "auto")
+"""They keep a record, across prompts, of what their drafters were worth."""
 PROMPT = [3, 14, 15, 9, 26, 5, 3, 14, 15]
 
 
@@ -164,6 +168,33 @@ def test_best_first_growth_is_the_tree_of_algorithm_1(seed):
         assert paths == algorithm_1(store, 3, budget, depth, k, least)
         assert len(paths) == len(tree) - 1
         assert tree.confidences == sorted(tree.confidences, reverse=True)
+
+
+@pytest.mark.parametrize(("reading", "drafted"), [("product", [7, 1, 2]), ("local", [7, 1, 3])])
+def test_a_path_is_as_confident_as_its_reading_says(reading, drafted):
+    """3 comes after 1 with 0.55: alone that is more than 0.5, along the path 0.6 * 0.55 is less."""
+    store = {7: ([1, 2], [0.6, 0.5]), 1: ([3], [0.55]), 2: ([], []), 3: ([], [])}
+    along = READINGS[reading]
+    tree = grow_by_confidence(7, lambda token, _: store[token], 3, 2, along=along)
+    assert tree.tokens == drafted
+    assert "drafter.reading" in refused(lambda: unispec(reading="sum"))
+
+
+def test_presets_have_the_settings_of_their_papers():
+    """N 5, W 15, G 15: of 121 nodes, 15 candidates and 15 guesses have four each (SPECTRA, and
+    Lookahead for 7B models); UNISPEC: k 10, d 10, r 0.05."""
+    methods = config_of("infer", "methods=papers").methods
+    for name in ("spectra", "lookahead"):
+        found = methods[name].drafter
+        count = found.candidates if name == "spectra" else found.window
+        assert (count, found.ngram, found.guesses, found.text) == (15, 5, 15, False)
+        assert num_branches(15, 5, methods[name].budget) == 15
+        assert methods[name].budget - 1 == 15 * 4 + 15 * 4
+    chosen = methods.spectra.drafter
+    assert (chosen.order, chosen.chain, chosen.backward_share) == ("forward_first", 5, 1.0)
+    found = methods.unispec.drafter
+    assert (found.top_k, found.max_depth, found.threshold, found.trust) == (10, 10, 0.05, 1.0)
+    assert (methods.unispec.budget, methods.token_recycling.budget) == (110, 80)
 
 
 def answered(drafter, target, prompt=PROMPT, budget: int = 14, **sampling):
@@ -351,7 +382,7 @@ def test_stores_are_forgotten_from_prompt_to_prompt_unless_they_are_kept(name):
         assert forwards[1] < forwards[0]
         attached.forget()
         assert engine.generate(PROMPT).statistics.target_forwards == forwards[0]
-    elif name != "combined":  # it keeps a record of how often its drafters were right
+    elif name not in RECORDS:
         assert len(set(forwards)) == 1
         assert batch[1].statistics.target_forwards == forwards[0]
     assert attached.keeps == ("kept" in name) and attached.memory() > 0
@@ -379,7 +410,7 @@ def test_requests_that_join_and_leave_are_drafted_for_as_they_are_alone(name, te
         engine.step()
     together = [request.generation() for request in requests]
     assert [each.ids for each in together] == [each.ids for each in alone]
-    if "kept" not in name and name != "combined":
+    if "kept" not in name and name not in RECORDS:
         assert [each.accepted for each in together] == [each.accepted for each in alone]
 
 
@@ -400,7 +431,10 @@ def test_engines_of_two_targets_share_a_drafter_and_nothing_else(name):
             alone = Engine(target, drafter, Sampling(), Limits(LENGTH), 14)
             expected = alone.generate([3, 14, 15, 3, 14])
             assert request.generation().ids == expected.ids
-            assert request.generation().accepted == expected.accepted
+            if name == "auto":  # it chooses by the clock
+                assert engines[0].attached.record is not engines[1].attached.record
+            else:
+                assert request.generation().accepted == expected.accepted
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def untrained(texts: list[list[int]]) -> dict[str, object]:
         "unispec, last row of the prompt": unispec(prompt=False, wide_first_level=False),
         "unispec, trusted in part": unispec(trust=0.3),
         "unispec, kept": unispec(keep=True),
+        "unispec, local scores": unispec(reading="local"),
         "lookahead": lookahead(),
         "lookahead, text, corpus, kept": lookahead(
             text=True, retrieval=retrieval(texts), keep=True

@@ -7,6 +7,7 @@ a device.
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 
 
 @dataclass
@@ -108,11 +109,13 @@ def grow_by_confidence(
     max_depth: int,
     threshold: float = 0.0,
     beam: int | None = None,
+    along: Callable[[float, float], float] = mul,
 ) -> Draft:
     """The `budget` most confident nodes of a tree whose children depend on one token and its depth.
 
     children: (token, depth of its children) -> their tokens, distinct, and how probable each is,
-    most probable first. A node's confidence is the product along its path. Of a level, only the
+    most probable first. A node's confidence comes `along` its path, by default as the product; no
+    node may be more confident than its parent. Of a level, only the
     `beam` most confident nodes have children, and of these only nodes whose confidence is at least
     `threshold`; all others may still be drafted (UNISPEC, Algorithm 1, lines 27 to 30). Nodes come
     out in order of confidence.
@@ -135,7 +138,7 @@ def grow_by_confidence(
     def offer(family: int, parent: int, rank: int, depth: int) -> None:
         probabilities = families[family][1]
         if rank < len(probabilities):
-            confidence = confidences[parent] * probabilities[rank]
+            confidence = along(confidences[parent], probabilities[rank])
             heapq.heappush(frontier, (-confidence, family, rank, parent, depth))
 
     def expand(node: int, depth: int) -> None:

@@ -6,6 +6,8 @@ Sources: UNISPEC, Algorithm 1; Luo et al. 2024, "Turning Trash into Treasure: Ac
 of Large Language Models with Token Recycling".
 """
 
+from operator import mul
+
 import torch
 
 from slipstream.core.drafts import Draft, grow_by_confidence
@@ -19,9 +21,15 @@ ROWS = 128
 """Rows of a prompt whose logits are looked at together."""
 
 
+READINGS = {"product": mul, "local": min}
+"""How confident a node is by its score and its parent's confidence. Algorithm 1 does not say more
+than that scores are put side by side: either the scores on a path are multiplied, or each counts
+alone, though no node can be drafted without its parent."""
+
+
 class UniSpec(Drafter):
-    """A tree of stored successors, whose nodes are as confident as the product of the scores on
-    their path; the most confident ones are verified.
+    """A tree of stored successors, whose nodes are as confident as the scores on their path say;
+    the most confident ones are verified.
 
     top_k: successors kept of a token, and the most nodes of a level that have children; max_depth:
     of the tree; threshold: least confidence of a node that has children (r), others are verified
@@ -32,7 +40,7 @@ class UniSpec(Drafter):
     target thought likely in its place, ranked without it (the paper does not leave out the root
     itself, which would be its own likeliest child). prompt: whether the target's predictions within
     the prompt (its last part, if it is long) are stored, too. keep: whether later prompts find what
-    earlier ones stored.
+    earlier ones stored. reading: of the scores on a path, one of `READINGS`.
     """
 
     def __init__(
@@ -45,7 +53,11 @@ class UniSpec(Drafter):
         wide_first_level: bool,
         prompt: bool,
         keep: bool,
+        reading: str = "product",
     ):
+        if reading not in READINGS:
+            raise InputError(f"drafter.reading: must be one of {', '.join(READINGS)}")
+        self.reading = reading
         if top_k < 1 or max_depth < 1:
             raise InputError("drafter.top_k, drafter.max_depth: must be at least 1")
         if not 0 <= threshold < 1:
@@ -126,7 +138,8 @@ class UniSpecSession(HostSession):
 
         depth = max(0, min(settings.max_depth, request.room - 1))
         root = request.tokens[-1]
-        return grow_by_confidence(root, children, budget, depth, settings.threshold, settings.top_k)
+        shape = budget, depth, settings.threshold, settings.top_k
+        return grow_by_confidence(root, children, *shape, READINGS[settings.reading])
 
 
 class AttachedUniSpec(AttachedHost):
