@@ -188,6 +188,7 @@ def test_streams_and_lookups_in_turn_and_in_batches(target):
         return name, budget if name != "plain" else 1
 
     engine.attached.record.choice = choice
+    engine.attached.record.looks = lambda name: True
     engine.attached.record.working = {"streaming": Trials()}
     prompts = [PROMPT, PROMPT[:3], [*PROMPT, 8, 2]]
     plain = PlainDecoder(target, Sampling(), Limits(40))
