@@ -194,6 +194,7 @@ def test_presets_have_the_settings_of_their_papers():
     assert (chosen.order, chosen.chain, chosen.backward_share) == ("forward_first", 5, 1.0)
     found = methods.unispec.drafter
     assert (found.top_k, found.max_depth, found.threshold, found.trust) == (10, 10, 0.05, 1.0)
+    assert (found.reading, found.prompt, found.keep) == ("product", False, False)
     assert (methods.unispec.budget, methods.token_recycling.budget) == (110, 80)
 
 
