@@ -144,19 +144,14 @@ class Trees:
 
     def padded(self, width: int) -> "Trees":
         """The trees with padding up to `width` nodes."""
-        missing = (0, width - self.width)
+        missing, drawn = (0, width - self.width), self.drawn
         if width <= self.width:
             return self
-        return Trees(
-            F.pad(self.tokens, missing),
-            F.pad(self.parents, missing, value=-1),
-            F.pad(self.confidences, missing),
-            self.depth,
-            self.drawn
-            and replace(
-                self.drawn, probabilities=F.pad(self.drawn.probabilities, (0, 0, *missing))
-            ),
-        )
+        if drawn is not None:
+            wider = F.pad(drawn.probabilities, (0, 0, *missing))
+            drawn = replace(drawn, probabilities=wider)
+        tokens, parents = F.pad(self.tokens, missing), F.pad(self.parents, missing, value=-1)
+        return Trees(tokens, parents, F.pad(self.confidences, missing), self.depth, drawn)
 
     def select(self, nodes: torch.Tensor) -> "Trees":
         """The trees of these nodes alone.

@@ -48,25 +48,21 @@ class AttachedAuto(AttachedSeveral):
 
 
 class AutoSession(Session):
-    """near: sessions whose drafts cost no forward, `working` the others'; watched: of each request
-    the drafts whose worth is not known yet; looking: the near drafters that draft for the next
-    step; running: who drafted the trees that are verified now, of how many rows, and since when;
-    spent: seconds on the host, of this step, by drafter."""
+    """sessions: of all drafters by name; near: those whose drafts cost no forward; working: the
+    others; watched: of each request the drafts whose worth is not known yet; looking: the near
+    drafters that draft for the next step; running: who drafted the trees that are verified now, of
+    how many rows, and since when; spent: seconds on the host, of this step, by drafter."""
 
     def __init__(self, attached: AttachedAuto, requests: Sequence[Request], budget: int):
         self.attached, self.requests = attached, list(requests)
-        sessions = attached.sessions(requests, budget)
-        self.near = {n: each for n, each in sessions.items() if isinstance(each, HostSession)}
-        self.working = {n: each for n, each in sessions.items() if n not in self.near}
-        self.visitors = [visitor for each in sessions.values() for visitor in each.visitors]
-        self.extra_rows = sum(session.extra_rows for session in sessions.values())
+        self.sessions = attached.sessions(requests, budget)
+        self.near = {n: each for n, each in self.sessions.items() if isinstance(each, HostSession)}
+        self.working = {n: each for n, each in self.sessions.items() if n not in self.near}
+        self.visitors = [visitor for each in self.sessions.values() for visitor in each.visitors]
+        self.extra_rows = sum(session.extra_rows for session in self.sessions.values())
         self.watched: list[list[Watched]] = [[] for _ in requests]
         self.looking, self.running = list(self.near), None
         self.spent: dict[str, float] = {}
-
-    @property
-    def sessions(self) -> dict[str, Session]:
-        return self.near | self.working
 
     def ask(self, verified: Verified) -> None:
         record = self.attached.record
@@ -110,12 +106,12 @@ class AutoSession(Session):
         record = self.attached.record
         if self.running is not None:
             name, rows, since = self.running
-            record.worked_on_host(self.spent)
+            record.spent(self.spent)
             aside = sum(spent for other, spent in self.spent.items() if other != name)
             record.passed(name, rows, now - since - aside)
             if name in self.working:
                 for tokens in decided:
-                    record.worked(name, len(tokens) - 1)
+                    record.verified(name, len(tokens) - 1)
         self.spent = {}
         for place, request in enumerate(self.requests):
             known = len(request.tokens)

@@ -65,11 +65,11 @@ class Experience:
         before = self.near.get(name, (0.0, 0.0))
         self.near[name] = MEMORY * before[0] + claimed, MEMORY * before[1] + right
 
-    def worked(self, name: str, right: int) -> None:
+    def verified(self, name: str, right: int) -> None:
         """Another drafter's draft, verified, had so many tokens right."""
         self.working[name].count(right)
 
-    def worked_on_host(self, spent: dict[str, float]) -> None:
+    def spent(self, spent: dict[str, float]) -> None:
         """Drafters took so many seconds on the host, of one step."""
         for name, seconds in spent.items():
             self.host[name] = 0.9 * self.host.get(name, seconds) + 0.1 * seconds

@@ -50,7 +50,7 @@ class Lookup:
 
     index: LastPlaces | Followers
     length: Length
-    drafted: list[int]
+    draft: Draft
 
 
 class LookupSession(HostSession):
@@ -58,12 +58,8 @@ class LookupSession(HostSession):
 
     def learn(self, verified: Verified) -> None:
         for state, decided in zip(self.states, verified.host(), strict=True):
-            drafted = state.drafted
-            if drafted:
-                pairs = zip(drafted, decided, strict=False)
-                agreed = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-                agreed = min(len(drafted), len(decided)) if agreed is None else agreed
-                state.length.observe(len(drafted), agreed)
+            if len(state.draft) > 1:
+                state.length.observe(len(state.draft) - 1, state.draft.agreement(decided))
 
     def drafted(self, request: Request, state: Lookup, budget: int) -> Draft:
         most = min(self.attached.settings.num_tokens, budget - 1, request.room - 1)
@@ -75,8 +71,9 @@ class LookupSession(HostSession):
             stops = (place for place, each in enumerate(sure) if state.length.stops(each))
             last = next(stops, len(drafted))
             drafted, sure = drafted[: last + 1], sure[: last + 1]
-        state.drafted = drafted
-        return Draft.chain([request.tokens[-1], *drafted], list(accumulate([1.0, *sure], mul)))
+        tokens, confidences = [request.tokens[-1], *drafted], accumulate([1.0, *sure], mul)
+        state.draft = Draft.chain(tokens, list(confidences))
+        return state.draft
 
 
 class AttachedLookup(AttachedHost):
@@ -87,7 +84,8 @@ class AttachedLookup(AttachedHost):
         self.length = settings.length.attach()
 
     def state(self, request: Request, budget: int) -> Lookup:
-        return Lookup(self.settings.index(self.settings.max_ngram), self.length.start(), [])
+        index = self.settings.index(self.settings.max_ngram)
+        return Lookup(index, self.length.start(), Draft.chain(request.tokens[-1:]))
 
     def memory(self) -> int:
         return bytes_of(state.index.store for state in self.states)

@@ -38,7 +38,7 @@ class AttachedSeveral(Attached):
 
     def __init__(self, target: Target, parts: dict[str, Attached]):
         super().__init__(target)
-        self.parts, self.record = parts, None
+        self.parts = parts
         self.draws = any(part.draws for part in parts.values())
         self.keeps = any(part.keeps for part in parts.values())
         self.record = self.new_record()
