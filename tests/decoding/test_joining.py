@@ -29,6 +29,7 @@ def decoders(sampling: Sampling) -> dict[str, Decoder]:
         "fused": Streaming(speculator, "fused", 3),
         "deferred": Streaming(speculator, "deferred", 3),
         "deferred, gammatune": Streaming(speculator, "deferred", 3, length=untrained.gammatune()),
+        "deferred, drawn": Streaming(speculator, "deferred", 3, drawn=True),
         "draft model": DraftModel(draft, 4),
         "draft model, gammatune": DraftModel(draft, 4, untrained.gammatune()),
     }
@@ -90,6 +91,31 @@ def test_requests_of_one_batch_sample_each_in_its_own_way(name):
         mixed.step()
     for ids, sampling, request in zip(prompts, samplings, requests, strict=True):
         assert request.answer.ids == decoders(sampling)[name].generate(ids, 11).ids
+
+
+@pytest.mark.parametrize("name", ["draft model", "deferred, drawn"])
+def test_trees_that_were_drawn_and_trees_that_were_not_join(name):
+    """Greedy requests draw nothing, and with room for one more token alone nothing is drafted."""
+    decoder = decoders(SAMPLINGS["sampled"])[name]
+    prompts = [[3, 14, 15], [1, 2], [9], [5, 6, 5]]
+    ways = [(Sampling(0.8), 12), (Sampling(0.8), 2), (Sampling(), 12), (Sampling(0.8), 11)]
+    for order in ([0, 1, 2, 3], [1, 0, 2, 3], [2, 0, 1, 3], [2, 1, 3, 0]):
+        alone, together = [], []
+        for place in order:
+            sampling, limits = ways[place][0], Limits(ways[place][1])
+            given = prompts[place], place, None, sampling, limits
+            decoder.start([decoder.request(*given)])
+            while decoder.running:
+                for request in decoder.step():
+                    alone.append(request.generation().ids)
+            together.append(decoder.request(*given))
+        for request in together:
+            decoder.start([request])
+            if len(request.tokens) > 3:
+                decoder.step()
+        while decoder.running:
+            decoder.step()
+        assert [request.generation().ids for request in together] == alone
 
 
 def test_every_request_has_its_callback_and_its_limits():

@@ -148,8 +148,7 @@ class Trees:
         if width <= self.width:
             return self
         if drawn is not None:
-            wider = F.pad(drawn.probabilities, (0, 0, *missing))
-            drawn = replace(drawn, probabilities=wider)
+            drawn = replace(drawn, probabilities=F.pad(drawn.probabilities, (0, 0, *missing)))
         tokens, parents = F.pad(self.tokens, missing), F.pad(self.parents, missing, value=-1)
         return Trees(tokens, parents, F.pad(self.confidences, missing), self.depth, drawn)
 
@@ -188,13 +187,17 @@ class Trees:
         return Trees(tokens, parents, self.confidences[index], self.depth, drawn)
 
     def join(self, other: "Trees") -> "Trees":
-        """One batch of these trees and `other`."""
-        width = max(self.width, other.width)
-        one, two = self.padded(width), other.padded(width)
-        drawn = one.drawn
+        """One batch of these trees and `other`. If only one side was drawn, the other's requests
+        are greedy or its trees roots alone, and any distribution will do: all tokens alike."""
+        one, two = self.padded(other.width), other.padded(self.width)
+        drawn = one.drawn or two.drawn
         if drawn is not None:
-            both = torch.cat([drawn.probabilities, two.drawn.probabilities])
-            drawn = replace(drawn, probabilities=both)
+            alike = torch.full_like(drawn.probabilities[:1], 1 / drawn.probabilities.shape[-1])
+            sides = [
+                each.drawn.probabilities if each.drawn else alike.expand(len(each), -1, -1)
+                for each in (one, two)
+            ]
+            drawn = replace(drawn, probabilities=torch.cat(sides))
         return Trees(
             torch.cat([one.tokens, two.tokens]),
             torch.cat([one.parents, two.parents]),
