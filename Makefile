@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 RUNS := runs/demo
+# further overrides for the training of `make demo`
+DEMO ?=
 
 .PHONY: install test test-all exhaustive demo gpu-test clean
 
@@ -32,7 +34,7 @@ exhaustive: install
 demo: install
 	rm -rf $(RUNS)
 	WANDB_MODE=$${WANDB_MODE:-offline} $(BIN)/python train.py experiment=streaming_demo \
-		output_dir=$(RUNS)/train
+		output_dir=$(RUNS)/train $(DEMO)
 	$(BIN)/python infer.py experiment=demo speculator_path=$(RUNS)/train/model \
 		output_dir=$(RUNS)/infer
 

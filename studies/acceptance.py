@@ -6,13 +6,12 @@ from itertools import takewhile
 from statistics import fmean
 
 from slipstream.core.trees import Trees
-from slipstream.drafters.base import Session, Verified
-from slipstream.drafters.guesses import AttachedGuessing, GuessingSession
+from slipstream.drafters.base import HostSession, Session, Verified
+from slipstream.drafters.guesses import AttachedGuessing
 from slipstream.drafters.spectra import Spectra
 from slipstream.drafters.unispec import UniSpec
 from studies import Plot, Prompt, Result, Rows, Target
-from studies.decoding import decode, engine, token_ids
-from studies.watching import Watched
+from studies.decoding import Watched, decode, engine, token_ids
 
 BINS = 10
 
@@ -29,8 +28,8 @@ def acceptance(
     finished answer, also what found no room."""
     ids, said, attached = token_ids(target, prompts), [], spectra.attach(target)
 
-    def listen(session: GuessingSession, verified: Verified, drafted: Trees) -> None:
-        for request, state in zip(session.requests, session.states, strict=True):
+    def listen(session: HostSession, verified: Verified, drafted: Trees) -> None:
+        for request, state in zip(verified.requests, session.states, strict=True):
             # the text goes on growing
             found = _guesses(attached, state.stored, request.tokens)
             said.append((request.tokens, len(request.tokens), found))
@@ -60,7 +59,7 @@ def _guesses(attached: AttachedGuessing, stored, tokens: list[int]) -> dict[str,
     chain = stored.chain(tokens, attached.settings.chain)
     found = {
         "backward dictionary": [chain] if chain else [],
-        "forward dictionary": list(stored.forward.starting_with(tokens[-1])),
+        "forward dictionary": list(stored.starting_with(tokens[-1])),
     }
     if attached.retrieved is not None:
         found["corpus"] = attached.retrieved.continuations(tokens)

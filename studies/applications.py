@@ -8,21 +8,29 @@ row with it, in a paired bootstrap.
 import json
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
-from statistics import fmean
 
+import pandas as pd
 from rich.progress import track
+from safetensors import safe_open
 
 from slipstream.core.errors import InputError
 from slipstream.core.files import write_json
 from slipstream.evaluation.metrics import paired_bootstrap
 from slipstream.results.record import commit
-from slipstream.speculators.checkpoint import load_speculator
-from slipstream.targets.loading import load_target
+from slipstream.speculators.checkpoint import WEIGHTS
 from studies import Plot, Prompt, Result, Target
 
 # The metric that decides, by task; ROUGE-Lsum for others.
 METRICS = {"wikisql": "exact_match"}
+# How each is trained: plain fine-tuning, streams that learn with the target, streams on the first.
+TRAINING = {
+    "baseline": ["experiment=[fine_tuning,application]", "training.learning_rate=1e-3"],
+    "shared": ["experiment=application_shared"],
+    "lossless": ["experiment=application", "speculator.adapter_rank=32", "data.regenerate=true",
+                 "training.learning_rate=4e-3"],
+}  # fmt: skip
 QUALITY = "rouge_1", "rouge_lsum", "exact_match"
 
 
@@ -40,17 +48,18 @@ def applications(
     of the shared mode; overrides: of every train.py."""
     rows = []
     for task, settings in track(tasks.items(), description="tasks"):
-        folders = [Path(folder) / task / str(seed) for seed in seeds]
-        for place in folders:
-            path = settings["path"]
-            common = [f"hub={task}", f"seed={place.name}"] + ([f"data.path={path}"] if path else [])
+        answers, path = [], settings["path"]
+        for seed in seeds:
+            place = Path(folder) / task / str(seed)
+            common = [f"hub={task}", f"seed={seed}"] + ([f"data.path={path}"] if path else [])
             models = _train(place, settings, [*common, *overrides])
-            _decode(place, models, settings["num_prompts"], budget, top_k, common)
-        answers = [_answers(place / "answers" / "answers.jsonl") for place in folders]
-        for method in ("baseline", "shared", "lossless"):
+            found = _decode(place, models, settings["num_prompts"], budget, top_k, common)
+            answers.append(found.assign(seed=seed))
+        lines = pd.concat(answers)
+        for method, model in models.items():
             row = {"task": task, "method": method, "steps": settings["steps"]}
-            extra = {"extra parameters": _extra_parameters(target, folders[0], method)}
-            rows.append(row | _measured(METRICS.get(task, "rouge_lsum"), method, answers) | extra)
+            extra = {"extra parameters": _extra_parameters(model)}
+            rows.append(row | _measured(lines, method, METRICS.get(task, "rouge_lsum")) | extra)
     plot = Plot("task", ("speedup",), hue="method", kind="bar", label="tau", reference=1.0)
     return Result("Applications (Table 3)", rows, (plot,))
 
@@ -58,20 +67,22 @@ def applications(
 def _train(folder: Path, settings: dict, given: list[str]) -> dict[str, Path]:
     """The folders of the three models, by method."""
     steps, found = settings["steps"], {}
-    for method in ("baseline", "shared", "lossless"):
-        own = [f"target.adapter={found['baseline']}"] if method == "lossless" else []
+    for method, own in TRAINING.items():
         overrides = [
-            f"experiment=application_{method}", f"data.max_train_rows={settings['rows']}",
-            f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}", *given, *own,
+            *own, f"data.max_train_rows={settings['rows']}",
+            f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}", *given,
         ]  # fmt: skip
+        if method == "lossless":
+            overrides.append(f"target.adapter={found['baseline']}")
         found[method] = run_step("train.py", overrides, folder / method, "model")
     return found
 
 
 def _decode(
     folder: Path, models: dict[str, Path], count: int, budget: int, top_k: int, given: list[str]
-) -> None:
-    """Calibrate the pruning of the shared mode, and answer `count` test rows by all three."""
+) -> pd.DataFrame:
+    """Calibrate the pruning of the shared mode, and answer `count` test rows by all three: a line
+    for each method and `row`."""
     calibration = [
         "study=pruning", f"study.drafter.speculator={models['shared']}", "study.keep=[0.95]",
         "study.calibration_prompts=16", "num_prompts=32", "data.split=validation",
@@ -89,7 +100,9 @@ def _decode(
         f"{shared}.drafter.prune_threshold={pruning['threshold']}",
         f"num_prompts={count}", "repeats=1", *given,
     ]  # fmt: skip
-    run_step("infer.py", overrides, folder / "answers", "answers.jsonl")
+    found = run_step("infer.py", overrides, folder / "answers", "answers.jsonl")
+    lines = pd.DataFrame(map(json.loads, found.read_text(encoding="utf-8").splitlines()))
+    return lines.assign(row=lines.groupby("method").cumcount())
 
 
 def run_step(script: str, overrides: list[str], folder: Path, made: str) -> Path:
@@ -119,48 +132,32 @@ def run_step(script: str, overrides: list[str], folder: Path, made: str) -> Path
     return folder / made
 
 
-def _answers(path: Path) -> dict[str, list[dict]]:
-    """The lines of a run's answers.jsonl by method, in the order of the prompts."""
-    found: dict[str, list[dict]] = {}
-    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-        found.setdefault(line["method"], []).append(line)
-    return found
-
-
-def _measured(metric: str, method: str, seeds: list[dict[str, list[dict]]]) -> dict[str, object]:
+def _measured(lines: pd.DataFrame, method: str, metric: str) -> dict[str, object]:
     """Speed, tau and quality of a method over all seeds, beside the baseline's."""
-    ours, theirs = ([line for own in seeds for line in own[m]] for m in (method, "baseline"))
-
-    def scores(name: str) -> list[list[float]]:
-        return [[line[metric] for line in own[name]] for own in seeds]
-
-    def total(lines: list[dict], name: str) -> float:
-        return sum(line[name] for line in lines)
-
+    own, usual = (lines[lines["method"] == name] for name in (method, "baseline"))
+    rates = [each["tokens"].sum() / each["seconds"].sum() for each in (own, usual)]
+    drafted = own[own["tau"] > 0]
+    forwards = ((drafted["tokens"] - 1) / drafted["tau"]).sum()
     # of each test row the mean over the seeds
-    rows = [list(map(fmean, zip(*scores(name), strict=True))) for name in (method, "baseline")]
-    low, high = paired_bootstrap(*rows)
-    speed, usual = (total(lines, "tokens") / total(lines, "seconds") for lines in (ours, theirs))
-    forwards = sum((line["tokens"] - 1) / line["tau"] for line in ours if line["tau"])
+    ours, theirs = (each.groupby("row")[metric].mean() for each in (own, usual))
+    low, high = paired_bootstrap(ours.tolist(), theirs.tolist())
     return {
-        "speedup": speed / usual,
-        "tau": (total(ours, "tokens") - len(ours)) / forwards,
-        "identical": total(ours, "identical") / len(ours),
-        **{name: fmean(line[name] for line in ours) for name in QUALITY},
-        "difference": fmean(rows[0]) - fmean(rows[1]),
+        "speedup": rates[0] / rates[1],
+        "tau": (own["tokens"] - 1).sum() / forwards,
+        "identical": own["identical"].mean(),
+        **own[[*QUALITY]].mean(),
+        "difference": ours.mean() - theirs.mean(),
         "95 %": f"{low:+.2f} to {high:+.2f} ({metric})",
-        "by seed": ", ".join(f"{fmean(own):.2f}" for own in scores(method)),
+        "by seed": ", ".join(
+            f"{mean:.2f}" for mean in own.groupby("seed", sort=False)[metric].mean()
+        ),
     }
 
 
-def _extra_parameters(target: Target, folder: Path, method: str) -> int:
-    """Trained parameters beside the baseline's adapters."""
-    if method == "baseline":
+def _extra_parameters(model: Path) -> int:
+    """Trained parameters of a speculator beside LoRA, which the baseline has, too."""
+    if not (model / WEIGHTS).exists():
         return 0
-    if method == "lossless":
-        adapter = str(folder / "baseline" / "model")
-        target = load_target(target.name, packed=False, adapter=adapter)
-    speculator = load_speculator(folder / method / "model", target)
-    if method == "lossless":
-        return sum(parameter.numel() for parameter in speculator.parameters())
-    return speculator.num_extra_parameters()
+    with safe_open(model / WEIGHTS, "pt") as tensors:
+        shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    return sum(prod(shape) for name, shape in shapes.items() if not name.startswith("lora."))

@@ -11,6 +11,7 @@ import torch
 
 from slipstream.decoding.answer import Generation
 from slipstream.decoding.sprinter import SprinterDecoder
+from slipstream.speculators.draft_features import DraftFeatures, shape_of
 from slipstream.targets.reading import read_on
 from studies import Target
 from studies.sprinter_theory import Rates, mean_run_length, total_variation
@@ -18,14 +19,13 @@ from studies.sprinter_theory import Rates, mean_run_length, total_variation
 
 @dataclass(frozen=True)
 class Approximation:
-    """Sums over answers; the rates are made of them.
+    """Sums over answers, of which rates are made.
 
-    tokens: emitted; positions: of them drafted, kept by the verifier or judged by the target (the
-    others are the target's own); kept, doubts: tokens that the verifier kept, and those it
-    doubted. Sums over drafted positions: distance: d_TV(p, p_S) of what was emitted;
-    pair_distance: d_TV(p, q); by_prefix: d_TV(p, q) times the eta_FP of the same position;
-    acceptable: probability that a drafted token has q <= p; kept_acceptable, kept_others:
-    probability that it is kept, and is or is not acceptable.
+    tokens: emitted; positions: of them drafted, kept by the verifier or judged by the target;
+    kept, doubts: tokens that the verifier kept and doubted. Over drafted positions: distance:
+    d_TV(p, p_S) of what was emitted; pair_distance: d_TV(p, q); by_prefix: d_TV(p, q) times the
+    eta_FP of the same position; acceptable: probability that a drafted token has q <= p;
+    kept_acceptable, kept_others: that it is kept, and is or is not acceptable.
     """
 
     tokens: int = 0
@@ -77,8 +77,7 @@ class Approximation:
 def emitted_distribution(p: torch.Tensor, q: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     """(..., V) what SPRINTER emits, from target p and draft q, both (..., V).
 
-    kept: (..., V), what the verifier says of each token were it drawn, or with which probability
-    it is kept. A token in doubt stays with
+    kept: (..., V), whether, or how probably, the verifier keeps each token. One in doubt stays with
     min(1, p/q), else one of norm(max(0, p - q)) takes its place. If the verifier keeps nothing:
 
     >>> p, q = torch.tensor([0.75, 0.25]), torch.tensor([0.25, 0.75])
@@ -118,16 +117,16 @@ def approximation(decoder: SprinterDecoder, prompt: list[int], answer: Generatio
         return Approximation(len(answer.ids))
     draft, target, verifier = decoder.draft, decoder.target, decoder.verifier
     text, before = prompt + answer.ids[:-1], [len(prompt) + place - 1 for place in places]
-    normed = draft.norm(_states(draft, text)[before])
+    normed = draft.norm(states(draft, text)[before])
     logits = draft.logits_of_normed(normed)
     q = decoder.sampling.probabilities(logits).double()
-    judging = target.logits(_states(target, text)[before])
+    judging = target.logits(states(target, text)[before])
     p = decoder.sampling.probabilities(judging).double().to(q.device)
     if verifier is None:
         verdicts = torch.full_like(q, decoder.kept)
     else:
         scores = [
-            verifier(verifier.features.of_all(*each))[:, decoder.output]
+            verifier(_features_of_all(verifier.features, *each))[:, decoder.output]
             for each in zip(normed, logits, strict=True)
         ]
         verdicts = (torch.stack(scores).sigmoid() >= decoder.threshold).to(q)  # (P, V)
@@ -144,6 +143,16 @@ def approximation(decoder: SprinterDecoder, prompt: list[int], answer: Generatio
     return Approximation(*counts, *(each.sum().item() for each in sums))
 
 
-def _states(model: Target, text: list[int]) -> torch.Tensor:
+def _features_of_all(
+    features: DraftFeatures, normed: torch.Tensor, logits: torch.Tensor
+) -> torch.Tensor:
+    """(V, size) of every token of the vocabulary, were it drawn at one place: the state (D), after
+    the final norm, and the logits (V,)."""
+    count, tokens = len(logits), torch.arange(len(logits), device=logits.device)
+    shapes, logs = shape_of(logits).expand(count, -1), logits.float().log_softmax(-1)
+    return features(normed.expand(count, -1), tokens, shapes, logs)
+
+
+def states(model: Target, text: list[int]) -> torch.Tensor:
     """(T, D) states before the final norm."""
     return read_on(model, [text], model.new_cache(len(text))).hidden[0]

@@ -1,16 +1,22 @@
-"""What studies decode with: greedily, 96 tokens, and what they take from a comparison."""
+"""What studies decode with: greedily, 96 tokens; a drafter that is looked at; and what they take
+from a comparison."""
+
+from collections.abc import Callable, Sequence
 
 from rich.progress import track
 
 from slipstream.core.sampling import Sampling
+from slipstream.core.trees import Trees
 from slipstream.data.rendering import Sample, render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.base import Attached
+from slipstream.drafters.base import Attached, Request, Session, Verified
 from slipstream.evaluation.comparison import ALL_SETS, Record, Run, compare, overall
 from slipstream.evaluation.methods import Method
+from slipstream.evaluation.metrics import ratio_interval
+from slipstream.targets.rows import LayerVisitor
 from studies import Prompt, Target
 
 GREEDY, LIMITS = Sampling(), Limits(96)
@@ -58,6 +64,32 @@ def decode(engine: Engine, prompts: list[list[int]]) -> Statistics:
     return sum((engine.generate(ids).statistics for ids in answers), Statistics())
 
 
+class Watched(Attached):
+    """`attached` as it is, with further visitors; `watch` is called after each draft."""
+
+    def __init__(
+        self,
+        attached: Attached,
+        watch: Callable[[Session, Verified, Trees], None],
+        visitors: Sequence[LayerVisitor] = (),
+    ):
+        super().__init__(attached.target)
+        self.attached, self.watch, self.visitors = attached, watch, visitors
+
+    def start(self, requests: Sequence[Request], budget: int) -> Session:
+        session = self.attached.start(requests, budget)
+        session.visitors = [*self.visitors, *session.visitors]
+        draft = session.draft
+
+        def watched(verified: Verified, budget: int) -> Trees:
+            trees = draft(verified, budget)
+            self.watch(session, verified, trees)
+            return trees
+
+        session.draft = watched
+        return session
+
+
 def answered(target: Target, prompts: list[Prompt]) -> list[Sample]:
     """The prompts with the target's own answers."""
     decoder = PlainDecoder(target, GREEDY, LIMITS)
@@ -71,3 +103,18 @@ def compared(
     """All `methods`, interleaved: their runs, and their records over all prompts by name."""
     runs = compare(methods, prompts, target, GREEDY, LIMITS, repeats, seed=0)
     return runs, overall(runs, prompts, str(target.dtype))
+
+
+def speed_ratio(
+    ours: list[Statistics], theirs: list[Statistics], prefill: bool
+) -> tuple[float, float, float]:
+    """Of two rates with 95 % bounds, answers resampled in pairs; `prefill`: whether the prefill and
+    the token that it decides count."""
+
+    def side(numbers: list[Statistics]) -> tuple[list[int], list[float]]:
+        if prefill:
+            return [each.tokens for each in numbers], [each.seconds for each in numbers]
+        seconds = [each.seconds - each.shares.get("prefill", 0.0) for each in numbers]
+        return [each.tokens - each.answers for each in numbers], seconds
+
+    return ratio_interval(side(ours), side(theirs))

@@ -2,12 +2,10 @@
 
 from slipstream.core.errors import InputError
 from slipstream.decoding.calibration import Curve, calibrate, fastest, measured, point_of
-from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Drafter
-from slipstream.evaluation.metrics import ratio_interval
 from slipstream.evaluation.prompts import divided
 from studies import Plot, Prompt, Result, Target
-from studies.decoding import GREEDY, LIMITS, engine, token_ids
+from studies.decoding import GREEDY, LIMITS, engine, speed_ratio, token_ids
 
 AROUND, SIZES = "Sizes around g* (Table 13)", "Tokens a second by size"
 
@@ -45,9 +43,9 @@ def draft_size(
         engines = {("", g): engine(target, ways[way], g) for g in tried}
         grid = {g: each for (_, g), each in measured(engines, others, repeats).items()}
         points = {g: point_of(g, each) for g, each in grid.items()}
-        against = {g: _ratio(each, grid[own]) for g, each in grid.items()}
+        against = {g: speed_ratio(each, grid[own], False) for g, each in grid.items()}
         best = max({*searched, own}, key=lambda g: points[g].rate)
-        ratio, low, high = _ratio(grid[own], grid[best])
+        ratio, low, high = speed_ratio(grid[own], grid[best], False)
         seconds, tau = Curve(tuple(found.points[way])).at(own)
         calibrated = 1 + sum(map(len, found.points.values()))  # plain decoding, and every way
         share = len(warm_up) / len(others) * calibrated / len(searched)
@@ -92,16 +90,3 @@ def draft_size(
     plot = Plot("nodes", ("tokens/s",), *lines, table=SIZES)
     more = ({AROUND: around} if deviations else {}) | {SIZES: sizes}
     return Result("Calibrated draft sizes against a search", rows, (plot,), more)
-
-
-def _ratio(*sides: list[Statistics]) -> tuple[float, float, float]:
-    """Of two rates after the prefill, with 95 % bounds, prompts resampled in pairs."""
-    return ratio_interval(
-        *(
-            (
-                [each.tokens - each.answers for each in side],
-                [each.seconds - each.shares.get("prefill", 0.0) for each in side],
-            )
-            for side in sides
-        )
-    )

@@ -3,14 +3,13 @@
 import time
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from slipstream.decoding.answer import Limits
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.suffixes import SuffixStore
 from studies import Plot, Prompt, Result, Target
 from studies.decoding import decode, engine
+from studies.timing import random_target
 
 PROMPT_TOKENS, ANSWERS, TEXT = 64, 6, 512
 ENDING = 8  # tokens of the text that are looked up in a corpus
@@ -30,7 +29,7 @@ def drafting_costs(
     nothing to find: what is timed is the work. corpora: tokens of a sorted corpus; lookups: how
     many endings are looked up in each."""
     targets = {f"{target.vocab_size:,} (the target)": target}
-    targets |= {f"{size:,}": _random_target(size, target.device) for size in vocabularies}
+    targets |= {f"{size:,}": random_target(size, 1, target.device) for size in vocabularies}
     rows = []
     for name, drafter in drafters.items():
         row: dict[str, object] = {"drafter": name}
@@ -52,17 +51,6 @@ def drafting_costs(
     columns = tuple(f"ms a step, {vocabulary}" for vocabulary in targets)
     plot = Plot("drafter", (columns,), kind="bar")
     return Result("What drafting costs", rows, (plot,), {"Sorted corpora": sorting})
-
-
-def _random_target(vocabulary: int, device: torch.device) -> Target:
-    """A Llama of one layer and width 64 with random weights."""
-    config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=1024,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None, tie_word_embeddings=True,
-    )  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config).to(device).eval().requires_grad_(False)
-    return Target(model, name=f"random-{vocabulary}")
 
 
 class ZipfCorpus:

@@ -72,10 +72,9 @@ def enlarged_target(target: Target, shape: Shape, dtype: torch.dtype) -> Target:
     vocabulary = shape.vocabulary or old.vocab_size
     kv_heads, head_dim = target.family.cache_shape
     groups = old.num_attention_heads // kv_heads
-    least = (
-        Shape(old.hidden_size + (vocabulary > old.vocab_size), old.intermediate_size,
-              target.num_layers, groups * shape.kv_heads, kv_heads, head_dim, old.vocab_size)
-    )  # fmt: skip
+    hidden = old.hidden_size + (vocabulary > old.vocab_size)
+    sizes = hidden, old.intermediate_size, target.num_layers, groups * shape.kv_heads
+    least = Shape(*sizes, kv_heads, head_dim, old.vocab_size)
     wrong = {name for name, size in vars(least).items() if size > (vars(shape)[name] or size)}
     wrong |= {"head_dim"} if shape.head_dim % head_dim else set()
     wrong |= {"heads"} if shape.heads % shape.kv_heads else set()
@@ -199,9 +198,8 @@ def write(folder: Path, size: str, dtype: str = "bfloat16") -> Path:
         del large
     small = load_target("slipstream/small-target", device="cpu", packed=False)
     large = load_target(str(folder / "target"), dtype, "cpu", packed=False)
-    streams = enlarged_speculator(
-        load_speculator("slipstream/small-streaming", small), small, large
-    )
+    streams = load_speculator("slipstream/small-streaming", small)
+    streams = enlarged_speculator(streams, small, large)
     card = f"The shipped streams for the shipped target, enlarged to {size}.\n"
     save_speculator(folder / "streaming", streams, large, 281, card)
     return folder

@@ -8,17 +8,18 @@ drafts are accepted as they are there. Tables are printed as they are made; --ou
 """
 
 import argparse
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
 from pathlib import Path
-from statistics import median
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from slipstream.core.files import write_json
 from slipstream.core.sampling import Sampling
-from slipstream.data.batches import collate
-from slipstream.data.rendering import Sample, render_prompt
+from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
@@ -27,16 +28,16 @@ from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.row_cost import row_costs
+from slipstream.results.record import cell
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
-from slipstream.speculators.streaming.segments import lossless_losses
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import DTYPES, load_target
-from slipstream.targets.target import Target
+from studies import Rows, Target
 from studies.enlargement import SHAPES, enlarged_speculator, enlarged_target
+from studies.timing import random_batch, timed, training_step
 
-Rows = list[dict[str, object]]
 PROMPTS = (
     "name[The Mill], eatType[pub], food[English], priceRange[cheap], near[Raja]",
     "CREATE TABLE singer (name VARCHAR, age INTEGER)\nQuestion: How old is the singer Joe?",
@@ -53,32 +54,30 @@ KERNELS = 12
 def exactness(device: str, modes: list[str]) -> Iterator[dict]:
     """Of every drafter and mode, how many float32 answers of the shipped target are `generate`'s
     (sampled ones: plain decoding's with the same seed)."""
-    reference = load_target("slipstream/small-target", device=device, packed=False)
-    limits, prompts = Limits(64), _prompts(reference)
+    reference, limits, drawn = _shipped(device), Limits(64), Sampling(0.8)
+    prompts, plain = _prompts(reference), PlainDecoder(reference, drawn, limits)
     greedy = [_generate(reference, ids, limits.max_new_tokens) for ids in prompts]
-    sampled = [_decoder(reference, None, Sampling(0.8), limits).generate(ids, 7).ids
-               for ids in prompts]  # fmt: skip
+    sampled = [plain.generate(ids, 7).ids for ids in prompts]
+    expected = {"greedy": greedy, "batch": greedy, "sampled": sampled}
     for mode in modes:
-        target = compile_target(
-            load_target("slipstream/small-target", device=device, packed=False), mode
-        )
-        speculator = load_speculator("slipstream/small-streaming", target)
+        target = compile_target(_shipped(device), mode)
+        streams = partial(Streaming, load_speculator("slipstream/small-streaming", target))
         drafters = {
             "plain": None,
-            "streams, deferred": Streaming(speculator, "deferred", TOP_K),
-            "streams, fused": Streaming(speculator, "fused", TOP_K),
-            "streams, pruned": Streaming(speculator, "deferred", TOP_K, 0.02, 8),
+            "streams, deferred": streams("deferred", TOP_K),
+            "streams, fused": streams("fused", TOP_K),
+            "streams, pruned": streams("deferred", TOP_K, 0.02, 8),
             "prompt lookup": PromptLookup(3, 7),
         }
         for name, drafter in drafters.items():
-            alone = _decoder(target, drafter, GREEDY, limits)
-            drawn = _decoder(target, drafter, Sampling(0.8), limits)
+            likeliest, drawing = (
+                _decoder(target, drafter, sampling, limits) for sampling in (GREEDY, drawn)
+            )
             found = {
-                "greedy": [alone.generate(ids).ids for ids in prompts],
-                "batch": [each.ids for each in alone.generate_batch(prompts)],
-                "sampled": [drawn.generate(ids, 7).ids for ids in prompts],
+                "greedy": [likeliest.generate(ids).ids for ids in prompts],
+                "batch": [each.ids for each in likeliest.generate_batch(prompts)],
+                "sampled": [drawing.generate(ids, 7).ids for ids in prompts],
             }
-            expected = {"greedy": greedy, "batch": greedy, "sampled": sampled}
             yield {"steps": mode, "drafter": name} | {
                 way: f"{sum(map(list.__eq__, answers, expected[way]))}/{len(prompts)}"
                 for way, answers in found.items()
@@ -90,11 +89,12 @@ def decoding(
 ) -> Rows:
     """Plain decoding and streams of both schedules, eager and compiled, beside `generate`; the
     prefill is left out of all but `generate`."""
-    limits, prompts, rows = Limits(96), _prompts(target), []
+    limits, prompts = Limits(96), _prompts(target)
+    columns = "method", "steps", "tokens/s", "vs plain", "tau", "ms/step", "of bandwidth"
     read = sum(p.nbytes for p in target.family.layers.parameters()) + target.head.weight.nbytes
     started = time.perf_counter()
     count = sum(len(_generate(target, ids, limits.max_new_tokens)) for ids in prompts)
-    rows += [_row("generate", "eager", count / (time.perf_counter() - started))]
+    rows = [("generate", "eager", count / (time.perf_counter() - started), *[None] * 4)]
     for mode in modes:
         compile_target(target, mode)
         decoders = {"plain": _decoder(target, None, GREEDY, limits)}
@@ -103,27 +103,17 @@ def decoding(
             for nodes in budgets:
                 name = f"{schedule}, {nodes} nodes"
                 decoders[name] = Engine(target, attached, GREEDY, limits, nodes)
-        totals = {name: Statistics() for name in decoders}
-        for turn in range(repeats + 1):  # the first compiles and captures
-            for ids in prompts:
-                for name, decoder in decoders.items():
-                    found = decoder.generate(ids).statistics
-                    totals[name] += found if turn else Statistics()
-        plain = None
+        totals = dict.fromkeys(decoders, Statistics())
+        for turn, ids, name in product(range(repeats + 1), prompts, decoders):
+            taken = decoders[name].generate(ids).statistics
+            totals[name] += taken if turn else Statistics()  # the first compiles and captures
+        steps = {name: _step_seconds(total) for name, total in totals.items()}
         for name, total in totals.items():
-            step = _step_seconds(total)
-            plain = plain or total.tau / step
-            rows.append(
-                _row(name, mode, total.tau / step, total.tau / step / plain, total.tau,
-                     1000 * step, read / step / bandwidth)
-            )  # fmt: skip
+            step, over = steps[name], total.tau * steps["plain"] / steps[name]
+            share = read / step / bandwidth
+            rows += [(name, mode, total.tau / step, over, total.tau, 1000 * step, share)]
     compile_target(target, "auto")
-    return rows
-
-
-def _row(name, steps, rate, over=None, tau=None, step=None, share=None) -> dict:
-    return {"method": name, "steps": steps, "tokens/s": rate, "vs plain": over, "tau": tau,
-            "ms/step": step, "of bandwidth": share}  # fmt: skip
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def rows_of(target: Target) -> Rows:
@@ -137,53 +127,47 @@ def rows_of(target: Target) -> Rows:
 
 def time_line(target: Target, streams: StreamingSpeculator) -> Rows:
     """Where the time of a step goes: its kernels by device time, and what the host adds."""
-    from torch.profiler import ProfilerActivity, profile
-
-    ids, rows = _prompts(target)[0], []
-    on_device = target.device.type == "cuda"
-    activity = ProfilerActivity.CUDA if on_device else ProfilerActivity.CPU
+    ids, rows, on_gpu = _prompts(target)[0], [], target.device.type == "cuda"
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    spent = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     for name, drafter in (("plain", None), ("deferred", Streaming(streams, "deferred", TOP_K))):
         decoder = _decoder(target, drafter, GREEDY, Limits(32))
         total = decoder.generate(ids).statistics
         with profile(activities=[activity]) as profiled:
             decoder.generate(ids)
-        spent = "self_device_time_total" if on_device else "self_cpu_time_total"
-        kernels = sorted(profiled.key_averages(), key=lambda k: -getattr(k, spent))
-        steps, whole = total.target_forwards, 1000 * _step_seconds(total)
-        for kernel in kernels[:KERNELS]:
-            ms = getattr(kernel, spent) / 1000 / steps
-            rows.append({"method": name, "kernel": kernel.key[:60], "calls a step":
-                         kernel.count / steps, "ms a step, prefill included": ms})  # fmt: skip
-        busy = sum(getattr(kernel, spent) for kernel in kernels) / 1000 / steps
-        rows.append({"method": name, "kernel": "all kernels", "calls a step": None,
-                     "ms a step, prefill included": busy})  # fmt: skip
-        rows.append({"method": name, "kernel": "a step by the clock, prefill left out",
-                     "calls a step": None, "ms a step, prefill included": whole})  # fmt: skip
+        steps, ms = total.target_forwards, 0.001 / total.target_forwards
+        kernels = [
+            (getattr(k, spent) * ms, k.count / steps, k.key) for k in profiled.key_averages()
+        ]
+        kernels.sort(reverse=True)
+        found = [(key[:60], calls, own) for own, calls, key in kernels[:KERNELS]]
+        found += [
+            ("all kernels", None, sum(own for own, _, _ in kernels)),
+            ("a step by the clock, prefill left out", None, 1000 * _step_seconds(total)),
+        ]
+        rows += [
+            {"method": name, "kernel": key, "calls a step": calls,
+             "ms a step, prefill included": own}
+            for key, calls, own in found
+        ]  # fmt: skip
     return rows
 
 
 def training(target: Target, lengths: tuple[int, ...], repeats: int) -> Rows:
     """Forward and backward of one sample of random tokens by number of segments."""
     rows, speculator = [], StreamingSpeculator(target, StreamingConfig()).to(target.device)
-    alphas = torch.ones(speculator.num_streams, device=target.device)
-    for length in lengths:
-        ids = torch.randint(target.vocab_size, (length,)).tolist()
-        batch = collate([Sample(ids, length // 4)]).to(target.device)
-        for segments in (1, 4):
-
-            def step(batch=batch, segments=segments) -> None:
-                speculator.zero_grad(set_to_none=True)
-                with torch.autocast(target.device.type, torch.bfloat16):
-                    lossless_losses(target, speculator, batch, alphas, segments).total.backward()
-
-            on_gpu, peak = target.device.type == "cuda", None
-            if on_gpu:
-                torch.cuda.reset_peak_memory_stats()
-            seconds = _timed(step, repeats, target.device)
-            if on_gpu:
-                peak = torch.cuda.max_memory_allocated() / 2**30
-            row = {"tokens": length, "segments": segments, "seconds": seconds}
-            rows.append(row | {"tokens/s": length / seconds, "peak GiB": peak})
+    on_gpu = target.device.type == "cuda"
+    for length, segments in product(lengths, (1, 4)):
+        batch = random_batch(target.vocab_size, 1, length).to(target.device)
+        step = partial(training_step, target, speculator, batch, segments)
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        seconds = timed({"step": step}, repeats, target.device)["step"]
+        peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
+        rows.append(
+            {"tokens": length, "segments": segments, "seconds": seconds,
+             "tokens/s": length / seconds, "peak GiB": peak}
+        )  # fmt: skip
     return rows
 
 
@@ -191,26 +175,7 @@ def measured_bandwidth(device: torch.device, size: int, repeats: int) -> float:
     """Bytes per second of a copy of `size` bytes within the device, read and written."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     copy = torch.empty_like(source)
-    return 2 * size / _timed(lambda: copy.copy_(source), repeats, device)
-
-
-def _timed(call: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Median seconds of a call, after a warm-up: by events on a GPU, else by the clock."""
-    call()
-    times = []
-    for _ in range(repeats):
-        if device.type == "cuda":
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call()
-            stop.record()
-            stop.synchronize()
-            times.append(start.elapsed_time(stop) / 1000)
-        else:
-            started = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - started)
-    return median(times)
+    return 2 * size / timed({"copy": lambda: copy.copy_(source)}, repeats, device)["copy"]
 
 
 def _prompts(target: Target) -> list[list[int]]:
@@ -239,24 +204,23 @@ def _step_seconds(total: Statistics) -> float:
 
 def _show(title: str, rows: Rows) -> None:
     """Print a table with the columns of the first row."""
-
-    def text(value: object) -> str:
-        return f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)
-
-    cells = [list(rows[0])] + [[text(value) for value in row.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [list(rows[0]), *([cell(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print(f"\n{title}")
-    for line in cells:
+    for line in lines:
         print("  ".join(map(str.ljust, line, widths)), flush=True)
+
+
+def _shipped(device: str, dtype: str = "float32") -> Target:
+    return load_target("slipstream/small-target", dtype, device, packed=False)
 
 
 def _large(size: str, device: str, dtype: str) -> tuple[Target, StreamingSpeculator]:
     """The target at `size` and its streams; 'small' for the shipped ones."""
-    small = load_target("slipstream/small-target", device=device, packed=False)
+    small = _shipped(device)
     streams = load_speculator("slipstream/small-streaming", small)
     if size == "small":
-        target = load_target("slipstream/small-target", dtype, device, packed=False)
-        return target, streams.to(target.dtype)
+        return _shipped(device, dtype), streams.to(DTYPES[dtype])
     large = enlarged_target(small, SHAPES[size][0], DTYPES[dtype])
     return large, enlarged_speculator(streams, small, large)
 
@@ -281,8 +245,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     def keep(title: str, rows: Rows) -> None:
         found[title] = rows
         _show(f"{title} ({time.perf_counter() - started:.0f} s since the start)", rows)
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(found, indent=2), encoding="utf-8")
+        write_json(given.out, found)
 
     keep("Exact answers, float32", list(exactness(device, modes)))
     bandwidth = measured_bandwidth(torch.device(device), COPIED if on_gpu else COPIED // 64, 10)

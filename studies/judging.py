@@ -8,12 +8,13 @@ two answers to the same prompt the one with the larger score wins.
 import json
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation
-from slipstream.targets.reading import read_on
 from studies import Prompt, Target
+from studies.approximation import states
 
 
 class Judge(Protocol):
@@ -34,8 +35,7 @@ class TargetLikelihood:
         for prompt, answer in zip(prompts, answers, strict=True):
             ids = render_prompt(target.tokenizer, prompt.text)
             text = ids + answer.ids[:-1]
-            hidden = read_on(target, [text], target.new_cache(len(text))).hidden
-            logs = target.logits(hidden[0, len(ids) - 1 :]).float().log_softmax(-1)
+            logs = target.logits(states(target, text)[len(ids) - 1 :]).float().log_softmax(-1)
             found.append(logs[range(len(answer.ids)), answer.ids].mean().item())
         return found
 
@@ -46,8 +46,7 @@ def win_rate(ours: list[float], theirs: list[float]) -> float:
     >>> win_rate([1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 5.0, 1.0])
     62.5
     """
-    wins = [(a > b) + (a == b) / 2 for a, b in zip(ours, theirs, strict=True)]
-    return 100 * sum(wins) / len(wins)
+    return 50 * (1 + float(np.sign(np.subtract(ours, theirs)).mean()))
 
 
 def fastchat_files(prompts: list[Prompt], answers: dict[str, list[Generation]]) -> dict[str, str]:

@@ -57,12 +57,11 @@ def overheads(
             "streaming, deferred": streams(large, lossless, attended, 1, drafted),
             "Medusa": medusa(large, gamma),
             "EAGLE": eagle(large, gamma, attended),
-            "two models": models.get(config["draft"], ()),
+            "two models": models.get(config["draft"], (None,)),
         }
-        for method, (parameters, *counts) in ((m, c or (None,)) for m, c in found.items()):
-            numbers = parameters, *(count / 1e9 for count in counts)
+        for method, (parameters, *counts) in found.items():
             row = {"target": config["name"], "method": method}
-            rows.append(row | dict(zip_longest(COLUMNS, numbers)))
+            rows.append(row | dict(zip_longest(COLUMNS, [parameters, *(n / 1e9 for n in counts)])))
     plot = Plot("target", COLUMNS[:2], hue="method", kind="bar", log="x")
     return Result("Overheads (Figures 8 and 9)", rows, (plot,))
 
@@ -100,10 +99,8 @@ def streams(
     row = flops(lambda: speculator.run_streams(target, state, root, root, sees, cache))
     head = flops(lambda: target.logits(state.expand(gamma, 1, -1)))
     pruning = flops(lambda: speculator.early_exit_logits(target, state[0].repeat(drafted, 1)))
-    extra = speculator.num_extra_parameters()
-    if config.mode == "lossless":
-        extra = sum(parameter.numel() for parameter in speculator.parameters())
-    return extra, carriers * row + head, pruning
+    own = (p.numel() for name, p in speculator.named_parameters() if not name.startswith("lora."))
+    return sum(own), carriers * row + head, pruning
 
 
 def medusa(target: Target, gamma: int) -> tuple[int, int]:

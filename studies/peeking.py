@@ -6,13 +6,14 @@ had peeked would tell later rows the very token that they are to predict.
 """
 
 from itertools import chain, repeat
+from statistics import fmean
 
 import torch
 import torch.nn.functional as F
 from rich.progress import track
 
 from slipstream.core.errors import InputError
-from slipstream.core.masks import causal_mask
+from slipstream.core.masks import causal_mask, stream_mask
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.rendering import render_sample
@@ -77,27 +78,23 @@ def peek(
     ids: (B, T) context; positions: (B, P); futures: (B, P, gamma), the tokens of positions
     t + 2 ... t + 1 + gamma for a row t, negative for none. Returns (B, P, D), after the last layer.
     """
-    (batch, length), count, gamma = ids.shape, positions.shape[1], futures.shape[2]
-    own = ids.gather(1, positions).unsqueeze(-1)
-    offsets = torch.tensor([0, *range(2, gamma + 2)], device=ids.device)
+    (batch, length), (_, count, gamma) = ids.shape, futures.shape
     here = torch.arange(length, device=ids.device).expand(batch, -1)
-    rows = torch.cat([ids, torch.cat([own, futures.clamp(min=0)], -1).flatten(1)], 1)
+    offsets = torch.tensor([*range(2, gamma + 2), 0], device=ids.device)
+    groups = torch.cat([futures.clamp(min=0), ids.gather(1, positions).unsqueeze(-1)], -1)
+    rows = torch.cat([ids, groups.flatten(1)], 1)
     places = torch.cat([here, (positions.unsqueeze(-1) + offsets).flatten(1)], 1)
+    # A future token sees those before it. The second row of a position comes after them, sees all,
+    # and stands for the first one, which it does not see.
     causal = causal_mask(length, ids.device)
-    context = causal.expand(batch, -1, -1)
-    before = causal[positions].unsqueeze(2).repeat(1, 1, gamma + 1, 1)
-    before[:, :, 0].scatter_(-1, positions.unsqueeze(-1), False)
-    # The second row of a position stands for the first one and sees all of the future; a future
-    # token sees those before it.
-    group = torch.ones(gamma + 1, gamma + 1, dtype=torch.bool, device=ids.device).tril()
-    group[0], group[1:, 0] = True, False
-    together = torch.block_diag(*[group] * count).bool()
-    real = F.pad(futures >= 0, (1, 0), value=True).flatten(1)
-    beside = together & real.unsqueeze(1) | torch.eye(len(together), dtype=torch.bool).to(together)
-    below = torch.cat([before.flatten(1, 2), beside], 2)
-    mask = torch.cat([F.pad(context, (0, len(together))), below], 1)
+    below = stream_mask(causal[positions], gamma + 1)
+    below[:, gamma :: gamma + 1, :length].scatter_(-1, positions.unsqueeze(-1), False)
+    real = F.pad(futures >= 0, (0, 1), value=True).flatten(1).unsqueeze(1)
+    below[:, :, length:] &= real | torch.eye(real.shape[-1], dtype=torch.bool, device=ids.device)
+    context = F.pad(causal.expand(batch, -1, -1), (0, real.shape[-1]))
+    mask = torch.cat([context, below], 1)
     hidden = target.forward(rows, places, mask.unsqueeze(1), None).hidden[:, length:]
-    return hidden.unflatten(1, (count, gamma + 1))[:, :, 0]
+    return hidden.unflatten(1, (count, gamma + 1))[:, :, -1]
 
 
 @torch.no_grad()
@@ -131,6 +128,6 @@ def _written(target: Target, prompts: list[Prompt], gamma: int) -> dict[str, flo
             answer.append(token)
         answers.append(target.tokenizer.decode(answer, skip_special_tokens=True))
     return {
-        "ROUGE-L": sum(rouge("rougeL", answers, references)) / len(answers),
-        "exact match": sum(sql_exact_match(answers, references)) / len(answers),
+        "ROUGE-L": fmean(rouge("rougeL", answers, references)),
+        "exact match": fmean(sql_exact_match(answers, references)),
     }

@@ -1,12 +1,14 @@
 """What pruning keeps: threshold and cap calibrated on some prompts, tried on others (section 2.3).
+Chains, trees and pruned trees by the number of streams and children (Figures 10 and 13).
 
 The prompts are decoded without pruning while the early exit's transitions are recorded; what a
 threshold and a cap would have dropped, and whether it was needed, is then known for every tree.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import product
 
 import torch
 
@@ -14,14 +16,15 @@ from slipstream.core.drafts import Draft
 from slipstream.core.errors import InputError
 from slipstream.core.trees import Trees, survivors
 from slipstream.decoding.answer import Limits
-from slipstream.drafters.base import Request, Session, Verified
+from slipstream.drafters.base import Session, Verified
 from slipstream.drafters.stream_sessions import Pruning
 from slipstream.drafters.streaming import Streaming
+from slipstream.evaluation.methods import Method, Plain, Speculative
 from slipstream.evaluation.prompts import divided
+from slipstream.speculators.checkpoint import load_speculator
 from slipstream.targets.rows import Rows
 from studies import Plot, Prompt, Result, Target
-from studies.decoding import LIMITS, decode, engine, token_ids
-from studies.watching import Watched
+from studies.decoding import LIMITS, Watched, columns, compared, decode, engine, token_ids
 
 
 def pruning(
@@ -35,12 +38,12 @@ def pruning(
     """The first `calibration_prompts` choose threshold and cap, the others test them. keep: which
     share of accepted drafts must survive; looser and stricter ones are shown beside it."""
     parts = divided(prompts, calibration_prompts)
-    trees, held_out = (
+    seen, held_out = (
         record_trees(target, drafter, token_ids(target, part), budget) for part in parts
     )
     rows = []
     for share in keep:
-        found = calibrate(trees, share)
+        found = calibrate(seen, share)
         tried = outcome(held_out, found.threshold, found.cap)
         rows += [
             {"asked for": share, "prompts": name, **asdict(each)}
@@ -48,6 +51,49 @@ def pruning(
         ]
     plot = Plot("pruned", ("kept_drafts",), hue="prompts")
     return Result(f"Pruning trees of {budget} nodes", rows, (plot,))
+
+
+def trees(
+    target: Target,
+    prompts: list[Prompt],
+    speculator: str,
+    schedule: str,
+    gammas: list[int],
+    top_ks: list[int],
+    largest: int,
+    keep: float,
+    calibration_prompts: int,
+    repeats: int,
+) -> Result:
+    """Trees of `gammas` levels with `top_ks` children each: full ones of up to `largest` nodes,
+    beyond that their most probable `largest` nodes. With pruning, threshold and cap are calibrated
+    so that `keep` of the accepted drafts survive. The first `calibration_prompts` serve that alone;
+    the others are decoded by all, interleaved."""
+    streams = load_speculator(speculator, target)
+    if streams.config.mode == "shared":
+        raise InputError("study.speculator: in shared mode no stream can be left out")
+    first, rest = divided(prompts, calibration_prompts)
+    methods: dict[str, Method] = {"plain": Plain()}
+    points: dict[str, dict[str, object]] = {}
+    for gamma, top_k in product(gammas, top_ks):
+        part = streams.first_streams(target, gamma)
+        nodes = min(largest, sum(top_k**level for level in range(gamma + 1)))
+        drafter = Streaming(part, schedule, top_k)
+        found = calibrate(record_trees(target, drafter, token_ids(target, first), nodes), keep)
+        pruning = Streaming(part, schedule, top_k, found.threshold, found.cap)
+        for pruned, own in (("", drafter), (", pruned", pruning)):
+            name = f"gamma {gamma}, k {top_k}{pruned}"
+            points[name] = {"trees": f"gamma {gamma}{pruned}", "k": top_k, "nodes": nodes}
+            methods[name] = Speculative(own, nodes)
+    _, records = compared(target, methods, rest, repeats)
+    rows = [
+        point
+        | {"speed vs plain": records[name].speedup_vs_plain}
+        | columns(vars(records[name]), "tau", "verify, s", "draft, s")
+        for name, point in points.items()
+    ]
+    title = f"Chains, trees and pruned trees, {schedule} (Figures 10 and 13)"
+    return Result(title, rows, (Plot("k", ("speed vs plain", "tau"), hue="trees", reference=1.0),))
 
 
 @dataclass(frozen=True)
@@ -82,16 +128,6 @@ class _LookingOn(Pruning):
         yield rows
 
 
-class _Recorder(Watched):
-    """Attached streams, looked on at."""
-
-    def start(self, requests: Sequence[Request], budget: int) -> Session:
-        session = super().start(requests, budget)
-        looking_on = _LookingOn(self.target, self.attached.speculator, 0.0, None)
-        session.visitors = [looking_on, *session.visitors]
-        return session
-
-
 def record_trees(
     target: Target,
     drafter: Streaming,
@@ -102,16 +138,16 @@ def record_trees(
     """Decode token-id `prompts` greedily with the drafter's streams, unpruned, and trees of
     `budget` nodes."""
     recorded: list[SeenTree] = []
+    streams = Streaming(drafter.speculator, drafter.schedule, drafter.top_k).attach(target)
+    looking_on = _LookingOn(streams.target, streams.speculator, 0.0, None)
 
     def record(session: Session, verified: Verified, drafted: Trees) -> None:
         (tree,) = verified.trees.drafts()
         if not verified.prompt and len(tree) > 1:
             path = verified.paths[0, : int(verified.counts[0])].tolist()
-            transitions = session.visitors[0].seen[0, : len(tree)].tolist()
-            recorded.append(SeenTree(tree, transitions, path))
+            recorded.append(SeenTree(tree, looking_on.seen[0, : len(tree)].tolist(), path))
 
-    streams = Streaming(drafter.speculator, drafter.schedule, drafter.top_k).attach(target)
-    decode(engine(target, _Recorder(streams, record), budget, limits), prompts)
+    decode(engine(target, Watched(streams, record, [looking_on]), budget, limits), prompts)
     return recorded
 
 

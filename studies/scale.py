@@ -8,19 +8,18 @@ from pathlib import Path
 from slipstream.core.files import key_of, write_json
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.calibration import Calibrations, calibrate, calibration_key, described
+from slipstream.drafters.auto import Auto
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.auto import Auto
-from slipstream.evaluation.comparison import Run, compare
+from slipstream.evaluation.comparison import ALL_SETS, Run, compare, total_of
 from slipstream.evaluation.exactness import PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Transformers
-from slipstream.evaluation.metrics import ratio_interval
 from slipstream.evaluation.prompts import PromptSets
 from slipstream.targets.loading import load_target
 from slipstream.targets.quantized import weight_bytes
 from studies import Plot, Prompt, Result, Rows, Target
-from studies.decoding import LIMITS, token_ids
+from studies.decoding import LIMITS, speed_ratio, task_sets, token_ids
 from studies.enlargement import write
 
 # Chains of the draft model and of prompt lookup may be so long; the calibrated budget cuts them.
@@ -45,19 +44,20 @@ def scale(
 ) -> Result:
     """At each of `sizes` (of `studies.enlargement.SHAPES`, or 'small' for the shipped models):
     transformers' `generate` and assisted generation, plain decoding, streams of both schedules and
-    pruned, the draft model, the drafters `untrained`, and the fastest of ours.
+    pruned, the draft model, the drafters `untrained`, and the choice among these and streams at
+    every step.
 
-    `calibration_prompts` prompts of `calibration` choose the number of nodes of every drafter, and
-    the fastest, at each size and temperature. folder: where models and calibrations go, and the
-    rows of each size: what is there is not made again.
+    `calibration_prompts` prompts of `calibration` choose the number of nodes of every drafter at
+    each size and temperature; the choice may take as many as any. folder: where models and
+    calibrations go, and the rows of each size: what is there is not made again.
     """
     chosen_on = calibration.take(calibration_prompts)
     rows: Rows = []
     for size in sizes:
-        paths = [f"slipstream/small-{part}" for part in ("target", "draft", "streaming")]
+        place = "slipstream/small-"
         if size != "small":
-            place = write(Path(folder) / size, size, dtype)
-            paths = [str(place / part) for part in ("target", "draft", "streaming")]
+            place = f"{write(Path(folder) / size, size, dtype)}/"
+        paths = [place + part for part in ("target", "draft", "streaming")]
         large = load_target(paths[0], dtype, target.device.type)
         draft = load_target(paths[1], dtype, target.device.type)
         drafters: dict[str, Drafter] = {
@@ -66,9 +66,10 @@ def scale(
             "streams, fused, pruned": Streaming(paths[2], "fused", top_k, prune_threshold),
             "draft model": DraftModel(draft, LONGEST),
         } | untrained
+        choice = Auto({"streams": drafters["streams, deferred"]} | untrained)
         for temperature in temperatures:
             asked = [prompt.text for prompt in chosen_on + prompts], described(drafters), budgets
-            key = key_of(size, dtype, temperature, repeats, *asked)
+            key = key_of(size, dtype, temperature, repeats, *asked, described(choice))
             kept = Path(folder) / f"{size}-{key}.json"
             if kept.exists():
                 rows += json.loads(kept.read_text(encoding="utf-8"))
@@ -84,7 +85,7 @@ def scale(
                 found = calibrate(large, ways, ids, sampling, LIMITS, budgets, 1)
                 calibrations.save(key, found)
             methods = _methods(drafters, paths[1], str(calibrations.folder))
-            methods["auto"] = _auto(methods, chosen_on, large, sampling)
+            methods["auto"] = Speculative(choice, max(budgets))
             runs = compare(methods, prompts, large, sampling, LIMITS, repeats, seed=0)
             millions = weight_bytes(large.model) / large.dtype.itemsize / 1e6
             shared = {"size": size, "parameters, M": millions, "temperature": temperature}
@@ -111,66 +112,35 @@ def _methods(drafters: dict[str, Drafter], draft: str, calibrations: str) -> dic
     return theirs | {"plain": Plain()} | ours
 
 
-def _auto(
-    methods: dict[str, Method], prompts: list[Prompt], target: Target, sampling: Sampling
-) -> Auto:
-    """The fastest of our methods on each set of `prompts`."""
-    ours = {name: each for name, each in methods.items() if not isinstance(each, Transformers)}
-    auto = Auto(ours, len(prompts))
-    auto.choose(prompts, target, sampling, LIMITS)
-    return auto
-
-
 def _rows(runs: list[Run], prompts: list[Prompt], target: Target, sampling: Sampling) -> Rows:
     """A row for each method and prompt set, speeds with 95 % intervals over prompts."""
-    by_name = {run.method: run for run in runs}
-    ids, reference = token_ids(target, prompts), PlainReference(target, LIMITS)
-    rows = []
-    for source in dict.fromkeys(prompt.source for prompt in prompts):
-        chosen = [place for place, prompt in enumerate(prompts) if prompt.source == source]
-        whole, after = (
-            _sides(by_name[name], chosen, prefill)
-            for name, prefill in (("transformers", True), ("plain", False))
-        )
+    answers = {run.method: run.generations for run in runs}
+    ids, reference, rows = token_ids(target, prompts), PlainReference(target, LIMITS), []
+    for source, chosen in task_sets(prompts).items():
+        if source == ALL_SETS:
+            continue
+        numbers = {name: [own[n].statistics for n in chosen] for name, own in answers.items()}
         for run in runs:
-            numbers = [run.generations[place].statistics for place in chosen]
-            forwards, tokens = (
-                sum(getattr(each, name) for each in numbers)
-                for name in ("target_forwards", "tokens")
-            )
-            different = [
-                place for place in chosen
-                if run.generations[place].ids != by_name["plain"].generations[place].ids
-            ]  # fmt: skip
+            own, name = numbers[run.method], run.method
+            total = total_of(run, chosen)
+            call = speed_ratio(own, numbers["transformers"], True)
+            row = {"prompts": source, "method": name, "how": run.details.get(source, "")}
+            row |= {"tokens/s": total.tokens_per_second, CALL: call[0], "95 %": _interval(call)}
+            row |= dict.fromkeys((AFTER, "95 %, after", "tau"))
+            if own[0].shares:
+                rest = speed_ratio(own, numbers["plain"], False)
+                tau = (total.tokens - total.answers) / total.target_forwards
+                row |= {AFTER: rest[0], "95 %, after": _interval(rest), "tau": tau}
+            others = [n for n in chosen if answers[name][n].ids != answers["plain"][n].ids]
             ties = [
-                first_divergence(run.method, place, reference, ids[place],
-                                 run.generations[place].ids)
-                for place in different
+                first_divergence(name, n, reference, ids[n], answers[name][n].ids)
+                for n in others
                 if sampling.greedy
-            ]  # fmt: skip
-            own = _sides(run, chosen, True)
-            call = ratio_interval(own, whole)
-            rest = ratio_interval(_sides(run, chosen, False), after)
-            row = {"prompts": source, "method": run.method, "how": run.details.get(source, "")}
-            row |= {"tokens/s": tokens / sum(own[1]), CALL: call[0], "95 %": _interval(call)}
-            if numbers[0].shares:
-                row |= {AFTER: rest[0], "95 %, after": _interval(rest)}
-                row |= {"tau": sum(each.tokens - each.answers for each in numbers) / forwards}
-            else:
-                row |= {AFTER: None, "95 %, after": None, "tau": None}
-            row["identical"] = f"{len(chosen) - len(different)}/{len(chosen)}"
+            ]
+            row["identical"] = f"{len(chosen) - len(others)}/{len(chosen)}"
             row["ties"] = sum(tie is None or tie.numeric_tie for tie in ties)
             rows.append(row)
     return rows
-
-
-def _sides(run: Run, chosen: list[int], prefill: bool) -> tuple[list[float], list[float]]:
-    """Tokens and seconds of the chosen answers, the prefill and its token counted or not."""
-    numbers = [run.generations[place].statistics for place in chosen]
-    if prefill:
-        return [each.tokens for each in numbers], [each.seconds for each in numbers]
-    seconds = [each.seconds - each.shares.get("prefill", 0.0) for each in numbers]
-    return [each.tokens - each.answers for each in numbers], seconds
 
 
 def _interval(ratio: tuple[float, float, float]) -> str:

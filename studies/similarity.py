@@ -1,6 +1,5 @@
 """How close stream states come to the states they stand for, layer by layer (Figure 5)."""
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, islice, repeat
@@ -39,7 +38,7 @@ def similarity(
         raise InputError("study.speculator: the study looks at streams of the lossless mode")
     gamma, first_layer = drafting.num_streams, drafting.first_layer
     names = [f"streams after layer {n}" for n in range(first_layer, target.num_layers)]
-    sums, count = Counter(), 0
+    sums, count = {name: torch.zeros(gamma, dtype=torch.float64) for name in [*names, MEDUSA]}, 0
     samples = answered(target, prompts)
     seen = [s for s in samples[:training_prompts] if len(s.ids) - s.prompt_length > gamma]
     heads = trained_heads(target, gamma, seen, medusa_steps)
@@ -54,14 +53,13 @@ def similarity(
         normed = target.norm(main[-1])
         pairs = [*zip(names, streams, main, strict=True)]
         for name, drafted, truth in [*pairs, (MEDUSA, heads.states(normed[positions]), normed)]:
-            close = F.cosine_similarity(drafted, truth[futures], dim=-1).sum(0)
-            sums.update({(name, j + 1): float(each) for j, each in enumerate(close)})
-    columns = range(1, gamma + 1)
+            sums[name] += F.cosine_similarity(drafted, truth[futures], dim=-1).sum(0).cpu()
+    columns = tuple(f"j = {j}" for j in range(1, gamma + 1))
     rows = [
-        {"states": name} | {f"j = {j}": sums[name, j] / count for j in columns}
-        for name in [*names, MEDUSA]
+        {"states": name} | dict(zip(columns, (own / count).tolist(), strict=True))
+        for name, own in sums.items()
     ]
-    plot = Plot("states", (tuple(f"j = {j}" for j in columns),), kind="bar")
+    plot = Plot("states", (columns,), kind="bar")
     return Result("Cosine of drafted states with the true future ones (Figure 5)", rows, (plot,))
 
 

@@ -7,28 +7,30 @@ process. Speed, calls and FLOPs of the target, quality against references and ag
 decoding's answers, and the distance to the target, measured and as SPRINTER's theorems predict it.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
+import numpy as np
+import pandas as pd
+from scipy.optimize import brentq
 from transformers.pytorch_utils import Conv1D
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
-from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
+from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.draft_length import DraftLength
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.evaluation.comparison import Run, compare, total_of
-from slipstream.evaluation.exactness import PlainReference
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
 from slipstream.evaluation.metrics import paired_bootstrap, rouge
 from slipstream.evaluation.prompts import PromptSets
 from studies import Plot, Prompt, Result, Target
 from studies.approximation import Approximation, approximation
-from studies.decoding import task_sets, token_ids
+from studies.decoding import GREEDY, task_sets, token_ids
 from studies.judging import Judge, fastchat_files, win_rate
-from studies.sprinter_controls import Control, matched_cap, matched_keep
 
 PREDICTED = "SPRINTER: measured and predicted"
 ROUGE = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
@@ -96,16 +98,15 @@ def sprinter(
     texts = {name: [answer.text for answer in run.generations] for name, run in runs.items()}
     others = [[text] for text in texts["speculative"]]
     scores = {  # of every answer
-        name: {
-            **{shown: rouge(kind, texts[name], references) for shown, kind in ROUGE.items()},
-            "with SD's": rouge("rougeL", texts[name], others),
-            "judged": judge.scores(target, prompts, run.generations),
-        }
+        name: pd.DataFrame(
+            {shown: rouge(kind, texts[name], references) for shown, kind in ROUGE.items()}
+            | {"with SD's": rouge("rougeL", texts[name], others)}
+            | {"judged": judge.scores(target, prompts, run.generations)}
+        )
         for name, run in runs.items()
     }
-    found = {}
+    found: dict[str, list[Approximation]] = {name: [] for name in approximate}
     for name, method in approximate.items():
-        found[name] = []
         for prompt, own, answer in zip(prompts, ids, runs[name].generations, strict=True):
             method.expect(prompt.source)
             found[name].append(approximation(method.decoder, own, answer))
@@ -113,29 +114,24 @@ def sprinter(
     rows, predictions = [], []
     for task, places in task_sets(prompts).items():
         totals = {name: total_of(run, places) for name, run in runs.items()}
-        own = {
-            name: {what: [each[n] for n in places] for what, each in known.items()}
-            for name, known in scores.items()
-        }
+        own = {name: known.iloc[places] for name, known in scores.items()}
         sums = {
             name: sum((each[n] for n in places), Approximation()) for name, each in found.items()
         }
-        for name, total in totals.items():
-            rows.append(
-                {
-                    "task": task,
-                    "method": name,
-                    "how": "chosen" if name == chosen else runs[name].details.get(task, ""),
-                    "exact": "yes" if runs[name].exact else "no",
-                    **_costs(total, totals, flops),
-                    **{kind: fmean(own[name][kind]) for kind in ROUGE},
-                    "minus SD's, 95 %": _apart(own, name, "speculative"),
-                    "minus random's, 95 %": _apart(own, name, "control_random"),
-                    "with SD's": fmean(own[name]["with SD's"]),
-                    "wins vs SD, %": win_rate(own[name]["judged"], own["speculative"]["judged"]),
-                    "distance": sums[name].distance_of_answers if name in sums else 0.0,
-                }
-            )
+        means, against = {name: each.mean() for name, each in own.items()}, own["speculative"]
+        rows += [
+            {"task": task, "method": name}
+            | {"how": "chosen" if name == chosen else runs[name].details.get(task, "")}
+            | {"exact": "yes" if runs[name].exact else "no"}
+            | _costs(total, totals, flops)
+            | means[name][[*ROUGE]].to_dict()
+            | {"minus SD's, 95 %": _apart(own[name], against)}
+            | {"minus random's, 95 %": _apart(own[name], own["control_random"])}
+            | {"with SD's": means[name]["with SD's"]}
+            | {"wins vs SD, %": win_rate([*own[name]["judged"]], [*against["judged"]])}
+            | {"distance": sums[name].distance_of_answers if name in sums else 0.0}
+            for name, total in totals.items()
+        ]
         predictions += [
             {"task": task, "method": name, "lambda": ratio, "threshold": threshold}
             | _predictions(sums[name], totals[name], totals["speculative"])
@@ -185,9 +181,9 @@ def _controls(
     return {name: Control(draft, of_set) for name, of_set in settings.items()}
 
 
-def _apart(own: dict[str, dict[str, list[float]]], name: str, other: str) -> str:
+def _apart(own: pd.DataFrame, other: pd.DataFrame) -> str:
     """The 95 % interval of how far ROUGE-L is above the other's."""
-    low, high = paired_bootstrap(own[name]["ROUGE-L"], own[other]["ROUGE-L"])
+    low, high = paired_bootstrap([*own["ROUGE-L"]], [*other["ROUGE-L"]])
     return f"{low:+.1f}..{high:+.1f}"
 
 
@@ -206,16 +202,11 @@ def _with_references(target: Target, prompts: list[Prompt], limits: Limits) -> l
             f"note: {missing} of {len(prompts)} prompts have no reference; ROUGE-L is against "
             "the target's own greedy answer there"
         )
-    reference = PlainReference(target, limits)
-
-    def known(prompt: Prompt) -> Prompt:
-        if prompt.references:
-            return prompt
-        answer = reference.generate(render_prompt(target.tokenizer, prompt.text))
-        text = target.tokenizer.decode(answer, skip_special_tokens=True)
-        return replace(prompt, references=(text,))
-
-    return list(map(known, prompts))
+    decoder = PlainDecoder(target, GREEDY, limits)
+    return [
+        prompt if prompt.references else replace(prompt, references=(decoder.generate(ids).text,))
+        for prompt, ids in zip(prompts, token_ids(target, prompts), strict=True)
+    ]
 
 
 def _costs(total: Statistics, totals: dict[str, Statistics], flops: int) -> dict[str, float]:
@@ -245,3 +236,58 @@ def _predictions(found: Approximation, total: Statistics, exact: Statistics) -> 
         "ms/token": 1000 * seconds / max(1, total.tokens - total.answers),
         "Theorem 3": 1000 * (draft_seconds + call_seconds / (columns["Theorem 2"] + 1)),
     }
+
+
+class Control(Sprinter):
+    """SPRINTER without a verifier: it asks the target as often, but nobody says when. settings: by
+    prompt set the probability with which a token is kept, whatever it is, and the cap."""
+
+    def __init__(self, draft: Target, settings: dict[str, tuple[float, int]]):
+        super().__init__(draft, 1.0, max(cap for _, cap in settings.values()))
+        self.of_set = settings
+
+    def expect(self, prompt_set: str) -> None:
+        self.decoder.kept, self.decoder.cap = self.of_set[prompt_set]
+        self.details = f"keeps {self.decoder.kept:.1%}, runs of up to {self.decoder.cap}"
+
+
+def calls_at_caps(lengths: Sequence[int], cap: int) -> int:
+    """Calls for answers of `lengths` tokens whose runs end at the cap alone. The first token comes
+    with the prefill; a call writes the one after `cap` others.
+
+    >>> calls_at_caps([7, 4], 2)
+    3
+    """
+    return sum((length - 1) // (cap + 1) for length in lengths)
+
+
+def calls_by_chance(lengths: Sequence[int], keep: float, cap: int) -> float:
+    """The expected number where each token is kept with probability `keep`, in runs of up to `cap`.
+
+    >>> calls_by_chance([7, 4], 1.0, 2), calls_by_chance([7, 4], 0.0, 2)
+    (3.0, 9.0)
+    """
+    kept = np.zeros(cap + 1)  # probabilities of so many tokens since the last call
+    kept[0] = 1.0
+    calls = [0.0]
+    for _ in range(max(lengths) - 1):
+        kept = np.append(0.0, kept[:-1] * keep)
+        kept[0] = 1.0 - kept.sum()
+        calls.append(calls[-1] + kept[0])
+    return float(sum(calls[length - 1] for length in lengths))
+
+
+def matched_cap(lengths: Sequence[int], calls: int) -> int:
+    """The cap with which answers of `lengths` need a number of calls as near as can be."""
+    return min(range(1, max(lengths) + 1), key=lambda cap: abs(calls_at_caps(lengths, cap) - calls))
+
+
+def matched_keep(lengths: Sequence[int], calls: int, cap: int) -> float:
+    """The probability with which the expected number is `calls`, 1 where the cap needs more.
+
+    >>> round(calls_by_chance([7, 4], matched_keep([7, 4], 5, 3), 3), 6)
+    5.0
+    """
+    if calls_by_chance(lengths, 1.0, cap) >= calls:
+        return 1.0
+    return float(brentq(lambda keep: calls_by_chance(lengths, keep, cap) - calls, 0.0, 1.0))

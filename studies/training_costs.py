@@ -6,36 +6,26 @@ import ctypes
 import multiprocessing
 import re
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import torch
 from rich.progress import track
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from slipstream.data.batches import Batch, collate
+from slipstream.data.batches import collate
 from slipstream.data.rendering import Sample
 from slipstream.speculators.base import new_speculator
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.streaming.config import StreamingConfig
-from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
+from slipstream.speculators.streaming.segments import shared_losses
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.training.memory import (
-    GIB,
-    MemoryEstimate,
-    PeakMemory,
-    empty_target,
-    step_bytes,
-)
+from slipstream.training.memory import GIB, MemoryEstimate, PeakMemory, empty_target, step_bytes
 from slipstream.training.speculator import losses_of
 from studies import Plot, Prompt, Result, Target
 from studies.decoding import answered
-
-SIZES = "batch_size", "length"
+from studies.timing import random_batch, timed, training_step
 
 
 def segments(
@@ -46,26 +36,22 @@ def segments(
     segments: list[int],
     repeats: int,
 ) -> Result:
-    """Forward and backward of one sample of random tokens, a quarter of it prompt.
-
-    The dense reference holds all streams of all completion positions at once, with one explicit
-    mask through scaled_dot_product_attention. Memory is the peak of what the step's operators made
-    (activations, masks, logits, gradients), counted storage by storage; weights are not in it.
+    """Forward and backward of one sample of random tokens, a quarter of it prompt; 'dense' holds
+    all streams of all completion positions at once. Memory is the peak of what the step's operators
+    made, counted storage by storage; weights are not in it.
     """
     streams = StreamingSpeculator(target, speculator).to(target.device)
     kinds: dict[str, int | None] = {"dense": None} | {str(count): count for count in segments}
     rows = []
     for length in track(lengths, description="lengths"):
-        generator, peaks = torch.Generator().manual_seed(0), {}
-        ids = torch.randint(target.vocab_size, (length,), generator=generator).tolist()
-        batch = collate([Sample(ids, length // 4)]).to(target.device)
-        step = partial(_step, target, streams, batch)
+        batch, peaks = random_batch(target.vocab_size, 1, length).to(target.device), {}
+        step = partial(training_step, target, streams, batch)
         steps = {name: partial(step, count) for name, count in kinds.items()}
         for name, step in steps.items():
             with PeakMemory() as memory:
                 step()
             peaks[name] = memory.peak
-        seconds = {name: median(own) for name, own in timed(steps, repeats, target.device).items()}
+        seconds = timed(steps, repeats, target.device)
         rows += [
             {"tokens": length, "segments": name, "peak MB": peaks[name] / 1e6,
              "of dense": peaks[name] / peaks["dense"], "tokens/s": length / seconds[name],
@@ -74,37 +60,6 @@ def segments(
         ]  # fmt: skip
     title = f"Segment attention, {speculator.mode} mode, {speculator.num_streams} streams"
     return Result(title, rows, (Plot("tokens", ("peak MB", "tokens/s"), "segments", log="xy"),))
-
-
-def timed(
-    calls: dict[str, Callable[[], object]], repeats: int, device: torch.device
-) -> dict[str, list[float]]:
-    """Seconds of each call, all in turn, `repeats` times; an accelerator is waited for."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            wait()
-            started = time.perf_counter()
-            call()
-            wait()
-            times[name].append(time.perf_counter() - started)
-    return times
-
-
-def _step(
-    target: Target, speculator: StreamingSpeculator, batch: Batch, segments: int | None
-) -> None:
-    speculator.zero_grad(set_to_none=True)
-    mixed = target.dtype == torch.bfloat16  # as in training: the speculator is float32
-    with torch.autocast(target.device.type, torch.bfloat16, enabled=mixed):
-        adapted = speculator.adapted(target)
-        alphas = torch.ones(speculator.num_streams, device=target.device)
-        if speculator.config.mode == "shared":
-            losses = shared_losses(adapted, speculator, batch, 1.0, alphas, segments)
-        else:
-            losses = lossless_losses(adapted, speculator, batch, alphas, segments)
-    losses.total.backward()
 
 
 def memory(
@@ -121,10 +76,10 @@ def memory(
     and a transformers config. Measured: the most resident memory of a process that makes two
     optimiser steps on the CPU, less what it had before there was a model.
     """
-    rows = []
+    rows, known = [], ("name", "measured", "batch_size", "length")
     for model in track(models, description="models"):
-        shape = dict(model)
-        name, measured, *sizes = (shape.pop(key) for key in ("name", "measured", *SIZES))
+        shape = {key: value for key, value in model.items() if key not in known}
+        name, measured, *sizes = (model[key] for key in known)
         settings = shape, speculator, num_segments, *sizes
         found = estimated(*settings)
         row = {"model": name, "tokens": sizes[0] * sizes[1], "estimate GiB": found.total / GIB}
@@ -147,11 +102,11 @@ def estimated(
         own = new_speculator(target, speculator)
     trained = sum(p.numel() * p.element_size() for p in own.parameters() if p.requires_grad)
     weights = sum(p.numel() * p.element_size() for p in target.model.parameters()) + trained
-    batch = _samples(config.vocab_size, count, length)
     step = step_bytes(
         lambda: losses_of(empty_target(config, torch.bfloat16), speculator, num_segments),
-        batch, mixed=True,
-    )  # fmt: skip
+        random_batch(config.vocab_size, count, length),
+        mixed=True,
+    )
     return MemoryEstimate(weights, 2 * trained, step)
 
 
@@ -166,19 +121,11 @@ def taken_by_steps(
     target = Target(model.eval().requires_grad_(False))
     own = new_speculator(target, speculator)
     optimizer = torch.optim.AdamW(own.parameters())
-    batch = _samples(config.vocab_size, count, length)
-    for number in range(2):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss, _ = own.losses(target, batch, number, num_segments)
-        loss.backward()
+    batch = random_batch(config.vocab_size, count, length)
+    for _ in range(2):
+        training_step(target, own, batch, num_segments)
         optimizer.step()
     return _most_resident() - before
-
-
-def _samples(vocab_size: int, count: int, length: int) -> Batch:
-    ids = torch.randint(vocab_size, (count, length), generator=torch.Generator().manual_seed(0))
-    return collate([Sample(row, length // 4) for row in ids.tolist()])
 
 
 def _return_freed_memory() -> None:

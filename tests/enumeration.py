@@ -22,10 +22,23 @@ NUMBERS = 64
 NARROWEST = 1e-15
 
 
+def _share(number: int) -> float:
+    """Where in its interval the value of an axis lies, so that no two are the same."""
+    return 0.3 + 0.4 * ((number + 1) * 0.6180339887498949 % 1)
+
+
+# The numbers of the places of an answer, as long as nothing is known of them.
+NAMES = ["decide", *(f"keep {rank}" for rank in range(sampling.SIBLINGS))]
+PLACES = [(name, place) for place in range(NUMBERS) for name in NAMES]
+FREE = {axis: _share(number) for number, axis in enumerate(PLACES)}
+AXES = {value: axis for axis, value in FREE.items()}
+TABLE = torch.tensor(list(FREE.values()), dtype=torch.float64).view(NUMBERS, len(NAMES))
+
+
 class EnumeratedChance:
     """A `Chance` whose numbers lie in a box; notes the breakpoints they were compared with.
 
-    fixed: numbers that are given.
+    fixed: numbers that are given; values: of the axes that are not free, or were asked for.
     """
 
     current: ClassVar[list["EnumeratedChance"]] = []
@@ -33,25 +46,23 @@ class EnumeratedChance:
     def __init__(self, box: Box, fixed: dict[Axis, float]):
         self.box, self.fixed = box, fixed
         self.cuts: dict[Axis, set[float]] = {}
+        self.values: dict[Axis, float] = {}
         self.axes: dict[float, Axis] = {}
         self.drafted = 0
-        self.decide = self._numbers("decide")
-        siblings = [self._numbers(f"keep {rank}") for rank in range(sampling.SIBLINGS)]
-        self.keep = torch.stack(siblings, -1)
+        table = TABLE.clone()
+        for axis in box.keys() | fixed.keys():
+            if axis in FREE:
+                table[axis[1], NAMES.index(axis[0])] = self.value(axis)
+        self.decide, self.keep = table[:, 0], table[:, 1:]
 
     def value(self, axis: Axis) -> float:
         """A number within the box, told apart from those of other axes."""
         if axis in self.fixed:
             return self.fixed[axis]
         low, high = self.box.get(axis, (0.0, 1.0))
-        share = 0.3 + 0.4 * ((len(self.axes) + 1) * 0.6180339887498949 % 1)
-        value = low + share * (high - low)
-        self.axes[value] = axis
+        value = low + _share(len(FREE) + len(self.values)) * (high - low)
+        self.values[axis], self.axes[value] = value, axis
         return value
-
-    def _numbers(self, name: str) -> torch.Tensor:
-        values = [self.value((name, place)) for place in range(NUMBERS)]
-        return torch.tensor(values, dtype=torch.float64)
 
     def number(self) -> torch.Tensor:
         self.drafted += 1
@@ -69,8 +80,9 @@ class EnumeratedChance:
         return number < probability
 
     def compared(self, number: float, breakpoints: list[float]) -> None:
-        if number in self.axes:
-            self.cuts.setdefault(self.axes[number], set()).update(breakpoints)
+        axis = self.axes.get(number, AXES.get(number))
+        if axis is not None and axis not in self.fixed:
+            self.cuts.setdefault(axis, set()).update(breakpoints)
 
 
 def enumerated(
@@ -83,9 +95,9 @@ def enumerated(
         chance = EnumeratedChance(waiting.pop(), fixed or {})
         EnumeratedChance.current = [chance]
         outcome = outcome_of(chance)
-        cell, value_of = dict(chance.box), {axis: value for value, axis in chance.axes.items()}
+        cell = dict(chance.box)
         for axis, cuts in chance.cuts.items():
-            (low, high), value = cell.get(axis, (0.0, 1.0)), value_of[axis]
+            (low, high), value = cell.get(axis, (0.0, 1.0)), chance.values.get(axis, FREE.get(axis))
             below = max((cut for cut in cuts if low < cut <= value), default=low)
             above = min((cut for cut in cuts if value < cut < high), default=high)
             for part in ((low, below), (above, high)):

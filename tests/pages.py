@@ -8,7 +8,7 @@ from tests.commands import ROOT
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 CODE = re.compile(r"`([^`\n]+)`")
-COMMAND = re.compile(r"python (train|infer)\.py|python -m [\w.]+|torchrun |make [a-z-]+$")
+COMMAND = re.compile(r"python (train|infer|serve)\.py|python -m [\w.]+|torchrun |make [a-z-]+$")
 NEEDS = re.compile(r"needs (the hub|a GPU|two devices).*")
 
 
@@ -21,13 +21,13 @@ class Command:
 
     @property
     def script(self) -> str | None:
-        """'train' or 'infer', None for other commands."""
-        found = re.search(r"\b(train|infer)\.py", self.text)
+        """'train', 'infer' or 'serve', None for other commands."""
+        found = re.search(r"\b(train|infer|serve)\.py", self.text)
         return found and found[1]
 
     @property
     def overrides(self) -> list[str]:
-        """What train.py or infer.py is given; in a multirun, the first run."""
+        """What the script is given; in a multirun, the first run."""
         words = shlex.split(self.text)
         given = words[1 + next(n for n, word in enumerate(words) if word.endswith(".py")) :]
         if "-m" in given:

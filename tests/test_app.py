@@ -177,16 +177,13 @@ def other_target(tmp_path, monkeypatch):
 
 
 def test_all_drafters_leave_out_and_name_what_cannot_fit_another_target(other_target, capsys):
-    records = app.infer(
-        config_of("infer", "experiment=all_drafters", "methods.auto.num_prompts=3", *other_target)
-    )
+    records = app.infer(config_of("infer", "experiment=all_drafters", *other_target))
     of_draft_model = [
         "draft_model", "assistant_threshold", "heuristic", "gammatune", "gammatune_plus", "adaedl",
-        "specdec_plus_plus", "disco", "auto.candidates.assistant_threshold",
+        "specdec_plus_plus", "disco",
     ]  # fmt: skip
     of_speculator = [
-        "streaming_fused", "streaming_deferred", "combined", "auto.candidates.streaming",
-        "auto.candidates.combined",
+        "streaming_fused", "streaming_deferred", "combined", "auto",
     ]  # fmt: skip
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: left")]
     told = dict(line.removeprefix("note: left out methods.").split(": ", 1) for line in notes)
@@ -197,7 +194,7 @@ def test_all_drafters_leave_out_and_name_what_cannot_fit_another_target(other_ta
         assert "was trained for" in told[name]
     assert {record.method for record in records} == {
         "plain", "prompt_lookup", "anpd", "token_recycling", "unispec", "combined_untrained",
-        "combined_text", "rest", "lookahead", "spectra", "spectra_retrieval", "auto",
+        "combined_text", "rest", "lookahead", "spectra", "spectra_retrieval",
     }  # fmt: skip
 
 
@@ -213,16 +210,13 @@ def test_methods_are_prepared_once(tmp_path, monkeypatch):
         Speculative, "prepare", lambda *given: called.append(given[0]) or prepare(*given)
     )
     config = config_of("infer", "experiment=all_drafters", "num_prompts=2", "repeats=1",
-                       "methods.auto.num_prompts=3", f"output_dir={tmp_path}")  # fmt: skip
+                       f"output_dir={tmp_path}")  # fmt: skip
     for name in list(config.methods):
         if name not in ("plain", "streaming_deferred", "auto"):
             config.methods[name] = None
-    for name in list(config.methods.auto.candidates):
-        if name not in ("plain", "streaming"):
-            config.methods.auto.candidates[name] = None
     records = app.infer(config)
     assert {record.method for record in records} == {"plain", "streaming_deferred", "auto"}
-    assert len(called) == 2  # streaming_deferred, and the candidate of auto
+    assert len(called) == 2  # streaming_deferred and auto
 
 
 @pytest.mark.parametrize(

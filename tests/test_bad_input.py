@@ -18,13 +18,12 @@ GOOD_ROW = json.dumps({"prompt": "name[The Mill]", "completion": "The Mill is a 
 
 
 SPRINTER = ("methods=sprinter", "sampling.temperature=1")
-AUTO = (
+MINE = (
     "methods=drafter",
-    "+methods.mine._target_=slipstream.evaluation.auto.Auto",
-    "+methods.mine.num_prompts=2",
-    "+methods.mine.candidates.x._target_=slipstream.evaluation.methods.Speculative",
-    "+methods.mine.candidates.x.drafter=${drafter}",
-    "+methods.mine.candidates.x.budget=4",
+    "methods.drafter=null",
+    "+methods.mine._target_=slipstream.evaluation.methods.Speculative",
+    "+methods.mine.drafter=${drafter}",
+    "+methods.mine.budget=4",
 )
 
 
@@ -70,17 +69,13 @@ def sentence(call, tmp_path, *overrides) -> str:
         (infer, ["budget=0"], "methods.drafter: budget: a tree"),
         (infer, ["methods.drafter.budget=some"], "methods.drafter: budget: give a number"),
         (infer, ["prompt=Hi", "methods.drafter.budget=0"], "methods.drafter: budget: a tree"),
-        (infer, [*AUTO, "methods.mine.candidates=null"], "methods.mine: candidates: name"),
-        (infer, [*AUTO, "methods.mine.candidates.x.budget=0"], "methods.mine.candidates.x: budget"),
+        (infer, [*MINE, "methods.mine.budget=0"], "methods.mine: budget: a tree"),
+        (infer, [*MINE, "methods.mine.budget=some"], "methods.mine: budget: give"),
+        (infer, [*MINE, "drafter.schedule=some"], "methods.mine: drafter.schedule: must"),
         (
             infer,
-            [*AUTO, "methods.mine.candidates.x.budget=some"],
-            "methods.mine.candidates.x: budget: give",
-        ),
-        (
-            infer,
-            [*AUTO, "methods.drafter=null", "drafter.schedule=some"],
-            "methods.mine.candidates.x: drafter.schedule: must",
+            ["drafter=auto", "drafter.drafters={streaming:null,unispec:null,anpd:null}"],
+            "methods.drafter: drafter.drafters: name at least one",
         ),
         (infer, ["drafter._target_=a.B"], "drafter._target_: 'a.B' cannot be imported"),
         (infer, ["drafter.schedule=later"], "drafter.schedule: must be one of"),
@@ -181,6 +176,11 @@ SCRIPTS = [
     ("train.py", ["output_dir=FILE/below"], "output_dir: cannot write to"),
     ("infer.py", ["drafter=magic"], "the nearest is drafter="),
     ("infer.py", ["experiment=evidence/trees"], "it is now study=trees"),
+    (
+        "infer.py",
+        ["methods=drafters", "methods.auto.candidates.rest=null"],
+        "in its place is methods.auto.drafter",
+    ),
     ("infer.py", ["+colour=red"], "colour: unknown config key"),
     ("infer.py", ["budget=[1"], "config: "),
     ("infer.py", ["output_dir=FILE/below"], "output_dir: cannot write to"),

@@ -1,9 +1,10 @@
 """README.md and docs/ against the project: commands, Python, names, paths, links and the map.
 
 Every command of a page runs at small size, those of one section in one folder, which has stand-ins
-for the reader's own files. Where the page says beside a command that it "needs a GPU", "needs two
-devices" or "needs the hub", its configuration alone is composed; with `target=hub` the shipped
-models stand in for the hub's. Commands of docs/evidence are composed.
+for the reader's own files. A server starts, and ends; the first one of a section once the Python
+there has asked it. Where the page says beside a command that it "needs a GPU", "needs two devices"
+or "needs the hub", its configuration alone is composed; with `target=hub` the shipped models stand
+in for the hub's. Commands of docs/evidence are composed.
 """
 
 import gzip
@@ -14,6 +15,8 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +24,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from tests.commands import ROOT, config_of
 from tests.pages import CODE, FENCE, PAGES, SECTIONS, TEXTS, Command, Section, sections_of
+from tests.serving.conftest import ended, started
 
 from slipstream import app
 from slipstream.app import INFER_KEYS, TRAIN_KEYS
@@ -28,8 +32,14 @@ from slipstream.assets import PROMPTS
 from slipstream.configuration import check_keys, own_part
 from slipstream.core.errors import InputError
 from slipstream.data.rows import read_rows
+from slipstream.serving.server import KEYS as SERVE_KEYS
 
-KEYS = {"train": TRAIN_KEYS, "infer": INFER_KEYS}
+KEYS = {"train": TRAIN_KEYS, "infer": INFER_KEYS, "serve": SERVE_KEYS}
+FEW = {
+    "tools.synthetic": "--train 2 --validation 2 --test 2 --folder invented",
+    "tools.load": "--clients 1 2 --seconds 2 --rounds 1 --overload 0.1",
+}
+"""What modules are given to do little."""
 STAND_INS = ("target.name=slipstream/small-target", "target.dtype=float32")
 """For a model of the hub."""
 SMALL = {
@@ -46,6 +56,20 @@ SMALL = {
     "batch_tokens": 1024,
     "validation_prompts": 1,
     "max_epochs": 1,
+    "models": [
+        dict(
+            name="tiny",
+            measured=True,
+            batch_size=2,
+            length=32,
+            model_type="llama",
+            vocab_size=256,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=6,
+            num_attention_heads=4,
+        )
+    ],
 }
 """What settings of these names, anywhere in a config, may be at most."""
 QUICK = {
@@ -111,7 +135,7 @@ def test_every_command_composes(section):
         elif command.text.startswith("make "):
             assert re.search(rf"^{command.text.split()[1]}:", makefile, re.M), command
         else:
-            module = command.text.removeprefix("python -m ").replace(".", "/")
+            module = command.text.split()[2].replace(".", "/")
             assert (ROOT / module).is_dir() or (ROOT / f"{module}.py").exists(), command
 
 
@@ -119,9 +143,16 @@ def test_every_command_composes(section):
 @pytest.mark.parametrize("section", OF_PAGES, indirect=True)
 def test_every_command_and_every_python_block_runs(section, monkeypatch):
     put_stand_ins(Path.cwd())
-    for block in section.python:
-        exec(compile(block, section.name, "exec"), {"__name__": "__main__"})
+    typed = iter(["name[The Mill], food[English]", ""])  # of a conversation
+    monkeypatch.setattr("builtins.input", lambda *_: next(typed, ""))
+    first = next((each for each in section.commands if each.script == "serve"), None)
+    with serving(first) if first else nullcontext("") as url:
+        for block in section.python:
+            block = block.replace("http://127.0.0.1:8000", url or "http://127.0.0.1:8000")
+            exec(compile(block, section.name, "exec"), {"__name__": "__main__"})
     for command in section.commands:
+        if command is first:
+            continue
         if FIRST[command.text] != section.name and "output_dir=" not in command.text:
             continue
         if command.text.startswith("make "):
@@ -130,11 +161,23 @@ def test_every_command_and_every_python_block_runs(section, monkeypatch):
         elif command.script:
             run(command)
         elif not command.needs:
-            _, _, module = command.text.split()
-            few = "--train 2 --validation 2 --test 2 --folder invented".split()
-            monkeypatch.setattr(sys, "argv", [module, *few])
+            module = command.text.split()[2]
+            monkeypatch.setattr(sys, "argv", [module, *FEW[module].split()])
             runpy.run_module(module, run_name="__main__")
-            assert len(list(Path("invented").rglob("*.jsonl.gz"))) == 6
+            if module == "tools.synthetic":
+                assert len(list(Path("invented").rglob("*.jsonl.gz"))) == 6
+
+
+@contextmanager
+def serving(command: Command) -> Iterator[str]:
+    """A server at work, on a free port; its URL."""
+    given = [word for word in command.overrides if not word.startswith("port=")]
+    stand_ins = STAND_INS if "target=hub" in given else ()
+    running = started(Path.cwd(), *given, *stand_ins)
+    try:
+        yield running.url
+    finally:
+        ended(running)
 
 
 def run(command: Command) -> None:
@@ -142,6 +185,9 @@ def run(command: Command) -> None:
     stand_ins = STAND_INS if "target=hub" in command.overrides else ()
     if command.needs and (not stand_ins or "a GPU" in command.needs):
         return
+    if command.script == "serve":
+        with serving(command):
+            return
     if any(word.startswith("draft=") for word in command.overrides) and stand_ins:
         stand_ins = *stand_ins, "draft=slipstream/small-draft"
     config = composed(command, *stand_ins)

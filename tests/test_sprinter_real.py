@@ -54,8 +54,8 @@ def test_train_and_infer(pair, common, tmp_path, monkeypatch):
         folders[kind] = app.train(
             config_of(
                 "train", "experiment=sprinter_real", f"target={PAIRS[pair]}",
-                f"speculator={kind}", "data=given", "hub=wikipedia", "data.max_new_tokens=20",
-                *common, "logger=csv", "trainer.max_epochs=2",
+                f"speculator={kind}", "data=jsonl", "data.regenerate=false", "hub=wikipedia",
+                "data.max_new_tokens=20", *common, "logger=csv", "trainer.max_epochs=2",
                 f"training.cache_dir={tmp_path / 'labels'}",
                 f"output_dir={tmp_path / kind}",
             )

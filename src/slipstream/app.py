@@ -1,6 +1,7 @@
-"""The two entry points: train(config) and infer(config). Instantiate and call, nothing else."""
+"""The entry points: train(config), infer(config), serve(config). They instantiate and call."""
 
 import difflib
+import logging
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 from omegaconf import DictConfig, OmegaConf
 
-from slipstream.configuration import RENAMED, build, check_keys, own_part
+from slipstream.configuration import RENAMED, REPLACED, build, check_keys, own_part
 from slipstream.core.errors import InputError
 
 TRAIN_KEYS = frozenset(
@@ -25,8 +26,8 @@ TRAIN_KEYS = frozenset(
 )
 INFER_KEYS = frozenset(
     "target draft drafter speculator_path batch_size data methods leave_out_unfit study sampling "
-    "limits budget engine prompt verify calibrate calibration num_prompts repeats seed threads "
-    "output_dir".split()
+    "limits budget engine prompt chat verify calibrate calibration num_prompts repeats seed "
+    "threads output_dir".split()
 )
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
@@ -46,7 +47,9 @@ def run(main: Callable[[], None]) -> None:
         # Hydra makes the folder and a log file in it before anything of ours runs.
         cause = error if isinstance(error, OSError) else error.__cause__
         called = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-        if not isinstance(cause, OSError) or called & {train.__code__, infer.__code__}:
+        if not isinstance(cause, OSError) or called & {
+            each.__code__ for each in (train, infer, serve)
+        }:
             raise
         place = f"{cause.filename} ({cause.strerror})"
         _stop(f"output_dir: cannot write to {place}; choose another folder")
@@ -54,6 +57,10 @@ def run(main: Callable[[], None]) -> None:
 
 def _remedy(error: Exception) -> str:
     """What to do about a config that cannot be composed: of its group, take what is nearest."""
+    overridden = re.search(r"Could not override '([\w.]+)'", str(error))
+    for key, successor in REPLACED.items():
+        if overridden and f"{overridden[1]}.".startswith(f"{key}."):
+            return f"in its place is {successor}"
     name = getattr(error, "missing_cfg_file", None) or ""
     if name in RENAMED:
         return f"it is now {RENAMED[name]}"
@@ -109,7 +116,7 @@ def train(config: DictConfig) -> Path:
     import lightning as L
 
     from slipstream.speculators.checkpoint import check_replaceable, check_writable
-    from slipstream.training.run import finish, lightning_in_one_sentence, start
+    from slipstream.training.run import finish, lightning_in_one_sentence, precision, start
     from slipstream.training.tracking import log_config, log_once
 
     log_once()
@@ -119,6 +126,10 @@ def train(config: DictConfig) -> Path:
     if config.get("speculator") or not any(model.glob("*config.json")):
         check_replaceable(model)
     L.seed_everything(config.seed)
+    dtype = config.target.get("dtype") or "float32"
+    config.trainer.precision = precision(
+        config.trainer.precision, config.trainer.accelerator, dtype
+    )
     with lightning_in_one_sentence(config.trainer):
         trainer = build(
             config.trainer,
@@ -140,22 +151,31 @@ def train(config: DictConfig) -> Path:
 
 
 def infer(config: DictConfig) -> list:
-    """Answer one prompt, or compare methods on many; returns the result records."""
+    """Answer one prompt, converse, or compare methods on many; returns the result records."""
     config = _checked(config, INFER_KEYS, TRAIN_KEYS)
     import torch
 
-    from slipstream.evaluation.auto import Auto
     from slipstream.evaluation.methods import made_at, prepared
     from slipstream.evaluation.prompts import fitting
-    from slipstream.evaluation.run import answer_one, compare_methods, run_study, verify_methods
+    from slipstream.evaluation.run import (
+        answer_one,
+        compare_methods,
+        converse,
+        decoder_of,
+        run_study,
+        verify_methods,
+    )
     from slipstream.targets.compiled import compile_target
     from slipstream.targets.packed import is_fused, unpack_linears
 
     others = config.calibrate or config.study is not None or config.prompt is not None
-    if config.verify and others:
+    if config.verify and (others or config.chat):
         raise InputError(
-            "verify: compares methods on the prompts of data; leave out prompt, calibrate and study"
+            "verify: compares methods on the prompts of data; leave out prompt, chat, calibrate "
+            "and study"
         )
+    if config.chat and others:
+        raise InputError("chat: asks for its prompts; leave out prompt, calibrate and study")
     if config.threads:
         torch.set_num_threads(config.threads)
     target = compile_target(build(config.target), config.engine.compile)
@@ -163,11 +183,13 @@ def infer(config: DictConfig) -> list:
         unpack_linears(target.model)
     sampling, limits = build(config.sampling), build(config.limits)
     content, output = OmegaConf.to_container(config, resolve=True), Path(config.output_dir)
-    if config.prompt is not None:
+    if config.prompt is not None or config.chat:
         chosen = [name for name, node in config.methods.items() if node is not None]
         if not chosen:
             raise InputError("methods: nothing to answer with; name at least one method")
         method = made_at(f"methods.{chosen[-1]}", partial(build, config.methods[chosen[-1]]))
+        if config.chat:
+            return converse(decoder_of(method, target, sampling, limits), config.seed)
         return answer_one(target, method, sampling, limits, config.prompt, config.seed)
     data = build(config.data)
     cut_to = target.max_positions - limits.max_new_tokens if data.cut else None
@@ -176,8 +198,7 @@ def infer(config: DictConfig) -> list:
         others = build(OmegaConf.merge(config.data, {"split": "validation"}))
         prompts = fitting(others.take(calibrating.num_prompts), target, cut_to)
         return calibrating.run(target, drafter, prompts, sampling, limits, output, content)
-    taken = data.take(config.num_prompts)
-    prompts = fitting(taken, target, cut_to)
+    prompts = fitting(data.take(config.num_prompts), target, cut_to)
     if config.study is not None:
         if not sampling.greedy:
             raise InputError(
@@ -187,12 +208,19 @@ def infer(config: DictConfig) -> list:
         return run_study(partial(build, config.study), target, prompts, output, content)
     made = {name: partial(build, node) for name, node in config.methods.items() if node is not None}
     methods = prepared("methods", made, target, sampling, limits, config.leave_out_unfit)
-    for method in methods.values():
-        if isinstance(method, Auto):
-            # of the same split, and none of those that are measured
-            tried = fitting(data.beside(taken, method.num_prompts), target, cut_to)
-            method.choose(tried, target, sampling, limits, config.batch_size)
     given, ways = (target, methods, prompts, sampling, limits), (config.seed, config.batch_size)
     if config.verify:
         return verify_methods(*given, *ways)
     return compare_methods(*given, config.repeats, *ways, output, content)
+
+
+def serve(config: DictConfig) -> None:
+    """Answer requests over HTTP until the process is told to end."""
+    from slipstream.serving.server import KEYS, Server, decoder_of, settings_of
+
+    config = _checked(config, KEYS, frozenset())
+    OmegaConf.resolve(config)  # workers are processes of their own
+    logging.getLogger("slipstream.serving").setLevel(logging.INFO)
+    server: Server = build(config.server)
+    settings = settings_of(config, server)
+    server.run(partial(decoder_of, config), settings, config.target.device)

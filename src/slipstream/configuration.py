@@ -12,6 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from slipstream.core.errors import InputError, naming
 
+_GIVEN = "data=jsonl data.regenerate=false"
 _GPT2 = "experiment=sprinter_real target=gpt2_xl draft=openai-community/gpt2"
 _GPT_NEO = "experiment=sprinter_real target=gpt_neo_1b3 draft=EleutherAI/gpt-neo-125m"
 RENAMED = {
@@ -38,13 +39,20 @@ RENAMED = {
         "value_rotation verifier".split()
     },
     **dict.fromkeys(("experiment/evidence/device", "study/device"), "study=scale"),
-    "experiment/streaming_budgets": "methods=budgets num_prompts=80 repeats=1",
-    **{f"data/{name}": f"data=given hub={name}" for name in ("dialogsum", "e2e", "wikisql")},
+    **dict.fromkeys(
+        ("experiment/streaming_budgets", "methods/budgets"), "study=batches batch_size=1"
+    ),
+    "experiment/application_baseline": "experiment=[fine_tuning,application] "
+    "training.learning_rate=1e-3",
+    "experiment/application_lossless": "experiment=application target.adapter=FOLDER "
+    "speculator.adapter_rank=32 data.regenerate=true training.learning_rate=4e-3",
+    "data/given": _GIVEN,
+    **{f"data/{name}": f"{_GIVEN} hub={name}" for name in ("dialogsum", "e2e", "wikisql")},
     **{
-        f"data/{name}": f"data=given hub={name} data.max_new_tokens=20"
+        f"data/{name}": f"{_GIVEN} hub={name} data.max_new_tokens=20"
         for name in ("lm1b", "wikipedia")
     },
-    "data/e2e_wikisql": "data=given hub=[e2e,wikisql]",
+    "data/e2e_wikisql": f"{_GIVEN} hub=[e2e,wikisql]",
     "data/ultrachat": "hub=ultrachat data.max_train_rows=60000 data.max_length=2048 "
     "data.batch_tokens=8192 data.max_new_tokens=1024",
     **{
@@ -53,6 +61,11 @@ RENAMED = {
     },
 }
 """The overrides that replace a config of an earlier name, by its group and name."""
+REPLACED = dict.fromkeys(
+    ("methods.auto.candidates", "methods.auto.num_prompts"),
+    "methods.auto.drafter, which chooses among its drafters while it decodes",
+)
+"""What stands in the place of a key that is gone."""
 
 
 def own_part(config: DictConfig, own: frozenset[str], others: frozenset[str]) -> DictConfig:
@@ -98,9 +111,9 @@ def _path_before(path: str, sentence: str) -> str:
     >>> _path_before("methods.mine.drafter", "drafter.schedule: must be one of fused, deferred")
     'methods.mine'
     """
-    names = path.split(".")
     first = re.split(r"[.:]", sentence, maxsplit=1)[0]
-    return ".".join(names[: names.index(first)] if first in names else names)
+    before, found, _ = f".{path}.".rpartition(f".{first}.")
+    return before[1:] if found else path
 
 
 def _check_node(node: object, path: str) -> None:

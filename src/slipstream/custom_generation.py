@@ -1,7 +1,10 @@
-"""Decoding inside transformers' own `generate`, as its `custom_generate`."""
+"""Decoding inside transformers' own `generate`, as its `custom_generate`: a callable, or the folder
+of a speculator."""
 
 import inspect
 from collections.abc import Sequence
+from functools import lru_cache, partial
+from pathlib import Path
 
 import torch
 
@@ -10,7 +13,9 @@ from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.drafters.base import Drafter
+from slipstream.speculators.hub import from_pretrained
 from slipstream.targets.loading import target_of
+from slipstream.targets.packed import is_packed, pack_linears
 from slipstream.targets.target import token_ids
 
 # What transformers makes of the generation settings that our own sampling and limits cover.
@@ -21,6 +26,9 @@ KEPT_BY_US = (
 NOT_NEEDED = (
     "attention_mask cache_position logits_to_keep past_key_values position_ids use_cache"
 ).split()
+MODES = "greedy_search", "sample"
+BESIDE_TARGET = "speculator"
+"""The folder of a speculator in the folder of its target."""
 
 
 def custom_generate(
@@ -30,6 +38,7 @@ def custom_generate(
     drafter: Drafter | None = None,
     budget: int = 12,
     seed: int | None = None,
+    packed: bool = False,
     logits_processor: Sequence = (),
     stopping_criteria: Sequence = (),
     streamer=None,
@@ -37,19 +46,24 @@ def custom_generate(
 ):
     """For `model.generate(ids, custom_generate=slipstream.custom_generate, drafter=...)`.
 
-    Keeps max_new_tokens, do_sample, temperature, top_k, top_p, eos_token_id, attention_mask (of a
-    left-padded prompt), streamer and return_dict_in_generate. seed: None draws one from torch's
-    global generator. Returns (1, T) prompt and answer, or transformers' output object with them.
-    Raises `InputError` for more than one prompt, and for all that it would not keep.
+    Keeps max_new_tokens, do_sample, temperature, top_k, top_p, num_return_sequences, eos_token_id,
+    pad_token_id, attention_mask (of left-padded prompts), streamer and return_dict_in_generate.
+    seed: of the first prompt, the next one's is one more; None draws one from torch's global
+    generator. packed: on a CPU, reorder the model's weights for small batches, which is faster; in
+    place, so that it can only decode from then on. Returns (B, T) prompts and answers, short ones
+    padded, or transformers' output object with them. Raises `InputError` for all that it would not
+    keep.
     """
     if drafter is None:
         raise InputError("drafter: name the drafter to decode with, e.g. drafter=Streaming(...)")
-    if input_ids.shape[0] != 1:
-        raise InputError(
-            "input_ids: one prompt at a time, with one beam and one answer; call generate for each"
-        )
     config = generation_config
     _check_kept(config, [*logits_processor, *stopping_criteria], model_kwargs)
+    streamer = _of_caller("streamer") if streamer is None else streamer
+    callback = None
+    if streamer is not None:
+        if len(input_ids) > 1:
+            raise InputError("streamer: it is told one answer at a time; give a single prompt")
+        callback = lambda token, _, __: streamer.put(torch.tensor([token]))  # noqa: E731
     sampling = Sampling()
     if config.do_sample:
         sampling = Sampling(
@@ -57,25 +71,67 @@ def custom_generate(
             config.top_k or None,
             config.top_p,
         )
-    limits = Limits(config.max_length - input_ids.shape[1], end_ids=token_ids(config.eos_token_id))
+    end_ids = token_ids(config.eos_token_id)
+    limits = Limits(config.max_length - input_ids.shape[1], end_ids=end_ids)
     target = target_of(model)
+    if packed and target.device.type == "cpu" and not is_packed(model):
+        pack_linears(model)
     engine = Engine(target, drafter.attached(target), sampling, limits, budget)
-    streamer = _streamer_of_caller() if streamer is None else streamer
-    callback = None
-    if streamer is not None:
-        callback = lambda token, _, __: streamer.put(torch.tensor([token]))  # noqa: E731
     if seed is None:
         seed = int(torch.randint(2**62, ())) if config.do_sample else 0
-    prompt = _unpadded(input_ids[0], model_kwargs.get("attention_mask"))
-    answer = engine.generate(prompt, seed, callback).ids
+    prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
+    seeds = list(range(seed, seed + len(prompts)))
+    found = engine.generate_batch(prompts, seeds, [callback] * len(prompts))
     if streamer is not None:
         streamer.end()
-    sequences = torch.cat([input_ids, input_ids.new_tensor([answer])], dim=1)
+    padding = config.pad_token_id
+    if padding is None and end_ids:  # as transformers has it; without them no answer is shorter
+        padding = int(torch.as_tensor(config.eos_token_id).flatten()[0])
+    longest = max(len(each.ids) for each in found)
+    answers = [each.ids + [padding] * (longest - len(each.ids)) for each in found]
+    sequences = torch.cat([input_ids, input_ids.new_tensor(answers)], dim=1)
     if not config.return_dict_in_generate:
         return sequences
     from transformers.generation import GenerateDecoderOnlyOutput
 
     return GenerateDecoderOnlyOutput(sequences=sequences)
+
+
+def generate_with_folder(
+    model, inputs: torch.Tensor | None = None, streamer=None, generation_config=None, **options
+):
+    """For `model.generate(ids, custom_generate=FOLDER, trust_remote_code=True)`, where FOLDER is
+    that of a speculator, or its hub id: its custom_generate/generate.py calls this.
+
+    Where transformers opened the target from a folder that has this file in it (as `transformers
+    serve` does), the speculator is looked for in the subfolder `speculator` of it. options: of
+    `model.generate`, and budget, seed and packed of `custom_generate`, which says what is kept.
+    """
+    named = _of_caller("custom_generate")
+    if not isinstance(named, str):
+        named = Path(model.name_or_path) / BESIDE_TARGET
+        if not named.is_dir():
+            raise InputError(
+                f"custom_generate: no speculator is in {named}; copy its folder there, or name it "
+                "with custom_generate="
+            )
+    if options.get("stop_strings") or getattr(generation_config, "stop_strings", None):
+        raise InputError("custom_generate: stop_strings is not supported; leave it out")
+    decoding = partial(custom_generate, drafter=_drafter(str(named)), streamer=streamer)
+    return type(model).generate(
+        model,
+        inputs,
+        custom_generate=decoding,
+        streamer=streamer,
+        generation_config=generation_config,
+        **options,
+    )
+
+
+@lru_cache(maxsize=4)
+def _drafter(folder: str) -> Drafter:
+    """One for all calls, so that what was made for it is made once."""
+    return from_pretrained(folder)
 
 
 def _check_kept(config, parts: Sequence, model_kwargs: dict) -> None:
@@ -86,6 +142,8 @@ def _check_kept(config, parts: Sequence, model_kwargs: dict) -> None:
     cache = model_kwargs.get("past_key_values")
     if cache is not None and cache.get_seq_length():
         unkept.append("past_key_values")
+    if config.get_generation_mode() not in MODES:
+        unkept.append(config.get_generation_mode().value)
     if config.return_dict_in_generate:
         outputs = "scores", "logits", "attentions", "hidden_states"
         unkept += [f"output_{name}" for name in outputs if getattr(config, f"output_{name}")]
@@ -96,24 +154,26 @@ def _check_kept(config, parts: Sequence, model_kwargs: dict) -> None:
         )
 
 
-def _unpadded(ids: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
-    """(T,) ids without the padding before them, as a mask (1, T) tells it (None: there is none)."""
+def _unpadded(ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
+    """(B, T) ids without the padding before them, as a mask (B, T) tells it (None: there is
+    none)."""
     if mask is None:
         return ids.tolist()
-    shown = mask[0].bool().tolist()
-    start = shown.index(True) if True in shown else len(shown)
-    if not all(shown[start:]):
+    hidden = mask == 0
+    if (hidden[:, 1:] & ~hidden[:, :-1]).any():
         raise InputError("attention_mask: only tokens before the prompt may be hidden; pad left")
-    return ids[start:].tolist()
+    starts = hidden.sum(1).tolist()
+    return [own[start:] for own, start in zip(ids.tolist(), starts, strict=True)]
 
 
-def _streamer_of_caller():
-    """`model.generate` keeps its streamer from a callable, but has put the prompt into it and lets
-    somebody wait for its end."""
+def _of_caller(name: str):
+    """What `model.generate` was given as `name` and does not hand on: a callable is not told its
+    streamer, which has the prompt already and whose end somebody waits for; the file of a folder
+    is not told which folder."""
     frame = inspect.currentframe()
     while frame is not None:
         called = frame.f_globals.get("__name__"), frame.f_code.co_name
         if called == ("transformers.generation.utils", "generate"):
-            return frame.f_locals.get("streamer")
+            return frame.f_locals.get(name)
         frame = frame.f_back
     return None

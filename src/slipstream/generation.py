@@ -1,6 +1,7 @@
-"""Decoding as a plain Python call."""
+"""Decoding as plain Python calls: whole answers, pieces of text as they are decided, a
+conversation on the terminal."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -17,9 +18,11 @@ from slipstream.decoding.calibration import Calibrations
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
+from slipstream.decoding.request import Answering
 from slipstream.drafters.base import Drafter
-from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.methods import calibrated_decoder
+from slipstream.evaluation.run import converse
+from slipstream.speculators.hub import from_pretrained
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import fingerprint, load_target, target_of
 from slipstream.targets.packed import is_fused, is_packed
@@ -49,11 +52,11 @@ def generate(
 
     prompt: a text, messages for the chat template, or a list of either, which has a list of
     answers. target: a `Target`, a transformers model, or the name or folder of one to load (kept
-    for later calls). drafter: a `Drafter`, the folder of a streaming speculator, a name in
-    conf/drafter, or None for plain decoding. budget: nodes of a draft tree, root included, or
-    "auto" for what `infer.py calibrate=true` found. seed: of the first prompt, the next one's is
-    one more. on_text: called with each piece of the text of a single answer as it is decided.
-    Raises `InputError` for what cannot be used.
+    for later calls). drafter: a `Drafter`, a speculator's folder or hub id, a name in conf/drafter
+    ("auto" chooses at every step), or None for plain decoding. budget: nodes of a draft tree, root
+    included, or "auto" for what `infer.py calibrate=true` found. seed: of the first prompt, the
+    next one's is one more. on_text: called with each piece of the text of a single answer as it is
+    decided. Raises `InputError` for what cannot be used.
     """
     alone, several = _is_prompt(prompt), isinstance(prompt, list | tuple) and prompt
     if not alone and not (several and all(map(_is_prompt, prompt))):
@@ -62,10 +65,11 @@ def generate(
         )
     if on_text is not None and not alone:
         raise InputError("on_text: it is told one answer at a time; give a single prompt")
-    target = _with_tokenizer(target)
     sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
-    decoder = _decoder(target, _drafter(drafter, target), sampling, limits, budget)
-    ids = [render_prompt(target.tokenizer, each) for each in ([prompt] if alone else prompt)]
+    decoder = _decoder(target, drafter, sampling, limits, budget)
+    ids = [
+        render_prompt(decoder.target.tokenizer, each) for each in ([prompt] if alone else prompt)
+    ]
     if alone:
         callback = None if on_text is None else (lambda _, __, text: text and on_text(text))
         return decoder.generate(ids[0], seed, callback)
@@ -73,6 +77,66 @@ def generate(
     if budget == "auto":  # which is calibrated for single prompts
         return [decoder.generate(own, number) for own, number in zip(ids, seeds, strict=True)]
     return decoder.generate_batch(ids, list(seeds))
+
+
+def stream(
+    prompt: str | Messages,
+    target: Target | torch.nn.Module | str | Path = SMALL_TARGET,
+    drafter: Drafter | str | Path | None = SMALL_SPECULATOR,
+    max_new_tokens: int = 96,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: str | Sequence[str] = (),
+    seed: int = 0,
+    budget: int | str = 12,
+) -> Generator[str, None, Generation]:
+    """Answer one prompt as `generate` does: an iterator over pieces of the text, each as soon as
+    it is decided, several tokens at once where drafts came true.
+
+    Closing it, or leaving it, ends the work. Its return value is the `Generation`. Raises
+    `InputError` at the call, before the first piece.
+    """
+    if not _is_prompt(prompt):
+        raise InputError("prompt: give one text, or messages with role and content")
+    sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
+    decoder = _decoder(target, drafter, sampling, limits, budget)
+    pieces: list[str] = []
+    ids = render_prompt(decoder.target.tokenizer, prompt)
+    request = decoder.request(ids, seed, lambda _, __, text: pieces.append(text))
+    return _pieces(decoder, request, pieces)
+
+
+def _pieces(
+    decoder: Decoder, request: Answering, pieces: list[str]
+) -> Generator[str, None, Generation]:
+    """What `pieces` is told of a request, step by step."""
+    decoder.start([request])
+    while True:
+        text = "".join(pieces)
+        pieces.clear()
+        if text:
+            yield text
+        if request.finished:
+            return request.generation()
+        decoder.step()
+
+
+def chat(
+    target: Target | torch.nn.Module | str | Path = SMALL_TARGET,
+    drafter: Drafter | str | Path | None = SMALL_SPECULATOR,
+    max_new_tokens: int = 96,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: str | Sequence[str] = (),
+    seed: int = 0,
+    budget: int | str = 12,
+) -> None:
+    """Talk with the target on the terminal, the words as `generate` has them; drafted tokens green,
+    the target's own yellow. It ends with an empty line, "exit" or Ctrl-D."""
+    sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
+    converse(_decoder(target, drafter, sampling, limits, budget), seed)
 
 
 def _is_prompt(prompt: object) -> bool:
@@ -83,8 +147,14 @@ def _is_prompt(prompt: object) -> bool:
 
 
 def _decoder(
-    target: Target, drafter: Drafter | None, sampling: Sampling, limits: Limits, budget: int | str
+    target: Target | torch.nn.Module | str | Path,
+    drafter: Drafter | str | Path | None,
+    sampling: Sampling,
+    limits: Limits,
+    budget: int | str,
 ) -> Decoder:
+    target = _with_tokenizer(target)
+    drafter = _drafter(drafter, target)
     if drafter is None:
         return PlainDecoder(target, sampling, limits)
     attached = drafter.attached(target)
@@ -110,14 +180,14 @@ def _named_drafter(name: str, target: Target) -> Drafter:
     names = sorted(path.stem for path in (CONF / "drafter").glob("*.yaml"))
     if name in names:
         return _configured(name, target)
-    if not Path(locate(name)).is_dir():
+    if not Path(locate(name)).is_dir() and name.count("/") != 1:  # which may be a hub id
         near = get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(names)}"
         hint = hint if names else "names of drafters are known in a source checkout alone"
         raise InputError(
             f"drafter: {name!r} is neither a speculator's folder nor a drafter; {hint}"
         )
-    return Streaming(name, "auto", top_k=4)
+    return from_pretrained(name)
 
 
 def _configured(name: str, target: Target) -> Drafter:

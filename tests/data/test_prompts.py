@@ -50,10 +50,8 @@ def test_conversations_are_prompts_and_are_cut_in_their_last_message(tmp_path):
         {"messages": [*asked, {"role": "user", "content": "Three?"}]},
     ]
     (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    sets = PromptSets(str(tmp_path), None, None, "test", 0)
-    long, short = sets.take(3)
+    long, short = PromptSets(str(tmp_path), None, None, "test", 0).take(3)
     assert short.text == rows[2]["messages"] and short.references == ("Two.",)
-    assert [prompt.text for prompt in sets.beside([short], 1)] == [long.text]
     target = load_target("slipstream/small-target", device="cpu")
     cut, whole = fitting([long, short], target, cut_to=30)
     assert whole == short and cut.text[:2] == asked

@@ -158,7 +158,7 @@ def next_token_logits(
     mask = torch.ones(length, length, dtype=torch.bool).tril().expand(batch, 1, -1, -1)
     rows = adapted.embed(texts, positions, mask)
     rows = adapted.run_layers(range(speculator.first_layer), rows, None)
-    rows = speculator.add_streams(rows, torch.arange(first, length).expand(batch, -1))
+    rows = speculator.add_streams(adapted, rows, torch.arange(first, length).expand(batch, -1))
     assert rows.hidden.shape[1] == length + (length - first) * speculator.num_streams
     with speculator.acting_on(adapted, rows):
         hidden = adapted.run_layers(speculator.msa_layers(adapted), rows, None).hidden

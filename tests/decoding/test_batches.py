@@ -10,7 +10,7 @@ from tests.tiny import tiny_target
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
-from slipstream.decoding.answer import Limits
+from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.prompt_lookup import PromptLookup
@@ -19,6 +19,7 @@ from slipstream.evaluation.prompts import PromptSets
 from slipstream.targets.loading import load_target
 
 ONCE = (None, 16), ("fused", 8), ("deferred", 4)
+LIMITS = Limits(32)
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +34,24 @@ def prompts(target) -> list[list[int]]:
     return [render_prompt(target.tokenizer, prompt.text) for prompt in texts]
 
 
+@pytest.fixture(scope="module")
+def alone(target, prompts) -> list[Generation]:
+    """Their answers by plain decoding, one at a time."""
+    plain = PlainDecoder(target, Sampling(), LIMITS)
+    answers = [plain.generate(ids) for ids in prompts]
+    assert len({len(answer.ids) for answer in answers}) > 4
+    return answers
+
+
 @pytest.mark.parametrize(
     ("schedule", "size"),
     sparing(product([None, "fused", "deferred"], (1, 2, 4, 8, 16)), lambda *each: each in ONCE),
 )
-def test_every_size_gives_the_answers_of_prompts_alone(target, prompts, schedule, size):
-    limits, plain = Limits(32), PlainDecoder(target, Sampling(), Limits(32))
-    decoder = plain
+def test_every_size_gives_the_answers_of_prompts_alone(target, prompts, alone, schedule, size):
+    decoder = PlainDecoder(target, Sampling(), LIMITS)
     if schedule is not None:
         drafter = Streaming("slipstream/small-streaming", schedule, 4)
-        decoder = Engine(target, drafter, Sampling(), limits, 8)
-    alone = [plain.generate(ids) for ids in prompts]
-    assert len({len(answer.ids) for answer in alone}) > 4
+        decoder = Engine(target, drafter, Sampling(), LIMITS, 8)
     for start in range(0, len(prompts), size):
         together = decoder.generate_batch(prompts[start : start + size])
         expected = alone[start : start + size]

@@ -16,7 +16,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.request import Batch
-from slipstream.drafters.base import AttachedHost, Drafter, HostSession, Request
+from slipstream.drafters.base import AttachedHost, Drafter, Request
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
 
@@ -46,16 +46,9 @@ class RandomTrees(Drafter):
         return tree.keep([node for node, depth in enumerate(tree.depths()) if depth < room])
 
 
-class RandomTreesSession(HostSession):
-    def drafted(self, request: Request, state: None, budget: int) -> DraftTree:
-        return self.attached.settings.tree(request, budget)
-
-
 class AttachedRandomTrees(AttachedHost):
-    session = RandomTreesSession
-
-    def state(self, request: Request, budget: int) -> None:
-        """Nothing is kept."""
+    def drafted(self, request: Request, state: None, budget: int) -> DraftTree:
+        return self.settings.tree(request, budget)
 
 
 def reference(target, prompt: list[int], count: int = NUM_TOKENS) -> list[int]:

@@ -15,6 +15,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.streaming import AttachedStreaming, Streaming
 from slipstream.evaluation.prompts import PromptSets
+from slipstream.speculators.streaming.pairs import pair_tables
 from slipstream.targets.loading import load_target
 
 
@@ -40,9 +41,10 @@ def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, 
     tokens, children = candidates(drafter, text, logits)
     every = torch.arange(VOCABULARY)
     texts, lengths = torch.tensor([text] * VOCABULARY), torch.full((VOCABULARY,), len(text))
+    speculator, target = drafter.speculator, drafter.target
     scores = [
-        drafter.speculator.add_pair_scores(
-            drafter.target, drafter.speculator.pair_tables(drafter.target),
+        speculator.add_pair_scores(
+            target, pair_tables(target, speculator.transitions, speculator.copying),
             torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.float64),
             torch.full((VOCABULARY,), stream), every, texts, lengths,
         )
@@ -106,7 +108,7 @@ def test_a_refused_target_is_refused_again():
 
 def test_scores_move_probability_to_the_tokens_that_follow(drafter):
     uniform = torch.full((1, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64)
-    queries, keys = drafter.speculator.transitions.tables(drafter.target)
+    queries, keys = drafter.pairs.transitions
     scores = queries[11] @ keys.T
     tokens, children = candidates(drafter, [11], uniform.log())
     assert tokens[0][children[0][0][0][0]] == int(scores.argmax())

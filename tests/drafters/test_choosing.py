@@ -16,7 +16,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters import auto
 from slipstream.drafters.auto import Auto
-from slipstream.drafters.base import Attached, AttachedHost, Drafter, HostSession, Session
+from slipstream.drafters.base import Attached, AttachedHost, Drafter, Session
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.experience import FEW, PAUSES, TRIAL, Experience, Trials
 from slipstream.drafters.prompt_lookup import PromptLookup
@@ -42,16 +42,9 @@ class Told(Drafter):
         return Draft.chain([tokens[-1], *coming])
 
 
-class ToldSession(HostSession):
-    def drafted(self, request, state, budget):
-        return self.attached.settings.draft(request.tokens, budget)
-
-
 class ToldNear(AttachedHost):
-    session = ToldSession
-
-    def state(self, request, budget):
-        return None
+    def drafted(self, request, state, budget):
+        return self.settings.draft(request.tokens, budget)
 
 
 class ToldWorking(Attached):

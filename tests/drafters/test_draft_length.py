@@ -23,7 +23,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.acceptance_length import AnyRejected, LastRejected
 from slipstream.drafters.base import Request, Verified
-from slipstream.drafters.draft_length import AssistantThreshold, DraftLength, Drawn, Length
+from slipstream.drafters.draft_length import AssistantThreshold, DraftLength, Drawn
 from slipstream.drafters.draft_model import DraftModel, DraftModelSession
 from slipstream.drafters.prompt_lookup import AdaptiveNgram
 from slipstream.speculators.checkpoint import save_speculator
@@ -59,10 +59,16 @@ class Watched:
         )
 
     def _watch(self, session: DraftModelSession) -> None:
-        session._chains = partial(self._chains, session, session._chains)
+        draft, session._chains = session.draft, partial(self._chains, session._chains)
 
-    def _chains(self, session, chains, levels, depths: list[int], drawn_from):
-        for place, request in enumerate(session.requests):
+        def noted(verified: Verified, budget: int):
+            self.requests = verified.requests
+            return draft(verified, budget)
+
+        session.draft = noted
+
+    def _chains(self, chains, levels, depths: list[int], drawn_from):
+        for place, request in enumerate(self.requests):
             possible = max(0, min(self.most, request.room - 1))
             if self.forgetful and depths[place] < possible:
                 depths[place] -= 1
@@ -247,7 +253,7 @@ class Spy(DraftLength):
         assert model is self.model
         return self
 
-    def start(self) -> Length:
+    def start(self) -> "SpyingLength":
         self.started.append(SpyingLength(self))
         return self.started[-1]
 
@@ -265,7 +271,7 @@ class Spy(DraftLength):
         return [float(token) for token in drawn.tokens]
 
 
-class SpyingLength(Length):
+class SpyingLength(DraftLength):
     def __init__(self, spy: Spy):
         self.spy, self.drafted, self.going, self.most, self.text = spy, 0, False, 0, []
 
@@ -288,9 +294,9 @@ def tell(session: DraftModelSession) -> None:
 
     def told(verified: Verified, budget: int):
         verified.host()
-        for length in session.rule.started:
+        for length in session.lengths.rule.started:
             length.going = False
-        for length, request in zip(session.lengths, session.requests, strict=True):
+        for length, request in zip(session.lengths.each, verified.requests, strict=True):
             length.text, length.most = list(request.tokens), session._room(request, budget)
             length.going = length.most > 0
         return draft(verified, budget)
@@ -312,7 +318,7 @@ def test_rules_are_shown_what_each_token_was_drawn_from_and_what_became_of_it(sa
     spy.started.clear()
     answers = engine.generate_batch(batch, [1, 2, 3, 4])
     assert len({len(answer.ids) for answer in answers}) > 1
-    assert len(sessions[-1].lengths) < len(spy.started) == len(batch)
+    assert len(sessions[-1].lengths.each) < len(spy.started) == len(batch)
     target.model.generation_config.eos_token_id = None
     spy.seen.clear()
     spy.started.clear()
@@ -391,5 +397,5 @@ def test_ngrams_are_drafted_up_to_the_first_doubtful_token():
     text = [3, 4, 5, 6, 3, 4, 9, 3, 4, 5, 6, 3]
     request = Request(text, Sampling(), None, 10)
     session = drafter.start([request], 9)
-    draft = session.drafted(request, session.states[0], 9)
+    draft = drafter.drafted(request, session.states[0], 9)
     assert draft.tokens == [3, 4, 5] and draft.confidences == pytest.approx([1, 1, 2 / 3])

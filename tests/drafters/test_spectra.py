@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from tests.commands import config_of
-from tests.drafters.untrained import spectra, watched
+from tests.drafters.untrained import spectra
 from tests.reference import DraftTree
 
 from slipstream.configuration import build
@@ -36,7 +36,7 @@ def test_the_backward_dictionary_leaves_room_for_the_forward_one(changes, room, 
     for ngram in ([2, 3, 4, 5], [3, 4, 5, 2], [4, 5, 2, 3], [5, 2, 3, 4], [9, 3, 8, 7]):
         stored.add(ngram)
     paths = PathTree(3, 1 + room)
-    for guess in drafter.guesses([2, 3], stored, room):
+    for guess in drafter.found([2, 3], stored, room):
         paths.add(guess)
     tree = DraftTree(paths.tokens, paths.parents)
     leaves = sorted(set(range(len(tree))) - set(tree.parents))
@@ -49,22 +49,20 @@ def test_both_dictionaries_add_nodes_at_the_default_settings():
     target = load_target("slipstream/small-target", device="cpu", packed=False)
     drafter, known, added = build(config.drafter), Counter(), Counter()
 
-    def watch(session):
-        drafted = session.drafted
+    attached = drafter.attach(target)
+    drafted = attached.drafted
 
-        def noted(*arguments):
-            trees = []
-            for drafter.forward, drafter.backward in ((True, False), (False, True), (True, True)):
-                draft = drafted(*arguments)
-                trees.append(paths_of(draft))
-            for name, own, other in zip(NAMES, trees, trees[1::-1], strict=False):
-                known[name] += bool(own - other)
-                added[name] += bool(own - other) and bool(trees[2] - other)
-            return draft
+    def noted(*arguments):
+        trees = []
+        for drafter.forward, drafter.backward in ((True, False), (False, True), (True, True)):
+            draft = drafted(*arguments)
+            trees.append(paths_of(draft))
+        for name, own, other in zip(NAMES, trees, trees[1::-1], strict=False):
+            known[name] += bool(own - other)
+            added[name] += bool(own - other) and bool(trees[2] - other)
+        return draft
 
-        session.drafted = noted
-
-    attached = watched(drafter, target, watch)
+    attached.drafted = noted
     engine = Engine(target, attached, Sampling(), Limits(48), config.budget)
     for prompt in build(config.data).take(4):
         engine.generate(render_prompt(target.tokenizer, prompt.text))

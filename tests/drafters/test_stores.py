@@ -207,7 +207,7 @@ def test_nodes_below_the_threshold_are_drafted_and_have_no_children():
     doubtful = []
 
     def watch(session):
-        drafted = session.drafted
+        drafted = session.attached.drafted
 
         def noted(*arguments):
             draft = drafted(*arguments)
@@ -216,7 +216,7 @@ def test_nodes_below_the_threshold_are_drafted_and_have_no_children():
             doubtful.extend(low)
             return draft
 
-        session.drafted = noted
+        session.attached.drafted = noted
 
     target = tiny_target()
     answered(watched(unispec(threshold=0.3), target, watch), target)
@@ -230,10 +230,10 @@ def test_stored_successors_are_the_targets_own_predictions(temperature):
     target, seen = tiny_target(), []
 
     def watch(session):
-        learn = session.learn
+        learn = session.attached.learn
 
-        def noted(verified):
-            learn(verified)
+        def noted(verified, states, brought):
+            learn(verified, states, brought)
             if verified.prompt:
                 return  # looked at below
             (draft,), (decided,), (known,) = (
@@ -242,7 +242,7 @@ def test_stored_successors_are_the_targets_own_predictions(temperature):
                 session.states,
             )
             tree, path = DraftTree(draft.tokens, draft.parents), verified.paths[0].tolist()
-            path, text = path[: int(verified.counts)], session.requests[0].tokens[: -len(decided)]
+            path, text = path[: int(verified.counts)], verified.requests[0].tokens[: -len(decided)]
             for node in range(len(tree)):
                 alike = [n for n in range(len(tree)) if tree.tokens[n] == tree.tokens[node]]
                 accepted = [n for n in alike if n in path]
@@ -258,7 +258,7 @@ def test_stored_successors_are_the_targets_own_predictions(temperature):
             best = logits_after(target, [*text[:-1], *(tree.tokens[n] for n in path)]).topk(2)
             assert known.instead[0] == best.indices.tolist()
 
-        session.learn = noted
+        session.attached.learn = noted
 
     answered(watched(unispec(threshold=0.0), target, watch), target, temperature=temperature)
     assert max(seen) > 3
@@ -278,7 +278,7 @@ def test_the_prompt_is_stored_whole_or_its_last_token_alone(whole, monkeypatch):
             stored.append((set(state.store.known), state.store.of(6)[0]))
             return Draft(request.tokens[-1:], [-1])
 
-        session.drafted = drafted
+        session.attached.drafted = drafted
 
     answered(watched(unispec(prompt=whole), target, watch), target, [1, 2, 3, 4, 5, 6])
     known, successors = stored[0]
@@ -291,21 +291,21 @@ def test_lookahead_branches_are_extended_by_what_the_target_says_there():
     target, checked = tiny_target(), []
 
     def watch(session):
-        drafted, learn = session.drafted, session.learn
+        drafted, learn = session.attached.drafted, session.attached.learn
 
         def noted(request, state, budget):
             session.before = list(request.tokens), state.paths()
             return drafted(request, state, budget)
 
-        def extended(verified):
-            learn(verified)
+        def extended(verified, states, brought):
+            learn(verified, states, brought)
             if not verified.prompt:
                 text, paths = session.before
                 said = [int(logits_after(target, text + path).argmax()) for path in paths]
                 assert session.states[0].generations[-1] == said
                 checked.append(said)
 
-        session.drafted, session.learn = noted, extended
+        session.attached.drafted, session.attached.learn = noted, extended
 
     answered(watched(lookahead(window=3, ngram=4), target, watch), target)
     assert len(checked) > 10
@@ -318,16 +318,16 @@ def test_candidates_are_extended_by_what_the_target_says_there(probability):
     target, checked = tiny_target(), []
 
     def watch(session):
-        drafted, learn = session.drafted, session.learn
+        drafted, learn = session.attached.drafted, session.attached.learn
 
         def noted(request, state, budget):
             session.before = list(request.tokens), [list(each) for each in state.sequences]
             return drafted(request, state, budget)
 
-        def extended(verified):
-            (state,) = session.states
-            keys = set(state.stored.forward.continuations)
-            learn(verified)
+        def extended(verified, states, brought):
+            (state,) = states
+            keys = set(state.stored.continuations)
+            learn(verified, states, brought)
             if verified.prompt:
                 return
             text, candidates = session.before
@@ -339,7 +339,7 @@ def test_candidates_are_extended_by_what_the_target_says_there(probability):
                 keys |= {now[0], now[1]}
                 checked.append(now)
 
-        session.drafted, session.learn = noted, extended
+        session.attached.drafted, session.attached.learn = noted, extended
 
     answered(watched(spectra(unseen_probability=probability), target, watch), target)
     assert len(checked) > 20
@@ -358,11 +358,11 @@ def test_dictionaries_hold_all_parts_of_a_candidate_or_whole_ones_alone():
     parts, whole = Dictionaries(4, 5, True), Dictionaries(4, 5, False)
     for stored in (parts, whole):
         stored.add([1, 2, 3, 4])
-    assert list(parts.forward.starting_with(1)) == [(2, 3, 4)]
-    assert list(parts.forward.starting_with(2)) == [(3, 4)]
-    assert list(parts.forward.starting_with(3)) == [(4,)] and 4 not in parts.forward
+    assert list(parts.starting_with(1)) == [(2, 3, 4)]
+    assert list(parts.starting_with(2)) == [(3, 4)]
+    assert list(parts.starting_with(3)) == [(4,)] and 4 not in parts
     assert parts.backward == {(1, 2, 3): 4, (2, 3): 4, (3,): 4}
-    assert list(whole.forward.starting_with(2)) == [] and whole.backward == {(1, 2, 3): 4}
+    assert list(whole.starting_with(2)) == [] and whole.backward == {(1, 2, 3): 4}
     parts.add([3, 4, 5, 6])
     assert parts.chain([9, 2, 3], 8) == [4]  # (2, 3) -> 4; nothing is known to follow 4 here ...
     parts.add([0, 3, 4, 7])
@@ -446,13 +446,13 @@ def test_engines_of_two_targets_share_a_drafter_and_nothing_else(name):
         (lambda: unispec(trust=1.5), "drafter.trust"),
         (lambda: unispec(ranks=[0.5]), "drafter.ranks: give top_k"),
         (lambda: unispec(ranks=[0.2, 0.5]), "drafter.ranks: none"),
-        (lambda: lookahead(ngram=1), "ngram of at least 2"),
-        (lambda: spectra(candidates=0), "at least 1 guess and 1 candidate"),
+        (lambda: lookahead(ngram=1), "drafter.ngram: must be a whole number, at least 2"),
+        (lambda: spectra(candidates=0), "drafter.candidates: must be a whole number, at least 1"),
         (lambda: spectra(unseen_probability=1.5), "drafter.unseen_probability"),
         (lambda: spectra(order="both"), "drafter.order: must be one of backward_first, forward"),
-        (lambda: spectra(chain=0), "drafter.chain: must be at least 1"),
+        (lambda: spectra(chain=0), "drafter.chain: must be a whole number, at least 1"),
         (lambda: spectra(backward_share=0.0), "drafter.backward_share"),
-        (lambda: Retrieval(Texts([]), COMPARED + 1, 1, 1), "max_ngram between 1 and"),
+        (lambda: Retrieval(Texts([]), COMPARED + 1, 1, 1), "drafter.retrieval.max_ngram: must be"),
         (lambda: PromptLookup(0, 1), "drafter.max_ngram"),
     ],
 )

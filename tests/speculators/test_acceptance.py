@@ -149,7 +149,7 @@ def test_another_draft_model_is_refused(folder, tmp_path):
 )
 def test_sizes_out_of_range_are_refused(arguments):
     message = refused(lambda: AcceptanceConfig(**arguments))
-    assert message.startswith("speculator: ") and next(iter(arguments)) in message
+    assert message.startswith(f"speculator.{next(iter(arguments))}: must be ")
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ def random_speculator(target: Target, seed: int = 0) -> StreamingSpeculator:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,8 @@ def test_a_round_trip_gives_back_every_tensor_and_argument(target, folder):
 
 
 def test_the_folder_holds_its_own_description_and_trained_tensors_only(target, folder):
-    assert set(content(folder)) == {"config.json", "model.safetensors", "README.md"}
+    expected = {"config.json", "model.safetensors", "README.md", "custom_generate/generate.py"}
+    assert set(content(folder)) == expected
     assert (folder / "README.md").read_text() == "# A"
     config = read_config(folder)
     assert config["trained_length"] == 77 and config["target"] == target.name
@@ -268,7 +270,8 @@ def test_another_config_is_refused(folder, tmp_path):
 def test_overwriting_replaces_the_whole_folder(folder, target):
     (folder / "left-over").write_text("of an earlier format")
     save_speculator(folder, random_speculator(target, seed=1), target, 5, "# B")
-    assert set(content(folder)) == {"config.json", "model.safetensors", "README.md"}
+    expected = {"config.json", "model.safetensors", "README.md", "custom_generate/generate.py"}
+    assert set(content(folder)) == expected
     loaded = load_speculator(folder, target)
     assert torch.equal(loaded.embeddings, random_speculator(target, seed=1).embeddings)
     assert [path.name for path in folder.parent.iterdir()] == ["speculator"]

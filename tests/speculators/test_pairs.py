@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.tiny import VOCABULARY, tiny_target
 
-from slipstream.speculators.streaming.pairs import CopyScores, PairScores, Transitions
+from slipstream.speculators.streaming.pairs import CopyScores, PairScores, Transitions, pair_tables
 
 ROWS, STREAMS, LENGTH = 36, 3, 9
 
@@ -36,13 +36,17 @@ def pairs() -> tuple[torch.Tensor, ...]:
     )
 
 
+def tables(target, copying) -> list[torch.Tensor]:
+    return [table[:, 0] for table in pair_tables(target, None, copying)]
+
+
 def gains(copying, target, *pairs) -> torch.Tensor:
     nothing = torch.zeros(ROWS, VOCABULARY, dtype=torch.float64)
-    return copying.add_to(nothing, *copying.tables(target), *pairs)
+    return copying.add_to(nothing, *tables(target, copying), *pairs)
 
 
 def test_a_token_gains_where_the_known_text_has_it_after_the_parent(target, copying, pairs):
-    of_parent, of_child = copying.tables(target)
+    of_parent, of_child = tables(target, copying)
     found = gains(copying, target, *pairs)
     gained = 0
     for row, (stream, parent, text, length) in enumerate(zip(*pairs, strict=True)):
@@ -68,7 +72,8 @@ def test_drafting_looks_up_what_training_computes(target, copying, pairs):
     with torch.no_grad():
         transitions.child.normal_()
     expected = gains(copying, target, *pairs)
-    expected = transitions.add_to(expected, target, pairs[1], transitions.tables(target)[1])
+    (children,) = pair_tables(target, transitions, None)
+    expected = transitions.add_to(expected, target, pairs[1], children)
     scores = PairScores(target, transitions, copying)
     every = torch.arange(VOCABULARY).expand(1, STREAMS, -1)
     for row, (stream, parent, text, length) in enumerate(zip(*pairs, strict=True)):

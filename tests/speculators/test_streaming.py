@@ -66,7 +66,7 @@ class Watching:
         self.states = rows.hidden
         if self.fused:
             everywhere = torch.arange(rows.hidden.shape[1]).expand(len(rows.hidden), -1)
-            rows = self.speculator.add_streams(rows, everywhere)
+            rows = self.speculator.add_streams(self.target, rows, everywhere)
         acting = self.speculator.acting_on(self.target, rows) if self.acting else nullcontext()
         with acting:
             yield rows

@@ -4,7 +4,7 @@ import pytest
 import torch
 from studies import decoding
 from studies.peeking import peek
-from studies.trees import trees
+from studies.pruning import trees
 from studies.two_models import two_models
 from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
 

@@ -133,7 +133,10 @@ def test_medusa(world, tmp_path, own_heads):
     hits = tensors["accuracies"]
     assert hits.shape == (2, 10) and not hits[0].equal(hits[1]) and hits.sum(1).max() <= 1
     card = (folder / "README.md").read_text()
-    assert card.startswith("# Medusa speculator") and "validation tau" in card
+    head, _, told = card.partition("---\n# ")
+    assert head.startswith("---\nlibrary_name: slipstream\n") and "base_model" not in head
+    assert told.startswith("Medusa speculator") and "validation tau" in told
+    assert "the first 2 validation prompts" in told
     mixed = [
         f"target.name={world}/bfloat16",
         "target.dtype=bfloat16",

@@ -1,12 +1,15 @@
 """What a training run tells: each line once, nobody's advertisements, and its config to W&B."""
 
 import collections
+import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger
@@ -19,7 +22,10 @@ from slipstream.evaluation.comparison import Record
 from slipstream.evaluation.report import tables_of
 from slipstream.results.record import Result
 from slipstream.results.writer import show
+from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.targets.loading import load_target
 from slipstream.training.callbacks import _masked
+from slipstream.training.speculator import SpeculatorTraining
 from slipstream.training.tracking import log_config, wandb_logger
 
 
@@ -46,7 +52,7 @@ def run(tmp_path_factory):
         capture_output=True,
         text=True,
         cwd=folder,
-        env=os.environ | {"WANDB_MODE": "offline"},
+        env=os.environ | {"WANDB_MODE": "offline", "WANDB_DATA_DIR": str(folder / "staged")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "out", done.stdout, done.stderr
@@ -65,6 +71,43 @@ def test_wandb_is_given_the_config_of_the_run(run):
     (record,) = (run[0] / "wandb").glob("offline-run-*/*.wandb")
     assert b'"learning_rate":0.00125' in record.read_bytes().replace(b": ", b":")
     assert not (run[0] / "metrics" / "hparams.yaml").exists()
+
+
+def test_wandb_is_given_the_folder_as_an_artifact(run):
+    (record,) = (run[0] / "wandb").glob("offline-run-*/*.wandb")
+    content = record.read_bytes()
+    name = f"run-{record.stem.removeprefix('run-')}"
+    assert name.encode() in content and b"model.safetensors" in content
+    staged = [path.read_bytes() for path in (run[0].parent / "staged").rglob("*") if path.is_file()]
+    model = [path for path in (run[0] / "model").rglob("*") if path.is_file()]
+    assert len(model) == 4 and all(path.read_bytes() in staged for path in model)
+
+
+def test_the_model_card_tells_what_was_measured_and_how(run):
+    card = (run[0] / "model" / "README.md").read_text()
+    (tau,) = re.findall(r"^- validation tau: (\d\.\d{3})$", card, re.M)
+    rows = list(csv.DictReader((run[0] / "metrics" / "metrics.csv").open()))
+    assert tau in {f"{float(row['validation/tau']):.3f}" for row in rows if row["validation/tau"]}
+    assert "the first 1 validation prompts, greedy, with trees of" in card
+    (command,) = re.findall(r"^- command: `(.*)`$", card, re.M)
+    assert command.startswith("python train.py debug=quick target.name=target data=jsonl ")
+    assert "data.path=rows" in command and str(run[0].parent) not in card
+    assert "speed depends on the device and was not measured" in card
+
+
+@pytest.mark.parametrize(
+    ("name", "base"), [("Qwen/Qwen3-0.6B", True), ("slipstream/small-target", False)]
+)
+def test_the_model_card_names_a_target_of_the_hub(tmp_path, name, base):
+    target = load_target(str(save_tiny_target(tmp_path / "target")), device="cpu", packed=False)
+    target.name = name
+    config = StreamingConfig(num_streams=2, num_msa_layers=2, adapter_rank=2)
+    module = SpeculatorTraining(target, config, 0.1, None, 0.0, 1, None, False, 4, 8, None)
+    module.data = SimpleNamespace(longest=33)
+    module.save(tmp_path / "model", "# Title\n\n- data: x\n")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert (f"\nbase_model: {name}\n---\n# Title" in card) == base and f"- target: {name}, " in card
+    assert "- tau: " not in card and "trained on up to 33 tokens" in card
 
 
 def test_only_wandb_is_given_the_config(tmp_path, monkeypatch):

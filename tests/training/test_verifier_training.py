@@ -300,8 +300,8 @@ def test_settings_that_are_refused(world, tmp_path, overrides, expected):
 
 
 def test_a_streaming_speculator_is_no_classifier(world, tmp_path):
-    own = ("training=verifier", "callbacks=verifier", "speculator=streaming")
-    text = sentence(lambda: train(world, tmp_path, *own, experiment=None))
+    own = {"experiment": "sprinter_real"}
+    text = sentence(lambda: train(world, tmp_path, "speculator=streaming", **own))
     assert text.startswith("speculator: ") and "speculator=sprinter" in text
 
 

@@ -3,12 +3,22 @@
 `train.py` and `infer.py` print it without a traceback and exit with code 2.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class InputError(ValueError):
     """Something the user gave cannot be used; the message says what to change."""
+
+
+def first_sentence(error: Exception) -> str:
+    """Of what another library says, without a full stop.
+
+    >>> first_sentence(OSError("401 Client Error. (Request ID: 5)"))
+    '401 Client Error'
+    """
+    return re.split(r"[.!]\s|\n", str(error).strip())[0].rstrip(".!")
 
 
 @contextmanager

@@ -35,9 +35,10 @@ def grow(
     batch, levels, _, per_parent = children.shape
     if budget < 2 or not levels:
         return Trees.roots(roots)
-    device, most, start = roots.device, budget - 1, 1
+    most, start = budget - 1, 1
+    numbers = torch.arange(1 + levels * most, device=roots.device)
     if depths is not None:
-        allowed = torch.arange(levels, device=device) < depths[:, None]
+        allowed = numbers[:levels] < depths[:, None]
         probabilities = probabilities * allowed[..., None, None]
     place, worth = children[:, 0, 0], probabilities[:, 0, 0]
     parents, found, count = torch.zeros_like(place), [], 1
@@ -46,8 +47,8 @@ def grow(
             of_parents = place[..., None].expand(-1, -1, per_parent)
             worth = (worth[..., None] * probabilities[:, level].gather(1, of_parents)).flatten(1)
             place = children[:, level].gather(1, of_parents).flatten(1)
-            nodes = torch.arange(start - count, start, device=device)[:, None]
-            parents = nodes.expand(count, per_parent).reshape(1, -1).expand_as(place)
+            nodes = numbers[start - count : start, None]
+            parents = nodes.expand(-1, per_parent).reshape(1, -1).expand_as(place)
         if worth.shape[1] > most:
             worth, best = worth.topk(most)
             place, parents = place.gather(1, best), parents.gather(1, best)
@@ -58,8 +59,7 @@ def grow(
     worth, order = worth.sort(dim=-1, descending=True, stable=True)
     worth, order = worth[:, :most], order[:, :most]
     now = roots.new_zeros(batch, start)
-    places = torch.arange(1, order.shape[1] + 1, device=device).expand_as(order)
-    now.scatter_(1, order + 1, places)
+    now.scatter_(1, order + 1, numbers[1 : order.shape[1] + 1].expand_as(order))
     parents = now.gather(1, parents.gather(1, order)).masked_fill(worth <= 0, -1)
     first = roots[:, None]
     return Trees(

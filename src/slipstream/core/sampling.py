@@ -6,13 +6,14 @@ sorted, nor its probabilities added up one by one: what is looked for is found i
 its block of tokens and then its place there. Nothing here waits for the device.
 """
 
-import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from slipstream.core.errors import InputError
+from slipstream.core.settings import Settings, number, whole
+from slipstream.core.transfer import on_device
 
 BLOCK = 512
 """Tokens of a block: about the root of a large vocabulary."""
@@ -23,20 +24,13 @@ DIGIT = 15
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Settings):
     """How tokens are chosen: greedy at temperature 0, else temperature, then top-k, then top-p."""
 
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise InputError("sampling.temperature: must be 0 (greedy) or a larger finite number")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError("sampling.top_k: must be at least 1, or null for no limit")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InputError("sampling.top_p: must be in (0, 1], or null for no limit")
+    section = "sampling"
+    temperature: float = number(0.0, least=0)
+    top_k: int | None = whole(None, null=True, least=1)
+    top_p: float | None = number(None, null=True, above=0, most=1)
 
     @property
     def greedy(self) -> bool:
@@ -75,6 +69,26 @@ class Sampling:
         """(..., V) logits -> (...) tokens: the likeliest, or drawn with the (...) uniform numbers
         `points` (None for greedy decoding)."""
         return likeliest(logits) if self.greedy else draw(self.probabilities(logits), points)
+
+
+def by_sampling(
+    samplings: Sequence[Sampling], of: Callable[[Sampling, object], torch.Tensor]
+) -> torch.Tensor:
+    """What `of` finds for all requests of one sampling, in the order of the requests."""
+    groups: dict[Sampling, list[int]] = {}
+    for place, sampling in enumerate(samplings):
+        groups.setdefault(sampling, []).append(place)
+    if len(groups) == 1:
+        return of(samplings[0], slice(None))
+    parts = [of(sampling, own) for sampling, own in groups.items()]
+    order = torch.tensor([place for own in groups.values() for place in own]).argsort()
+    return torch.cat(parts)[on_device(order, parts[0].device)]
+
+
+def distributions(samplings: Sequence[Sampling], logits: torch.Tensor) -> torch.Tensor:
+    """(B, ..., V) logits of requests -> the distributions that their tokens are drawn from; of
+    greedy ones all probability is the likeliest token's."""
+    return by_sampling(samplings, lambda sampling, own: sampling.distribution(logits[own]))
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:

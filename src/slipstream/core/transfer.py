@@ -16,6 +16,18 @@ def on_device(values: Sequence | torch.Tensor, device: torch.device) -> torch.Te
     return tensor.to(device, non_blocking=True)
 
 
+def right_padded(
+    texts: Sequence[Sequence[int]], device: torch.device, width: int = 0, value: int = 0
+) -> torch.Tensor:
+    """(B, T) tokens of texts, those of shorter ones, and of `width` tokens, filled up on the right.
+
+    >>> right_padded([[1, 2], []], torch.device("cpu"), width=3).tolist()
+    [[1, 2, 0], [0, 0, 0]]
+    """
+    width = max(width, *map(len, texts))
+    return on_device([[*text, *[value] * (width - len(text))] for text in texts], device)
+
+
 def on_host(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """All `tensors` on the CPU, after a single wait for their device."""
     copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]

@@ -50,21 +50,16 @@ class Trees:
     drawn: Drawn | None = None
 
     @classmethod
-    def of(
-        cls, drafts: Sequence[Draft], device: torch.device | str = "cpu", width: int = 0
-    ) -> "Trees":
-        """`drafts` as tensors, padded to the largest one, at least to `width` nodes."""
-        width = max(width, *map(len, drafts))
-        numbers = [
-            [
-                draft.tokens + [0] * (width - len(draft)),
-                draft.parents + [-1] * (width - len(draft)),
-                draft.depths() + [0] * (width - len(draft)),
-            ]
-            for draft in drafts
-        ]
-        confidences = [draft.confidences + [0.0] * (width - len(draft)) for draft in drafts]
-        device, depth = torch.device(device), max(max(own[-1]) for own in numbers)
+    def of(cls, drafts: Sequence[Draft], device: torch.device | str = "cpu") -> "Trees":
+        """`drafts` as tensors, padded to the largest one."""
+        width = max(map(len, drafts))
+        numbers, confidences, device = [], [], torch.device(device)
+        for draft in drafts:
+            missing = width - len(draft)
+            parents, depths = draft.parents + [-1] * missing, draft.depths() + [0] * missing
+            numbers.append([draft.tokens + [0] * missing, parents, depths])
+            confidences.append(draft.confidences + [0.0] * missing)
+        depth = max(max(depths) for _, _, depths in numbers)
         tokens, parents, depths = on_device(numbers, device).unbind(1)
         trees = cls(tokens, parents, on_device(confidences, device), depth)
         trees.depths = depths
@@ -72,7 +67,7 @@ class Trees:
 
     @classmethod
     def known(cls, columns: Sequence[torch.Tensor], depth: int) -> "Trees":
-        """Trees of `columns`."""
+        """What has these `columns`."""
         trees = cls(*columns[:3], depth)
         trees.depths, trees.ancestors = columns[3:]
         return trees
@@ -105,37 +100,28 @@ class Trees:
         return real
 
     @cached_property
-    def _jumps(self) -> list[torch.Tensor]:
-        """(B, N): the ancestors 1, 2, 4, ... levels above, the uppermost node where there are not
-        so many; what is found along the first so far, is found for twice as many with the next."""
-        nodes = torch.arange(self.width, device=self.tokens.device)
-        jumps = [torch.where(self.parents < 0, nodes, self.parents)]
-        while len(jumps) < self.depth.bit_length():
-            jumps.append(jumps[-1].gather(1, jumps[-1]))
-        return jumps[: self.depth.bit_length()]
-
-    @cached_property
     def ancestors(self) -> torch.Tensor:
-        """(B, N, N) bool: entry [b, i, j] is True where j is i or an ancestor of i."""
+        """(B, N, N) bool: entry [b, i, j] is True where j is i or an ancestor of i.
+
+        What is found along the path to the node 1, 2, 4, ... levels above (the uppermost one where
+        there are not so many) makes the path known twice as far.
+        """
         nodes, each = (torch.arange(n, device=self.tokens.device) for n in self.tokens.shape[::-1])
         found = (nodes[:, None] == nodes).expand(len(self), -1, -1)
-        for jump in self._jumps:
-            found = found | found[each[:, None], jump]
+        above = torch.where(self.parents < 0, nodes, self.parents)
+        for doubling in range(self.depth.bit_length()):
+            above = above.gather(1, above) if doubling else above
+            found = found | found[each[:, None], above]
         return found
 
     @cached_property
     def depths(self) -> torch.Tensor:
         """(B, N): distance of each node from the root; 0 for padding."""
-        found = (self.parents >= 0).long()
-        for jump in self._jumps:
-            found = found + found.gather(1, jump)
-        return found
+        return self.ancestors.sum(-1) - 1
 
     def along(self, holds: torch.Tensor) -> torch.Tensor:
         """(B, N): whether what (B, N) says of nodes holds on the whole path to each."""
-        for jump in self._jumps:
-            holds = holds & holds.gather(1, jump)
-        return holds
+        return (holds[:, None] | ~self.ancestors).all(-1)
 
     @cached_property
     def parents_or_root(self) -> torch.Tensor:
@@ -198,30 +184,19 @@ class Trees:
                 for each in (one, two)
             ]
             drawn = replace(drawn, probabilities=torch.cat(sides))
-        return Trees(
-            torch.cat([one.tokens, two.tokens]),
-            torch.cat([one.parents, two.parents]),
-            torch.cat([one.confidences, two.confidences]),
-            max(one.depth, two.depth),
-            drawn,
-        )
+        tokens, parents = torch.cat([one.tokens, two.tokens]), torch.cat([one.parents, two.parents])
+        confidences = torch.cat([one.confidences, two.confidences])
+        return Trees(tokens, parents, confidences, max(one.depth, two.depth), drawn)
 
     def drafts(self) -> list[Draft]:
         """Each tree on the host, without padding; waits for the device."""
-        columns = zip(
-            self.tokens.tolist(), self.parents.tolist(), self.confidences.tolist(), strict=True
-        )
-        found = []
-        for tokens, parents, confidences in columns:
+        found, columns = [], (self.tokens, self.parents, self.confidences)
+        for tokens, parents, confidences in zip(*(own.tolist() for own in columns), strict=True):
             real = [node for node, parent in enumerate(parents) if parent >= 0 or not node]
             place = {node: index for index, node in enumerate(real)}
-            found.append(
-                Draft(
-                    [tokens[node] for node in real],
-                    [place[parents[node]] if node else -1 for node in real],
-                    [confidences[node] for node in real],
-                )
-            )
+            above = [place[parents[node]] if node else -1 for node in real]
+            likely = [confidences[node] for node in real]
+            found.append(Draft([tokens[node] for node in real], above, likely))
         return found
 
 

@@ -24,7 +24,7 @@ def follow(trees: Trees, choices: torch.Tensor) -> torch.Tensor:
     [2]
     """
     agrees = trees.tokens == choices.gather(1, trees.parents_or_root)
-    agrees = (agrees & (trees.parents >= 0)) | (trees.depths == 0)
+    agrees = agrees | (trees.depths == 0)
     return (trees.along(agrees) * (trees.depths + 1)).argmax(-1)
 
 

@@ -7,31 +7,15 @@ goes on, bit for bit, where an interrupted run stopped. Data-parallel processes 
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
 from slipstream.core.errors import InputError
 from slipstream.core.processes import num_processes, process_rank
 from slipstream.data.rendering import Sample
+from slipstream.speculators.base import Batch
 
 LENGTH_STEP = 16
-
-
-@dataclass
-class Batch:
-    """Right-padded samples.
-
-    ids: (B, T) token ids; lengths: (B,) true lengths; supervised: (B, T), True where the token is
-    part of an answer (and so is predicted by the position before it).
-    """
-
-    ids: torch.Tensor
-    lengths: torch.Tensor
-    supervised: torch.Tensor
-
-    def to(self, device: torch.device) -> "Batch":
-        return Batch(self.ids.to(device), self.lengths.to(device), self.supervised.to(device))
 
 
 def collate(samples: list[Sample]) -> Batch:

@@ -1,24 +1,23 @@
 """What plain and speculative decoding share: requests in, answers out.
 
 Requests may join and leave between steps; `generate` and `generate_batch` are loops over steps. A
-prompt runs in parts, so that no mask is quadratic in its length, and the last parts of a batch of
-prompts run together: one forward decides all first tokens.
+prompt runs in parts, so that no mask is quadratic in its length and that others may go on between
+them; the last parts of a batch of prompts run together: one forward decides all first tokens.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from slipstream.core.sampling import Chance, Sampling
-from slipstream.core.transfer import on_device
+from slipstream.core.transfer import on_device, right_padded
 from slipstream.core.trees import Trees
 from slipstream.decoding.answer import Answer, Generation, Limits, TokenCallback
 from slipstream.decoding.request import Answering, Batch, choose
-from slipstream.drafters.base import Verified
+from slipstream.drafters.base import Session, Verified
 from slipstream.targets.reading import joined, read_on
-from slipstream.targets.rows import LayerVisitor, Rows
+from slipstream.targets.rows import Rows
 from slipstream.targets.target import Target
 
 PREFILL_ROWS = 1024
@@ -27,12 +26,13 @@ PREFILL_ROWS = 1024
 
 class Decoder(ABC):
     """Decoding of `target`; subclasses say what a step is. sampling, limits: of requests that have
-    none of their own."""
+    none of their own; budget: most rows of a request that a step stages for its text."""
 
     exact = True
 
-    def __init__(self, target: Target, sampling: Sampling, limits: Limits):
+    def __init__(self, target: Target, sampling: Sampling, limits: Limits, budget: int = 1):
         self.target, self.sampling, self.limits = target, sampling, limits
+        self.budget = budget
         self.running: Batch | None = None
 
     def generate(
@@ -79,7 +79,16 @@ class Decoder(ABC):
 
     def start(self, requests: Sequence[Answering]) -> None:
         """Let these requests join those that are being answered; decides their first tokens."""
-        fresh, batch = self._started(requests), self.running
+        for _ in self.starting(requests, PREFILL_ROWS):
+            pass
+
+    def starting(self, requests: Sequence[Answering], rows: int) -> Iterator[None]:
+        """As `start`, in parts of up to `rows` tokens of each prompt: between two of them others
+        may go on, start, or finish. Closed before its end, it lets the requests go."""
+        fresh = self._fresh(requests)
+        yield from self._prefill(fresh, rows)
+        fresh.leave()
+        batch = self.running
         if not fresh.requests:
             return
         if batch is None or not batch.requests:
@@ -105,18 +114,21 @@ class Decoder(ABC):
             self.running = self.running if self.running.requests else None
         return request.generation()
 
-    @torch.inference_mode()
     def _started(self, requests: Sequence[Answering]) -> Batch:
         """A batch of new requests with their first tokens."""
-        longest = max(len(request.tokens) + request.room for request in requests)
-        session = self._session(requests, longest)
-        capacity = longest + self._extra_rows(session)
-        cache = self.target.new_cache(capacity, len(requests))
-        batch = Batch(requests, cache, session)
-        with batch.charged():
-            self._prefill(batch)
+        batch = self._fresh(requests)
+        for _ in self._prefill(batch, PREFILL_ROWS):
+            pass
         batch.leave()
         return batch
+
+    @torch.inference_mode()
+    def _fresh(self, requests: Sequence[Answering]) -> Batch:
+        """A batch of new requests whose prompts are still to be read."""
+        longest = max(len(request.tokens) + request.room for request in requests)
+        session = self._session(requests, longest)
+        capacity = longest + self.budget + session.extra_rows
+        return Batch(requests, self.target.new_cache(capacity, len(requests)), session)
 
     @torch.inference_mode()
     def _advance(self, batch: Batch) -> None:
@@ -124,82 +136,70 @@ class Decoder(ABC):
             self._step(batch)
         batch.leave()
 
-    def _prefill(self, batch: Batch) -> None:
-        """Run the prompts and decide the first token of each answer."""
+    @torch.inference_mode()
+    def _prefill(self, batch: Batch, rows: int) -> Iterator[None]:
+        """Run the prompts in parts of up to `rows` tokens, and with the last ones decide the first
+        token of each answer."""
         target, prompts = self.target, [request.tokens for request in batch.requests]
-        before = -(-max(map(len, prompts)) // PREFILL_ROWS) - 1
+        before = -(-max(map(len, prompts)) // rows) - 1
         parts = [
-            [_part(prompt, len(prompt) - part * PREFILL_ROWS) for prompt in prompts]
+            [_part(prompt, len(prompt) - part * rows, rows) for prompt in prompts]
             for part in range(before, -1, -1)
         ]
-        with batch.clock.share("prefill"):
-            for part in parts[:-1]:
-                read_on(target, part, batch.cache, self._visitors(batch))
-            ends = [len(own) - 1 for own in parts[-1]]
-            last = on_device(ends, target.device)
-            rows = read_on(target, parts[-1], batch.cache, self._visitors(batch), last)
-            each = torch.arange(len(last), device=last.device)
-            logits = target.logits(rows.hidden[each, last])
-            points = batch.deciding(torch.zeros_like(last)[:, None])
-            tokens = choose(batch.samplings, logits[:, None], *points)[:, 0]
-            verified = _of_prompts(batch, rows, parts[-1], last, tokens)
-            self._decided(batch, verified)
+        for part in parts[:-1]:
+            with batch.charged(), batch.clock.share("prefill"):
+                read_on(target, part, batch.cache, batch.session.visitors)
+            yield
+        with batch.charged(), batch.clock.share("prefill"):
+            self._first_tokens(batch, parts[-1])
+
+    def _first_tokens(self, batch: Batch, parts: list[list[int]]) -> None:
+        """Run the last parts of the prompts and decide what follows."""
+        target, ends = self.target, [len(own) - 1 for own in parts]
+        last = on_device(ends, target.device)
+        rows = read_on(target, parts, batch.cache, batch.session.visitors, last)
+        each = torch.arange(len(last), device=last.device)
+        logits = target.logits(rows.hidden[each, last])
+        points = batch.deciding(torch.zeros_like(last)[:, None])
+        tokens = choose(batch.samplings, logits[:, None], *points)[:, 0]
+        self._decided(batch, _of_prompts(batch, rows, parts, last, tokens))
 
     def _decided(self, batch: Batch, verified: Verified) -> None:
         """Tokens are decided and committed: prepare the next step; at the latest then the requests
         are told."""
         batch.room = verified.room
         with batch.clock.share("draft"):
-            self._draft(batch, verified)
+            others = 0 if self.running in (None, batch) else len(self.running.requests)
+            batch.session.ask(verified)
+            budget = self.allowed(len(batch.requests) + others)
+            batch.trees = batch.session.draft(verified, budget)
         verified.host()
 
-    def _draft(self, batch: Batch, verified: Verified) -> None:
-        """Prepare the next step."""
+    def allowed(self, count: int) -> int:
+        """Nodes of the next trees of `count` requests, up to `budget`."""
+        return self.budget
 
-    def _session(self, requests: Sequence[Answering], longest: int):
-        """What a new batch needs beside the target's cache, with `keep` and `join`, None for
-        nothing; longest: tokens of a prompt and its answer."""
-        return None
-
-    def _visitors(self, batch: Batch) -> Sequence[LayerVisitor]:
-        """Their part in the forwards."""
-        return ()
-
-    def _extra_rows(self, session) -> int:
-        """How many rows are staged at most beyond the tokens of prompt and answer."""
-        return 1
+    @abstractmethod
+    def _session(self, requests: Sequence[Answering], longest: int) -> Session:
+        """What drafts for new requests; longest: tokens of a prompt and its answer."""
 
     @abstractmethod
     def _step(self, batch: Batch) -> None:
         """At most one more forward of the target: decide at least one token of each request."""
 
 
-def _part(prompt: list[int], stop: int) -> list[int]:
-    """Up to `PREFILL_ROWS` tokens that come before a place, which may be before the prompt."""
-    return prompt[max(0, stop - PREFILL_ROWS) : max(0, stop)]
+def _part(prompt: list[int], stop: int, rows: int) -> list[int]:
+    """Up to `rows` tokens that come before a place, which may be before the prompt."""
+    return prompt[max(0, stop - rows) : max(0, stop)]
 
 
 def _of_prompts(
     batch: Batch, rows: Rows, parts: list[list[int]], last: torch.Tensor, tokens: torch.Tensor
 ) -> Verified:
     """The last parts of the prompts as chains, of which the last node was verified."""
-    width, device = max(map(len, parts)), last.device
-    ids = on_device([own + [0] * (width - len(own)) for own in parts], device)
-    parents = torch.arange(-1, width - 1, device=device).expand_as(ids)
+    ids = right_padded(parts, last.device)
+    parents = torch.arange(-1, ids.shape[1] - 1, device=last.device).expand_as(ids)
     parents = parents.masked_fill(parents >= last[:, None], -1)
-    chains = Trees(ids, parents, torch.ones_like(ids, dtype=torch.float32), width - 1)
-    return Verified(
-        batch.requests,
-        batch.cache,
-        chains,
-        rows,
-        None,
-        last[:, None],
-        torch.ones_like(last),
-        last,
-        tokens,
-        tokens[:, None],
-        batch.room - 1,
-        max(request.room for request in batch.requests) - 1,
-        partial(batch.clock.share, "prefill"),
-    )
+    chains = Trees(ids, parents, torch.ones_like(ids, dtype=torch.float32), ids.shape[1] - 1)
+    found = last[:, None], torch.ones_like(last), last, tokens, tokens[:, None], batch.room - 1
+    return batch.verified("prefill", chains, rows, None, *found)

@@ -4,13 +4,12 @@ It knows the protocol of drafters and no concrete drafter.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
 from slipstream.core.errors import InputError
 from slipstream.core.masks import tree_mask
-from slipstream.core.sampling import Sampling
+from slipstream.core.sampling import Sampling, distributions
 from slipstream.core.trees import Trees
 from slipstream.core.verification import decided, follow, keep_or_reject, paths_to
 from slipstream.decoding.answer import Limits
@@ -18,8 +17,8 @@ from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering, Batch, choose
 from slipstream.drafters.base import Attached, Drafter, Session, Verified
 from slipstream.targets.compiled import compile_like
-from slipstream.targets.rows import LayerVisitor, Rows
-from slipstream.targets.target import Target, once
+from slipstream.targets.rows import Rows
+from slipstream.targets.target import Target
 
 
 class Engine(Decoder):
@@ -37,18 +36,16 @@ class Engine(Decoder):
         if budget < 1:
             raise InputError("budget: a tree needs at least 1 node")
         self.attached = drafter.attach(target) if isinstance(drafter, Drafter) else drafter
-        super().__init__(self.attached.target, sampling, limits)
+        super().__init__(self.attached.target, sampling, limits, budget)
         compile_like(self.target, target)
-        self.budget = budget
+
+    def widths(self, width: int) -> int:
+        """To how many nodes trees of `width` are padded where steps are compiled: each such number
+        is compiled once."""
+        return self.budget
 
     def _session(self, requests: Sequence[Answering], longest: int) -> Session:
         return self.attached.start(requests, self.budget)
-
-    def _visitors(self, batch: Batch) -> Sequence[LayerVisitor]:
-        return batch.session.visitors
-
-    def _extra_rows(self, session: Session) -> int:
-        return self.budget + session.extra_rows
 
     def _step(self, batch: Batch) -> None:
         with batch.clock.share("verify"):
@@ -70,7 +67,7 @@ class Engine(Decoder):
         """All trees in one forward."""
         cache, trees = batch.cache, batch.trees
         if self.target.compiled is not None:
-            trees = batch.trees = trees.padded(self.budget)
+            trees = batch.trees = trees.padded(self.widths(trees.width))
         level = cache.level and self.target.compiled is None
         settings = trees.depth, cache.slots, level, self.target.max_positions
         given = trees.tokens, trees.parents, trees.confidences, cache.ends
@@ -94,30 +91,17 @@ class Engine(Decoder):
             given = *trees.columns, batch.room, logits, *batch.deciding(trees.depths)
             settings = batch.samplings, trees.depth
             # Pruned rows without a cap differ in number from step to step.
-            run = self.target.replayed if rows.repeats else once
-            found = run(_followed, settings, *given)
+            found = self.target.replayed(_followed, settings, *given, often=rows.repeats)
         else:
             depths = torch.arange(trees.depth + 1, device=trees.tokens.device)
             depths = depths.expand(len(trees), -1)
             siblings = batch.keep[: trees.drawn.siblings]
             accept = torch.stack([batch.points(numbers, depths) for numbers in siblings], -1)
             decide = batch.points(batch.decide, depths)
-            last, tokens = keep_or_reject(trees, batch.probabilities(logits), accept, decide)
+            probabilities = distributions(batch.samplings, logits)
+            last, tokens = keep_or_reject(trees, probabilities, accept, decide)
             found = _outcome(trees, last, tokens, batch.room)
-        return Verified(
-            batch.requests,
-            batch.cache,
-            trees,
-            rows,
-            logits,
-            *found,
-            max(request.room for request in batch.requests) - 1,
-            partial(batch.clock.share, "verify"),
-        )
-
-    def _draft(self, batch: Batch, verified: Verified) -> None:
-        batch.session.ask(verified)
-        batch.trees = batch.session.draft(verified, self.budget)
+        return batch.verified("verify", trees, rows, logits, *found)
 
 
 # Parts of a step between the layers: functions of tensors alone, so that they may be replayed.

@@ -1,7 +1,9 @@
 """Plain decoding: one forward, one token. The reference for exactness and the baseline for speed.
 
-It uses the same target calls and the same cache as the engine, and nothing of drafters.
+It uses the same target calls and the same cache as the engine, and no drafter.
 """
+
+from collections.abc import Sequence
 
 import torch
 
@@ -9,15 +11,22 @@ from slipstream.core.masks import tree_mask
 from slipstream.core.transfer import on_host
 from slipstream.core.trees import Trees
 from slipstream.decoding.decoder import Decoder
-from slipstream.decoding.request import Batch, choose
-from slipstream.drafters.base import Verified
+from slipstream.decoding.request import Answering, Batch, choose
+from slipstream.drafters.base import Session, Verified
+
+
+class Undrafted(Session):
+    """Requests for which nothing is drafted."""
+
+    def draft(self, verified: Verified, budget: int) -> Trees:
+        return Trees.roots(verified.next_tokens)
 
 
 class PlainDecoder(Decoder):
     """Greedy or sampled decoding without drafts."""
 
-    def _draft(self, batch: Batch, verified: Verified) -> None:
-        batch.trees = Trees.roots(verified.next_tokens)
+    def _session(self, requests: Sequence[Answering], longest: int) -> Session:
+        return Undrafted()
 
     def _step(self, batch: Batch) -> None:
         target, cache = self.target, batch.cache

@@ -4,20 +4,22 @@ Every request has its own limits, sampling and uniform numbers; on the device al
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from slipstream.core.cache import StepCache
 from slipstream.core.clock import Clock
-from slipstream.core.sampling import SIBLINGS, Sampling, likeliest
+from slipstream.core.sampling import SIBLINGS, Sampling, by_sampling, likeliest
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
 from slipstream.decoding.answer import Answer, Generation, Run
 from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.base import Request
+from slipstream.drafters.base import Request, Session, Verified
+from slipstream.targets.rows import Rows
 
 
 @dataclass(eq=False)
@@ -41,12 +43,16 @@ class Answering(Request):
 
     def decide(self, tokens: list[int]) -> None:
         """Accepted tokens of a draft, and the target's own one after them."""
-        super().decide(tokens)
         for token in tokens[:-1]:
-            self.answer.emit(token, drafted=True)
-        self.answer.emit(tokens[-1], drafted=False)
+            self.emit(token, drafted=True)
+        self.emit(tokens[-1], drafted=False)
         if self.finished:
             self.room = 0
+
+    def emit(self, token: int, drafted: bool) -> None:
+        """The answer goes on with this token."""
+        super().decide([token])
+        self.answer.emit(token, drafted)
 
     def count(self, rows: int, accepted: int) -> None:
         """The target worked on so many rows of this request in one forward."""
@@ -77,11 +83,11 @@ class Answering(Request):
 class Batch:
     """Requests that are answered together.
 
-    cache: of the target; trees: the next drafts; session: what drafts them, if anything does.
-    room: (B,) on the device, how many more tokens each answer may have.
+    cache: of the target; trees: the next drafts, None before the prompts have run; session: what
+    drafts them. room: (B,) on the device, how many more tokens each answer may have.
     """
 
-    def __init__(self, requests: Sequence[Answering], cache: StepCache, session=None):
+    def __init__(self, requests: Sequence[Answering], cache: StepCache, session: Session):
         self.cache, self.session, self.clock = cache, session, Clock()
         self.trees: Trees | None = None
         self._take(list(requests))
@@ -111,12 +117,12 @@ class Batch:
         numbers, unless all requests are greedy."""
         return () if self.greedy else (self.points(self.decide, depths),)
 
-    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """(B, M, V) logits -> the distributions that tokens are drawn from; of greedy requests all
-        probability is the likeliest token's."""
-        return _by_sampling(
-            self.samplings, lambda sampling, own: sampling.distribution(logits[own])
-        )
+    def verified(self, share: str, trees: Trees, rows: Rows, logits, *found) -> Verified:
+        """What was verified in a forward; share: of the time, into which the wait for it falls;
+        found: from `paths` to `room`."""
+        most_room = max(request.room for request in self.requests) - 1
+        wait = partial(self.clock.share, share)
+        return Verified(self.requests, self.cache, trees, rows, logits, *found, most_room, wait)
 
     def leave(self) -> None:
         """Let the finished requests go."""
@@ -125,19 +131,15 @@ class Batch:
             return
         if kept:
             self.cache.keep_sequences(kept)
-            if self.session is not None:
-                self.session.keep(kept)
-            if self.trees is not None:
-                self.trees = self.trees.only(kept)
+            self.session.keep(kept)
+            self.trees = self.trees.only(kept)
         self._take([self.requests[place] for place in kept])
 
     def join(self, other: "Batch", cache: StepCache) -> None:
         """The requests of `other` go on with these; cache: with the sequences of both."""
         self.cache = cache
-        if self.session is not None:
-            self.session.join(other.session)
-        if self.trees is not None:
-            self.trees = self.trees.join(other.trees)
+        self.session.join(other.session)
+        self.trees = self.trees.join(other.trees)
         self._take(self.requests + other.requests)
 
     @contextmanager
@@ -160,18 +162,4 @@ def choose(
     numbers, None where all are greedy."""
     if points is None:
         return likeliest(logits)
-    return _by_sampling(samplings, lambda sampling, own: sampling.choose(logits[own], points[own]))
-
-
-def _by_sampling(
-    samplings: tuple[Sampling, ...], of: Callable[[Sampling, object], torch.Tensor]
-) -> torch.Tensor:
-    """What `of` finds for all requests of one sampling, in the order of the requests."""
-    groups: dict[Sampling, list[int]] = {}
-    for place, sampling in enumerate(samplings):
-        groups.setdefault(sampling, []).append(place)
-    if len(groups) == 1:
-        return of(samplings[0], slice(None))
-    parts = [of(sampling, own) for sampling, own in groups.items()]
-    order = torch.tensor([place for own in groups.values() for place in own]).argsort()
-    return torch.cat(parts)[on_device(order, parts[0].device)]
+    return by_sampling(samplings, lambda sampling, own: sampling.choose(logits[own], points[own]))

@@ -7,18 +7,19 @@ reaches `cap` tokens also ends with the target's forward, but its last token was
 stays, and the target's own next token follows. What is written has not the target's distribution.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.core.transfer import on_device
+from slipstream.core.trees import Trees
 from slipstream.core.verification import residual
 from slipstream.decoding.answer import Limits, Run
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering, Batch
-from slipstream.drafters.base import Verified
+from slipstream.drafters.base import Session, Verified
 from slipstream.speculators.checkpoint import opened
 from slipstream.speculators.classifiers import SprinterVerifier
 from slipstream.targets.compiled import compile_like
@@ -50,7 +51,7 @@ class SprinterDecoder(Decoder):
         threshold: float,
         cap: int,
     ):
-        super().__init__(target, sampling, limits)
+        super().__init__(target, sampling, limits, budget=cap + 1)
         if sampling.greedy:
             raise InputError(
                 "sampling.temperature: SPRINTER samples, as its verifier was trained to; set it "
@@ -72,57 +73,42 @@ class SprinterDecoder(Decoder):
             self.output = self.verifier.output_of(ratio)
         compile_like(draft, target)
 
-    def _session(self, requests: Sequence[Answering], longest: int) -> CachedModel:
-        return CachedModel(self.draft, longest, len(requests), ahead=self.cap + 1)
-
-    def _extra_rows(self, session: CachedModel) -> int:
-        return self.cap + 1
-
-    def _draft(self, batch: Batch, verified: Verified) -> None:
-        """Let the draft model read the prompts, before other requests join."""
-        verified.host()
-        prompts = [request.tokens[:-1] for request in batch.requests]
-        read = [own if len(own) < self.draft.max_positions else [] for own in prompts]
-        if any(read):
-            batch.session.read(read)
+    def _session(self, requests: Sequence[Answering], longest: int) -> "_Reader":
+        return _Reader(self.draft, longest, len(requests), ahead=self.budget)
 
     def _step(self, batch: Batch) -> None:
         """One run of each request, and the forward of the target that ends it."""
-        before = [len(request.tokens) for request in batch.requests]
+        requests, before = batch.requests, [len(request.tokens) for request in batch.requests]
         with batch.clock.share("draft"):
-            doubted = self._run_ahead(batch)
-        asking = [place for place, request in enumerate(batch.requests) if not request.finished]
-        for place, (request, doubt) in enumerate(zip(batch.requests, doubted, strict=True)):
-            ended = "end" if place not in asking else "cap" if doubt is None else "doubt"
+            doubted, unseen = self._run_ahead(batch), []
+        for place, (request, seen) in enumerate(zip(requests, batch.cache.lengths, strict=True)):
+            ended = "end" if request.finished else "doubt" if place in doubted else "cap"
             request.runs.append(Run(len(request.tokens) - before[place], ended))
+            unseen.append([] if request.finished else request.tokens[seen:])
+        asking = [place for place, request in enumerate(requests) if not request.finished]
         if not asking:
             return
-        unseen = [
-            request.tokens[seen:] if place in asking else []
-            for place, (request, seen) in enumerate(
-                zip(batch.requests, batch.cache.lengths, strict=True)
-            )
-        ]
         with batch.clock.share("verify"):
             probabilities = self._ask(unseen, batch)
         for place in asking:
-            request, last = batch.requests[place], probabilities[place]
-            if doubted[place] is None:
-                self._emit(request, request.chance.draw(last), drafted=False)
-            else:
+            request, last = requests[place], probabilities[place]
+            if place in doubted:
                 self._judge(request, last, *doubted[place])
+            else:
+                request.emit(request.chance.draw(last), drafted=False)
             request.count(len(unseen[place]), request.runs[-1].kept)
 
-    def _run_ahead(self, batch: Batch) -> list[tuple[int, torch.Tensor] | None]:
+    def _run_ahead(self, batch: Batch) -> dict[int, tuple[int, torch.Tensor]]:
         """Draft until every run has ended; the verifier's word on each token is waited for.
 
-        Returns each one's token in doubt, which is not yet part of the text, and the distribution
-        it was drawn from; None where the run ended otherwise.
+        Returns, by the request's place, the token in doubt, which is not yet part of the text, and
+        the distribution it was drawn from; nothing where the run ended otherwise.
         """
-        requests, reader = batch.requests, batch.session
-        doubted: list[tuple[int, torch.Tensor] | None] = [None] * len(requests)
-        running = self._with_room(requests, range(len(requests)))
+        requests, reader, running = batch.requests, batch.session, range(len(batch.requests))
+        doubted: dict[int, tuple[int, torch.Tensor]] = {}
         for _ in range(self.cap):
+            running = [place for place in running if self._goes_on(requests[place])]
+            running = [place for place in running if place not in doubted]
             if not running:
                 break
             unread = reader.unread([request.tokens for request in requests])
@@ -130,19 +116,15 @@ class SprinterDecoder(Decoder):
             normed = self.draft.norm(reader.read(fed)[running])
             logits = self.draft.logits_of_normed(normed)
             drawn_from = self.sampling.probabilities(logits)
-            tokens = [
-                requests[place].chance.draw(own)
-                for place, own in zip(running, drawn_from, strict=True)
-            ]
             asking = [requests[place] for place in running]
+            pairs = zip(asking, drawn_from, strict=True)
+            tokens = [request.chance.draw(own) for request, own in pairs]
             verdicts = self._acceptable(asking, normed, logits, tokens)
             for place, token, own, kept in zip(running, tokens, drawn_from, verdicts, strict=True):
                 if kept:
-                    self._emit(requests[place], token, drafted=True)
+                    requests[place].emit(token, drafted=True)
                 else:
                     doubted[place] = token, own
-            going = [place for place in running if doubted[place] is None]
-            running = self._with_room(requests, going)
         return doubted
 
     def _acceptable(
@@ -161,18 +143,13 @@ class SprinterDecoder(Decoder):
         scores = self.verifier(features)[:, self.output]
         return (scores.sigmoid() >= self.threshold).tolist()
 
-    def _with_room(self, requests: Sequence[Answering], places: Iterable[int]) -> list[int]:
-        """Those whose text may go on and still fits the draft model."""
-        longest = self.draft.max_positions
-        return [
-            place
-            for place in places
-            if not requests[place].finished and len(requests[place].tokens) <= longest
-        ]
+    def _goes_on(self, request: Answering) -> bool:
+        """Whether the draft model may write on, and the text still fits it."""
+        return not request.finished and len(request.tokens) <= self.draft.max_positions
 
     def _ask(self, unseen: list[list[int]], batch: Batch) -> torch.Tensor:
         """(B, V): the target's distribution after all that it had not seen; commits that."""
-        width = 0 if self.target.compiled is None else self.cap + 1
+        width = 0 if self.target.compiled is None else self.budget
         rows = read_on(self.target, unseen, batch.cache, width=width)
         last = rows.hidden[range(len(unseen)), [max(0, len(own) - 1) for own in unseen]]
         return self.sampling.probabilities(self.target.logits(last))
@@ -185,12 +162,20 @@ class SprinterDecoder(Decoder):
         kept = chance.accept(min(1.0, float(probabilities[token] / drawn_from[token])))
         if not kept:
             token = chance.draw(residual(probabilities, drawn_from))
-        self._emit(request, token, drafted=kept)
+        request.emit(token, drafted=kept)
 
-    def _emit(self, request: Answering, token: int, drafted: bool) -> None:
-        request.answer.emit(token, drafted)
-        request.tokens.append(token)
-        request.room -= 1
+
+class _Reader(CachedModel, Session):
+    """The draft model, which reads along."""
+
+    def draft(self, verified: Verified, budget: int) -> Trees:
+        """Read the prompts, before other requests join."""
+        verified.host()
+        prompts = [request.tokens[:-1] for request in verified.requests]
+        read = [own if len(own) < self.model.max_positions else [] for own in prompts]
+        if any(read):
+            self.read(read)
+        return Trees.roots(verified.next_tokens)
 
 
 def _check_models(verifier: SprinterVerifier, draft: Target, target: Target) -> None:

@@ -12,21 +12,22 @@ lost. What a step costs is measured as it goes.
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from slipstream.core.drafts import Draft
 from slipstream.core.errors import InputError
 from slipstream.core.trees import Trees
-from slipstream.drafters.base import HostSession, Request, Session, Verified
+from slipstream.drafters.base import HostSession, Request, Verified
 from slipstream.drafters.draft_model import AttachedDraftModel
 from slipstream.drafters.experience import Experience
-from slipstream.drafters.several import AttachedSeveral, Several
+from slipstream.drafters.several import AttachedSeveral, Several, SeveralSession
 from slipstream.targets.target import Target
 
 
 class Auto(Several):
     """Chooses among `drafters`, by name, and drafting nothing, at every step."""
 
-    def attach(self, target: Target) -> "AttachedAuto":
+    def attach(self, target: Target) -> AttachedSeveral:
         target, parts = self.attached_parts(target)
         for name, part in parts.items():
             if isinstance(part, AttachedDraftModel):
@@ -34,32 +35,19 @@ class Auto(Several):
                     f"drafter.drafters.{name}: a draft model must read along at every step, "
                     "whoever drafts; leave it out"
                 )
-        return AttachedAuto(target, parts)
+        return AttachedSeveral(target, parts, Experience, AutoSession)
 
 
-class AttachedAuto(AttachedSeveral):
-    """record: `Experience`, of all prompts, also of those that are answered at the same time."""
+class AutoSession(SeveralSession):
+    """near: sessions whose drafts cost no forward; working: the others; watched: of each request
+    the drafts whose worth is not known yet; looking: the near drafters that draft for the next
+    step; running: who drafted the trees that are verified now, of how many rows, and since when;
+    spent: seconds on the host, of this step, by drafter."""
 
-    def new_record(self) -> "Experience":
-        return Experience()
-
-    def start(self, requests: Sequence[Request], budget: int) -> "AutoSession":
-        return AutoSession(self, requests, budget)
-
-
-class AutoSession(Session):
-    """sessions: of all drafters by name; near: those whose drafts cost no forward; working: the
-    others; watched: of each request the drafts whose worth is not known yet; looking: the near
-    drafters that draft for the next step; running: who drafted the trees that are verified now, of
-    how many rows, and since when; spent: seconds on the host, of this step, by drafter."""
-
-    def __init__(self, attached: AttachedAuto, requests: Sequence[Request], budget: int):
-        self.attached, self.requests = attached, list(requests)
-        self.sessions = attached.sessions(requests, budget)
+    def __init__(self, attached: AttachedSeveral, requests: Sequence[Request], budget: int):
+        super().__init__(attached, requests, budget)
         self.near = {n: each for n, each in self.sessions.items() if isinstance(each, HostSession)}
         self.working = {n: each for n, each in self.sessions.items() if n not in self.near}
-        self.visitors = [visitor for each in self.sessions.values() for visitor in each.visitors]
-        self.extra_rows = sum(session.extra_rows for session in self.sessions.values())
         self.watched: list[list[Watched]] = [[] for _ in requests]
         self.looking, self.running = list(self.near), None
         self.spent: dict[str, float] = {}
@@ -74,13 +62,13 @@ class AutoSession(Session):
 
     def draft(self, verified: Verified, budget: int) -> Trees:
         decided, now = verified.host(), time.perf_counter()
-        self._learn(decided, now)
+        self._learn(verified, now)
         drafts = {}
         for name in self.looking:
             with self._timed(name):
                 drafts[name] = self.near[name].drafts(verified, budget)
         for name, own in drafts.items():
-            for watched, request, draft in zip(self.watched, self.requests, own, strict=True):
+            for watched, request, draft in zip(self.watched, verified.requests, own, strict=True):
                 if len(draft) > 1:
                     watched.append(Watched(name, draft, len(request.tokens)))
         given = len(decided), drafts, list(self.working), budget
@@ -101,7 +89,7 @@ class AutoSession(Session):
         yield
         self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - started
 
-    def _learn(self, decided: list[list[int]], now: float) -> None:
+    def _learn(self, verified: Verified, now: float) -> None:
         """Take up what became of the last trees, and of all drafts whose worth is known now."""
         record = self.attached.record
         if self.running is not None:
@@ -110,10 +98,10 @@ class AutoSession(Session):
             aside = sum(spent for other, spent in self.spent.items() if other != name)
             record.passed(name, rows, now - since - aside)
             if name in self.working:
-                for tokens in decided:
-                    record.verified(name, len(tokens) - 1)
+                for tokens in verified.host():
+                    record.working[name].count(len(tokens) - 1)
         self.spent = {}
-        for place, request in enumerate(self.requests):
+        for place, request in enumerate(verified.requests):
             known = len(request.tokens)
             for each in self.watched[place]:
                 if each.known_at <= known:
@@ -121,26 +109,26 @@ class AutoSession(Session):
             self.watched[place] = [each for each in self.watched[place] if each.known_at > known]
 
     def keep(self, indices: list[int]) -> None:
-        self.requests = [self.requests[index] for index in indices]
         self.watched = [self.watched[index] for index in indices]
-        for session in self.sessions.values():
-            session.keep(indices)
+        super().keep(indices)
 
     def join(self, other: "AutoSession") -> None:
-        self.requests += other.requests
         self.watched += other.watched
-        for name, session in self.sessions.items():
-            session.join(other.sessions[name])
+        super().join(other)
         self.running = None  # the trees are of both, and the time was shared with prompts
 
 
+@dataclass
 class Watched:
-    """A draft of a near drafter, made when its text had `start` tokens; known_at: how long the text
-    is when all is known of it."""
+    """A draft of a near drafter, made when its text had `start` tokens."""
 
-    def __init__(self, name: str, draft: Draft, start: int):
-        self.name, self.draft, self.start = name, draft, start
-        self.known_at = start + max(draft.depths())
+    name: str
+    draft: Draft
+    start: int
+
+    def __post_init__(self) -> None:
+        # How long the text is when all is known of it.
+        self.known_at = self.start + max(self.draft.depths())
 
     @property
     def claimed(self) -> float:

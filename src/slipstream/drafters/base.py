@@ -16,6 +16,7 @@ import torch
 from slipstream.core.cache import StepCache
 from slipstream.core.drafts import Draft
 from slipstream.core.sampling import Chance, Sampling
+from slipstream.core.settings import Settings
 from slipstream.core.transfer import on_host
 from slipstream.core.trees import Trees
 from slipstream.targets.rows import LayerVisitor, Rows
@@ -38,6 +39,10 @@ class Request:
         """The answer goes on with these tokens."""
         self.tokens += tokens
         self.room -= len(tokens)
+
+
+Brought = Callable[[], list[torch.Tensor]]
+"""Tensors on their way to the host, where they are after the step's one wait."""
 
 
 @dataclass
@@ -67,7 +72,7 @@ class Verified:
     room: torch.Tensor
     most_room: int
     wait: Callable[[], AbstractContextManager] = nullcontext
-    _waiting: list["Brought"] = field(default_factory=list)
+    _brought: list[torch.Tensor] = field(default_factory=list)
     _decided: list[list[int]] | None = None
 
     @property
@@ -80,42 +85,29 @@ class Verified:
         """(B,) 0, 1, 2 and so on: with `last`, the place of the last accepted nodes."""
         return torch.arange(len(self.last), device=self.last.device)
 
-    def bring(self, *tensors: torch.Tensor) -> "Brought":
+    def bring(self, *tensors: torch.Tensor) -> Brought:
         """Let the step's one transfer bring these to the host, too."""
         if self._decided is not None:
-            return Brought(self, on_host(*tensors))
-        brought = Brought(self, list(tensors))
-        self._waiting.append(brought)
+            tensors = on_host(*tensors)
+        first, end = len(self._brought), len(self._brought) + len(tensors)
+        self._brought += tensors
+
+        def brought() -> list[torch.Tensor]:
+            self.host()
+            return self._brought[first:end]
+
         return brought
 
     def host(self) -> list[list[int]]:
         """The tokens that were decided for each request, after the step's one wait; from here on
         the requests know them."""
         if self._decided is None:
-            tensors = [tensor for brought in self._waiting for tensor in brought.tensors]
             with self.wait():
-                decided, *copies = on_host(self.decided, *tensors)
-            for brought in self._waiting:
-                count = len(brought.tensors)
-                brought.tensors, copies = copies[:count], copies[count:]
-            self._waiting.clear()  # else caches would live until circles are collected
+                decided, *self._brought = on_host(self.decided, *self._brought)
             self._decided = [[token for token in own if token >= 0] for own in decided.tolist()]
             for request, own in zip(self.requests, self._decided, strict=True):
                 request.decide(own)
         return self._decided
-
-
-@dataclass
-class Brought:
-    """Tensors on their way to the host."""
-
-    verified: Verified
-    tensors: list[torch.Tensor]
-
-    def __call__(self) -> list[torch.Tensor]:
-        """On the host, after the step's one wait."""
-        self.verified.host()
-        return self.tensors
 
 
 class Session(ABC):
@@ -168,8 +160,10 @@ class Attached(ABC):
         """Forget what earlier prompts taught: stores, lengths, records."""
 
 
-class Drafter(ABC):
+class Drafter(Settings, ABC):
     """Settings of something that proposes tokens."""
+
+    section = "drafter"
 
     @abstractmethod
     def attach(self, target: Target) -> Attached:
@@ -191,13 +185,14 @@ _ATTACHED: WeakKeyDictionary[Drafter, tuple[Target, Attached]] = WeakKeyDictiona
 
 
 class HostSession(Session):
-    """A session that drafts on the host, one request after the other.
+    """Drafts on the host, one request after the other, as `attached` says; states: what that keeps
+    of each request."""
 
-    states: of each request what the drafter keeps.
-    """
+    def __init__(self, attached: "AttachedHost", states: list):
+        self.attached, self.states = attached, states
 
-    def __init__(self, attached: "AttachedHost", requests: Sequence[Request], states: list):
-        self.attached, self.requests, self.states = attached, list(requests), states
+    def ask(self, verified: Verified) -> None:
+        self.brought = self.attached.ask(verified, self.states)
 
     def draft(self, verified: Verified, budget: int) -> Trees:
         return Trees.of(self.drafts(verified, budget), self.attached.target.device)
@@ -205,32 +200,22 @@ class HostSession(Session):
     def drafts(self, verified: Verified, budget: int) -> list[Draft]:
         """The next draft of each request."""
         verified.host()
-        self.learn(verified)
+        self.attached.learn(verified, self.states, self.brought and self.brought())
         return [
-            self.drafted(request, state, budget)
-            for request, state in zip(self.requests, self.states, strict=True)
+            self.attached.drafted(request, state, budget)
+            for request, state in zip(verified.requests, self.states, strict=True)
         ]
 
-    def learn(self, verified: Verified) -> None:
-        """Take up what was verified, before the next drafts."""
-
-    @abstractmethod
-    def drafted(self, request: Request, state: object, budget: int) -> Draft:
-        """The next draft of one request, of up to `request.room` tokens to be of use."""
-
     def keep(self, indices: list[int]) -> None:
-        self.requests = [self.requests[index] for index in indices]
         self.states = [self.states[index] for index in indices]
 
     def join(self, other: "HostSession") -> None:
-        self.requests += other.requests
         self.states += other.states
 
 
 class AttachedHost(Attached):
-    """A drafter with `HostSession`s. session: their class; states: of the last one."""
-
-    session: type[HostSession]
+    """A drafter that drafts on the host, one request after the other; states: of the last session's
+    requests."""
 
     def __init__(self, target: Target, settings: Drafter):
         super().__init__(target)
@@ -238,8 +223,17 @@ class AttachedHost(Attached):
 
     def start(self, requests: Sequence[Request], budget: int) -> HostSession:
         self.states = [self.state(request, budget) for request in requests]
-        return self.session(self, requests, list(self.states))
+        return HostSession(self, list(self.states))
+
+    def state(self, request: Request, budget: int) -> object:
+        """What is kept of a new request."""
+
+    def ask(self, verified: Verified, states: list) -> Brought | None:
+        """What `learn` needs: `verified.bring` of it."""
+
+    def learn(self, verified: Verified, states: list, brought: list[torch.Tensor] | None) -> None:
+        """Take up what was verified, before the next drafts."""
 
     @abstractmethod
-    def state(self, request: Request, budget: int) -> object:
-        """What the session keeps of a new request."""
+    def drafted(self, request: Request, state: object, budget: int) -> Draft:
+        """The next draft of one request, of up to `request.room` tokens to be of use."""

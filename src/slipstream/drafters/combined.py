@@ -10,6 +10,7 @@ of it happens on the device.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -18,8 +19,8 @@ import torch.nn.functional as F
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees, merge, most_probable
 from slipstream.core.verification import compared
-from slipstream.drafters.base import Request, Session, Verified
-from slipstream.drafters.several import AttachedSeveral, Several
+from slipstream.drafters.base import Request, Verified
+from slipstream.drafters.several import AttachedSeveral, Several, SeveralSession
 from slipstream.targets.target import Target
 
 # Kinds of confidence of one drafter that are told apart.
@@ -39,37 +40,21 @@ class Combined(Several):
     """Merges the trees of `drafters`, by name, the one that is trusted most first, None where one
     is left out."""
 
-    def attach(self, target: Target) -> "AttachedCombined":
-        return AttachedCombined(*self.attached_parts(target))
+    def attach(self, target: Target) -> AttachedSeveral:
+        target, parts = self.attached_parts(target)
+        new_record = partial(Record, len(parts), target.device)
+        return AttachedSeveral(target, parts, new_record, CombinedSession)
 
 
-class AttachedCombined(AttachedSeveral):
-    """record: of all prompts, those that are answered at the same time as well. They share it
-    without harm: it changes which tokens are drafted, and no answer depends on that."""
+class CombinedSession(SeveralSession):
+    """trees: the last ones of all drafters together; claims: (B, M, drafters), what each said of
+    their nodes; prompts: how well tokens do in each."""
 
-    def start(self, requests: Sequence[Request], budget: int) -> "CombinedSession":
-        sessions = self.sessions(requests, budget)
-        return CombinedSession(self, list(sessions.values()), len(requests))
-
-    def new_record(self) -> "Record":
-        return Record(len(self.parts), self.target.device)
-
-
-class CombinedSession(Session):
-    """The sessions of all drafters; of their last trees together, what each claimed of the nodes,
-    (B, M, drafters), and how well tokens do in each prompt."""
-
-    def __init__(self, attached: AttachedCombined, sessions: Sequence[Session], batch: int):
-        self.attached, self.sessions = attached, sessions
-        self.visitors = [visitor for session in sessions for visitor in session.visitors]
-        self.extra_rows = sum(session.extra_rows for session in sessions)
-        self.prompts = PromptRecords(batch, attached.target.device)
+    def __init__(self, attached: AttachedSeveral, requests: Sequence[Request], budget: int):
+        super().__init__(attached, requests, budget)
+        self.prompts = PromptRecords(len(requests), attached.target.device)
         self.trees: Trees | None = None
         self.claims: torch.Tensor | None = None
-
-    def ask(self, verified: Verified) -> None:
-        for session in self.sessions:
-            session.ask(verified)
 
     def draft(self, verified: Verified, budget: int) -> Trees:
         if self.trees is not None:
@@ -77,21 +62,19 @@ class CombinedSession(Session):
             expected = self.attached.record.proven(self.claims)
             self.prompts.count(self.claims, tested, right, expected)
             self.attached.record.count(self.claims, tested, right)
-        drafted = [session.draft(verified, budget) for session in self.sessions]
+        drafted = [session.draft(verified, budget) for session in self.sessions.values()]
         self.trees, self.claims = together(drafted)
         proven = self.attached.record.proven(self.claims)
         return chosen(self.trees, proven * self.prompts.correction(self.claims), budget)
 
     def keep(self, indices: list[int]) -> None:
-        for session in self.sessions:
-            session.keep(indices)
+        super().keep(indices)
         index = on_device(indices, self.claims.device)
         self.trees, self.claims = self.trees.only(indices), self.claims[index]
         self.prompts.keep(index)
 
     def join(self, other: "CombinedSession") -> None:
-        for session, joining in zip(self.sessions, other.sessions, strict=True):
-            session.join(joining)
+        super().join(other)
         self.trees = self.trees.join(other.trees)
         padded = [
             F.pad(claims, (0, 0, 0, self.trees.width - claims.shape[1]))

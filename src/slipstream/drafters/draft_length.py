@@ -1,21 +1,26 @@
 """When a draft is long enough: rules that say how far to draft, or look at every token drawn.
 
-A rule holds settings; each request has a `Length` of its own that follows it. Any such rule leaves
-decoding exact: whether one more token is drafted depends only on tokens that are part of the draft
-already, and verification goes level by level. Where drafts are drawn (a draft model, sampling), a
-length that is carried from prompt to prompt makes an answer's tokens depend on earlier prompts,
-though not their distribution.
+Any such rule leaves decoding exact: whether one more token is drafted depends only on tokens that
+are part of the draft already, and verification goes level by level. Where drafts are drawn (a draft
+model, sampling), a length that is carried from prompt to prompt makes an answer's tokens depend on
+earlier prompts, though not their distribution.
 """
 
 import copy
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil
+from typing import Self
 
 import torch
 
 from slipstream.core.errors import InputError
+from slipstream.core.settings import Settings, number
+from slipstream.core.trees import Trees
+from slipstream.core.verification import agreement
+from slipstream.drafters.base import Verified
 from slipstream.speculators.draft_features import shape_of
 from slipstream.targets.target import Target
 
@@ -33,13 +38,31 @@ class Drawn:
     tokens: torch.Tensor
     hidden: torch.Tensor | None = None
 
-    def confidences(self) -> torch.Tensor:
-        """(P,) how probable the drafter thinks each token."""
-        return self.logits.float().softmax(-1).gather(1, self.tokens[:, None])[:, 0]
 
+class DraftLength(Settings):
+    """Base of all rules, and the simplest one: as long as there is room. The settings, the same
+    `attach`ed to a drafter, and as one request follows them (`start`) with a state of its own.
 
-class Length:
-    """The draft length of one request, and the simplest rule: as long as there is room."""
+    looks_at: what `scores` needs to know of a draft: "nothing", the "confidence" in its tokens, the
+    "logits" that they are drawn from, or the "states" of a draft model as well. threshold: a draft
+    ends with a token whose score is below it, None for none.
+    """
+
+    section, looks_at = "length", "nothing"
+    threshold: float | None = None
+
+    def attach(self, model: Target | None = None) -> Self:
+        """For a drafter at work, with its draft model if it has one; what is carried from prompt to
+        prompt is its own."""
+        return copy.copy(self)
+
+    def start(self) -> Self:
+        """For a new request."""
+        return copy.copy(self)
+
+    def scores(self, drawn: Drawn) -> list[float]:
+        """(P,) what the rule finds of each token drawn, for `stops`."""
+        return [0.0] * len(drawn.tokens)
 
     def begin(self) -> None:
         """Another draft begins."""
@@ -49,37 +72,53 @@ class Length:
         return sys.maxsize
 
     def stops(self, score: float) -> bool:
-        """Whether the draft ends with the token of which the rule finds this score."""
-        return False
+        """Whether the draft ends with the token of which `scores` says this."""
+        return self.threshold is not None and score < self.threshold
 
     def observe(self, drafted: int, accepted: int) -> None:
         """What became of the draft."""
 
-
-class DraftLength:
-    """Base of all rules.
-
-    looks_at: what `scores` needs to know of a draft: "nothing", the "confidence" in its tokens, the
-    "logits" that they are drawn from, or the "states" of a draft model as well.
-    """
-
-    looks_at = "nothing"
-
-    def attach(self, model: Target | None = None) -> "DraftLength":
-        """This rule for a drafter at work, with its draft model if it has one; what it carries from
-        prompt to prompt is its own."""
-        return copy.copy(self)
-
-    def start(self) -> Length:
-        """The length of a new request."""
-        return Length()
-
-    def scores(self, drawn: Drawn) -> list[float]:
-        """(P,) what the rule finds of each token drawn, for `Length.stops`."""
-        return [0.0] * len(drawn.tokens)
-
     def forget(self) -> None:
         """Forget what earlier prompts taught."""
+
+
+class Lengths:
+    """The drafts of a batch: each as long as the rule of its request wants.
+
+    rule: of all of them; each: as the requests follow it.
+    """
+
+    def __init__(self, rule: DraftLength, count: int):
+        self.rule, self.each = rule, [rule.start() for _ in range(count)]
+        self.outcome = None
+
+    def ask(self, verified: Verified, drafted: Trees) -> None:
+        """Let the host be told what became of the last drafts."""
+        agreed = agreement(drafted, verified.decided)
+        self.outcome = verified.bring(drafted.depths.amax(-1), agreed)
+
+    def begin(self, most: Sequence[int]) -> list[int]:
+        """How long the next drafts are to be, at most as given."""
+        if self.outcome is not None:
+            for length, *outcome in zip(self.each, *self.outcome(), strict=True):
+                length.observe(*map(int, outcome))
+        for length in self.each:
+            length.begin()
+        return [min(own, length.limit()) for own, length in zip(most, self.each, strict=True)]
+
+    def look(self, drawn: Drawn, going: list[int], depths: list[int], depth: int) -> None:
+        """The drafts that are `going` on have got the tokens of this depth, which may end them."""
+        for place, score in zip(going, self.rule.scores(drawn), strict=True):
+            if self.each[place].stops(score):
+                depths[place] = depth
+
+    def keep(self, indices: list[int]) -> None:
+        """Only these requests go on."""
+        self.each = [self.each[index] for index in indices]
+
+    def join(self, other: "Lengths") -> None:
+        """The requests of `other` go on after these."""
+        self.each += other.each
 
 
 def check_length(
@@ -94,28 +133,7 @@ def check_length(
     return length
 
 
-class _Counted(Length):
-    """A length that follows how many tokens were accepted."""
-
-    def __init__(self, rule: "_Counting"):
-        self.rule, self.stopped = rule, False
-        self.value: float = rule.carried if rule.carry else rule.initial
-
-    def begin(self) -> None:
-        self.stopped = False
-
-    def limit(self) -> int:
-        return ceil(self.value)
-
-    def stops(self, score: float) -> bool:
-        self.stopped = self.rule.too_unsure(score)
-        return self.stopped
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        self.value = self.rule.following(self, drafted, accepted)
-        self.rule.carried = self.value
-
-
+@dataclass(eq=False)
 class _Counting(DraftLength, ABC):
     """Rules that follow how many tokens were accepted.
 
@@ -123,24 +141,29 @@ class _Counting(DraftLength, ABC):
     the length that was reached last.
     """
 
-    def __init__(self, initial: float, carry: bool):
-        if not 1 <= initial < inf:
-            raise InputError("length.initial: must be a finite number of at least 1")
-        self.initial, self.carry = initial, carry
+    initial: float = number(least=1)
+    carry: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.forget()
 
-    def start(self) -> Length:
-        return _Counted(self)
+    def start(self) -> Self:
+        request = super().start()
+        request.rule, request.value = self, self.carried if self.carry else self.initial
+        return request
+
+    def limit(self) -> int:
+        return ceil(self.value)
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self.value = self.rule.carried = self.following(drafted, accepted)
 
     def forget(self) -> None:
         self.carried = self.initial
 
-    def too_unsure(self, score: float) -> bool:
-        """Whether a draft ends with a token of this score."""
-        return False
-
     @abstractmethod
-    def following(self, length: _Counted, drafted: int, accepted: int) -> float:
+    def following(self, drafted: int, accepted: int) -> float:
         """The length of the next draft."""
 
 
@@ -149,12 +172,13 @@ class Heuristic(_Counting):
     else one less. It carries its length over from prompt to prompt ("heuristic_transient" does
     not). Source: `GenerationConfig.num_assistant_tokens_schedule`, where the first length is 20."""
 
-    def following(self, length: _Counted, drafted: int, accepted: int) -> float:
-        if drafted < length.limit() and accepted == drafted:
-            return length.value
-        return max(1.0, length.value + (2 if accepted == drafted else -1))
+    def following(self, drafted: int, accepted: int) -> float:
+        if drafted < self.limit() and accepted == drafted:
+            return self.value
+        return max(1.0, self.value + (2 if accepted == drafted else -1))
 
 
+@dataclass(eq=False, kw_only=True)
 class GammaTune(_Counting):
     """A draft length that follows a moving mean of the accepted tokens (GammaTune, Algorithm 1,
     whose lines are read in the one way in which all act): A accepted tokens, `bonus` more if the
@@ -167,74 +191,51 @@ class GammaTune(_Counting):
     length, and changes nothing.
     """
 
-    def __init__(
-        self,
-        initial: float,
-        rate: float,
-        bonus: float,
-        least: float,
-        most: float,
-        threshold: float | None,
-        carry: bool,
-    ):
-        super().__init__(initial, carry)
-        if not 0 < rate <= 1:
-            raise InputError("length.rate: must be above 0 and at most 1")
-        if not 0 <= bonus < inf:
-            raise InputError("length.bonus: must be a finite number of at least 0")
-        if not 1 <= least <= most < inf:
-            raise InputError("length: needs 1 <= least <= most, both finite")
-        if threshold is not None and not 0 < threshold < 1:
-            raise InputError("length.threshold: must be between 0 and 1, both excluded, or null")
-        self.rate, self.bonus, self.least, self.most = rate, bonus, least, most
-        self.threshold = threshold
-        self.looks_at = "nothing" if threshold is None else "confidence"
+    rate: float = number(above=0, most=1)
+    bonus: float = number(least=0)
+    least: float = number(least=1)
+    most: float = number(least=1)
+    threshold: float | None = number(null=True, above=0, below=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.least > self.most:
+            raise InputError("length: needs least <= most")
+        self.looks_at = "nothing" if self.threshold is None else "confidence"
 
     def scores(self, drawn: Drawn) -> list[float]:
-        if self.threshold is None:
-            return super().scores(drawn)
         return drawn.logits.float().softmax(-1).amax(-1).tolist()
 
-    def too_unsure(self, score: float) -> bool:
-        return self.threshold is not None and score < self.threshold
+    def begin(self) -> None:
+        self.stopped = False
 
-    def following(self, length: _Counted, drafted: int, accepted: int) -> float:
-        limit = length.limit()
-        if accepted == drafted < limit and not length.stopped:
-            return length.value
+    def stops(self, score: float) -> bool:
+        self.stopped = super().stops(score)
+        return self.stopped
+
+    def following(self, drafted: int, accepted: int) -> float:
+        limit = self.limit()
+        if accepted == drafted < limit and not self.stopped:
+            return self.value
         reached = accepted + (self.bonus if accepted == limit else 0)
-        new = (1 - self.rate) * length.value + self.rate * reached
+        new = (1 - self.rate) * self.value + self.rate * reached
         return min(self.most, max(self.least, new))
 
 
-class Below(Length):
-    """A draft ends with a token whose score is below the threshold."""
-
-    def __init__(self, threshold: float):
-        self.threshold = threshold
-
-    def stops(self, score: float) -> bool:
-        return score < self.threshold
-
-
+@dataclass(eq=False)
 class AssistantThreshold(DraftLength):
     """transformers' `assistant_confidence_threshold`: a draft ends with a token of which the draft
     model itself is less sure than the threshold."""
 
     looks_at = "confidence"
-
-    def __init__(self, threshold: float):
-        if not 0 < threshold < 1:
-            raise InputError("length.threshold: must be between 0 and 1, both excluded")
-        self.threshold = threshold
-
-    def start(self) -> Length:
-        return Below(self.threshold)
+    threshold: float = number(above=0, below=1)
 
     def scores(self, drawn: Drawn) -> list[float]:
-        return drawn.confidences().tolist()
+        probabilities = drawn.logits.float().softmax(-1)
+        return probabilities.gather(1, drawn.tokens[:, None])[:, 0].tolist()
 
 
+@dataclass(eq=False)
 class EntropyBound(DraftLength):
     """AdaEDL: stop when a lower bound on the probability of acceptance, 1 - sqrt(gamma H(q)), falls
     below a threshold that follows the share of accepted tokens.
@@ -247,45 +248,25 @@ class EntropyBound(DraftLength):
     """
 
     looks_at = "logits"
+    scale: float = number(above=0)
+    threshold: float = number()
+    goal: float = number(least=0, most=1)
+    step: float = number(least=0)
+    memory: float = number(least=0, most=1)
+    inertia: float = number(least=0, most=1)
 
-    def __init__(
-        self,
-        scale: float,
-        threshold: float,
-        goal: float,
-        step: float,
-        memory: float,
-        inertia: float,
-    ):
-        if not 0 < scale < inf:
-            raise InputError("length.scale: must be a finite number above 0")
-        if not -inf < threshold < inf or not 0 <= step < inf:
-            raise InputError("length: threshold must be finite, and step finite and not below 0")
-        for name, value in (("goal", goal), ("memory", memory), ("inertia", inertia)):
-            if not 0 <= value <= 1:
-                raise InputError(f"length.{name}: must be between 0 and 1")
-        self.scale, self.threshold, self.goal, self.step = scale, threshold, goal, step
-        self.memory, self.inertia = memory, inertia
-
-    def start(self) -> Length:
-        return _Bounded(self)
+    def start(self) -> Self:
+        request = super().start()
+        request.share = self.goal
+        return request
 
     def scores(self, drawn: Drawn) -> list[float]:
         entropies = shape_of(drawn.logits)[:, 0].tolist()
         return [1 - (self.scale * entropy) ** 0.5 for entropy in entropies]
 
-
-class _Bounded(Below):
-    """AdaEDL's threshold of one request, and the share of tokens that were accepted."""
-
-    def __init__(self, rule: EntropyBound):
-        super().__init__(rule.threshold)
-        self.rule, self.share = rule, rule.goal
-
     def observe(self, drafted: int, accepted: int) -> None:
         if not drafted:
             return
-        rule = self.rule
-        self.share = rule.memory * self.share + (1 - rule.memory) * accepted / drafted
-        wanted = self.threshold + (rule.step if self.share < rule.goal else -rule.step)
-        self.threshold = rule.inertia * self.threshold + (1 - rule.inertia) * wanted
+        self.share = self.memory * self.share + (1 - self.memory) * accepted / drafted
+        wanted = self.threshold + (self.step if self.share < self.goal else -self.step)
+        self.threshold = self.inertia * self.threshold + (1 - self.inertia) * wanted

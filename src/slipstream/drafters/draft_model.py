@@ -6,47 +6,50 @@ token waits for the device after each. Source: Leviathan et al. 2023, Chen et al
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from slipstream.core.errors import InputError
-from slipstream.core.sampling import draw
+from slipstream.core.sampling import distributions, draw
+from slipstream.core.settings import whole
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Drawn, Trees
-from slipstream.core.verification import agreement
 from slipstream.drafters import draft_length
 from slipstream.drafters.base import Attached, Drafter, Request, Session, Verified
-from slipstream.drafters.draft_length import DraftLength
+from slipstream.drafters.draft_length import DraftLength, Lengths
 from slipstream.targets.compiled import compile_like
 from slipstream.targets.loading import check_vocabularies
 from slipstream.targets.reading import CachedModel
 from slipstream.targets.target import Target
 
 
+@dataclass(eq=False)
 class DraftModel(Drafter):
     """Drafts up to `num_tokens` tokens a step with `model`, itself a `Target`.
 
     length: a rule that may end a draft earlier, None for none.
     """
 
-    def __init__(self, model: Target, num_tokens: int, length: DraftLength | None = None):
-        if num_tokens < 1:
-            raise InputError("drafter.num_tokens: must be at least 1")
-        self.model, self.num_tokens = model, num_tokens
-        self.length = length or DraftLength()
+    model: Target
+    num_tokens: int = whole(least=1)
+    length: DraftLength | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.length = self.length or DraftLength()
 
     def attach(self, target: Target) -> "AttachedDraftModel":
         check_vocabularies(target, self.model, "drafter.model")
         compile_like(self.model, target)
-        return AttachedDraftModel(target, self, self.length.attach(self.model))
+        return AttachedDraftModel(target, self)
 
 
 class AttachedDraftModel(Attached):
     draws = True
 
-    def __init__(self, target: Target, settings: DraftModel, length: DraftLength):
+    def __init__(self, target: Target, settings: DraftModel):
         super().__init__(target)
-        self.settings, self.length = settings, length
+        self.settings, self.length = settings, settings.length.attach(settings.model)
 
     def start(self, requests: Sequence[Request], budget: int) -> "DraftModelSession":
         return DraftModelSession(self.settings, self.length, requests)
@@ -59,31 +62,22 @@ class DraftModelSession(Session):
     """The draft model reads along; each request has its own length."""
 
     def __init__(self, settings: DraftModel, rule: DraftLength, requests: Sequence[Request]):
-        self.settings, self.rule, self.requests = settings, rule, list(requests)
+        self.settings = settings
         longest = max(len(each.tokens) + each.room for each in requests)
         ahead = max(2, settings.num_tokens)
         self.reader = CachedModel(settings.model, longest, len(requests), ahead)
-        self.lengths = [rule.start() for _ in requests]
+        self.lengths = Lengths(rule, len(requests))
         self.drafted: Trees | None = None
 
     def ask(self, verified: Verified) -> None:
         if self.drafted is not None:
-            agreed = agreement(self.drafted, verified.decided)
-            self._outcome = verified.bring(self.drafted.real.sum(-1) - 1, agreed)
+            self.lengths.ask(verified, self.drafted)
 
     def draft(self, verified: Verified, budget: int) -> Trees:
-        model, rule, lengths = self.settings.model, self.rule, self.lengths
+        model, lengths, requests = self.settings.model, self.lengths, verified.requests
         verified.host()
-        if self.drafted is not None:
-            for length, *outcome in zip(lengths, *self._outcome(), strict=True):
-                length.observe(*map(int, outcome))
-        for length in lengths:
-            length.begin()
-        depths = [
-            min(self._room(request, budget), length.limit())
-            for request, length in zip(self.requests, lengths, strict=True)
-        ]
-        texts = [request.tokens for request in self.requests]
+        depths = lengths.begin([self._room(request, budget) for request in requests])
+        texts = [request.tokens for request in requests]
         fed, chain, drawn_from = self.reader.unread(texts), [verified.next_tokens], []
         for node in range(max(depths)):
             going = [place for place, depth in enumerate(depths) if node < depth]
@@ -91,34 +85,17 @@ class DraftModelSession(Session):
                 break
             hidden = self.reader.read(fed)
             logits = model.logits(hidden)
-            tokens, probabilities = self._chosen(logits, going)
+            tokens, probabilities = _chosen(requests, logits, going)
             chain.append(tokens)
             drawn_from.append(probabilities)
-            if rule.looks_at != "nothing":
+            if lengths.rule.looks_at != "nothing":
                 drawn = draft_length.Drawn(logits[going], tokens[going], hidden[going])
-                for place, score in zip(going, rule.scores(drawn), strict=True):
-                    if lengths[place].stops(score):
-                        depths[place] = node + 1
+                lengths.look(drawn, going, depths, node + 1)
             ids = tokens.tolist()
             fed = [[ids[p]] if node + 1 < depth else [] for p, depth in enumerate(depths)]
         self.reader.forget_beyond(list(map(len, texts)))
         self.drafted = self._chains(chain, depths, drawn_from)
         return self.drafted
-
-    def _chosen(
-        self, logits: torch.Tensor, going: list[int]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(B,) tokens from (B, V) logits, and (B, V) what they were drawn from, if they were; with
-        numbers of the requests that are `going` on alone."""
-        samplings = [request.sampling for request in self.requests]
-        if all(sampling.greedy for sampling in samplings):
-            return logits.argmax(-1), None
-        pairs = zip(samplings, logits, strict=True)
-        probabilities = torch.stack([sampling.distribution(own) for sampling, own in pairs])
-        points = torch.zeros(len(samplings), dtype=torch.float64)
-        for place in going:
-            points[place] = self.requests[place].chance.number()
-        return draw(probabilities, on_device(points, logits.device)), probabilities
 
     def _chains(self, chain, depths: list[int], drawn_from) -> Trees:
         """Chains of these depths from (B,) tokens of each level."""
@@ -143,13 +120,25 @@ class DraftModelSession(Session):
         return max(0, min(self.settings.num_tokens, budget - 1, request.room - 1, room))
 
     def keep(self, indices: list[int]) -> None:
-        self.requests = [self.requests[index] for index in indices]
-        self.lengths = [self.lengths[index] for index in indices]
+        self.lengths.keep(indices)
         self.reader.keep(indices)
         self.drafted = self.drafted.only(indices)
 
     def join(self, other: "DraftModelSession") -> None:
-        self.requests += other.requests
-        self.lengths += other.lengths
+        self.lengths.join(other.lengths)
         self.reader.join(other.reader)
         self.drafted = self.drafted.join(other.drafted)
+
+
+def _chosen(
+    requests: Sequence[Request], logits: torch.Tensor, going: list[int]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(B,) tokens from (B, V) logits, and (B, V) what they were drawn from, if they were; with
+    numbers of the requests that are `going` on alone."""
+    samplings = [request.sampling for request in requests]
+    if all(sampling.greedy for sampling in samplings):
+        return logits.argmax(-1), None
+    probabilities, points = distributions(samplings, logits), torch.zeros(len(requests)).double()
+    for place in going:
+        points[place] = requests[place].chance.number()
+    return draw(probabilities, on_device(points, logits.device)), probabilities

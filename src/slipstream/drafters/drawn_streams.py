@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 from slipstream.core.drafts import Draft, grow_by_confidence
-from slipstream.core.sampling import draw
+from slipstream.core.sampling import distributions, draw
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Drawn, Trees
 from slipstream.core.verification import without
@@ -48,10 +48,11 @@ def drawn_trees(
     for level in range(deepest):
         nodes = [node for node in range(count) if depths[node] == level]
         scores = likely[:, level, None].expand(-1, len(nodes), -1)
-        if pairs is not None:
-            scores = _paired(scores, tokens[:, nodes], pairs, level, num_candidates, texts)
-        found = zip(requests, scores, strict=True)
-        left = torch.stack([request.sampling.distribution(own) for request, own in found])
+        if pairs is not None:  # the scores of the likeliest tokens after the nodes
+            best = scores[:, :1].topk(min(num_candidates, scores.shape[-1])).indices
+            gains = pairs(tokens[:, None, nodes], best, texts, level)[:, 0].to(scores.dtype)
+            scores = scores.scatter_add(-1, best.expand_as(gains), gains)
+        left = distributions([request.sampling for request in requests], scores)
         probabilities[:, nodes] = left
         for rank in range(len(KEPT)):
             children = [
@@ -87,17 +88,3 @@ def shape(budget: int, levels: int, most_children: int) -> Draft:
     """
     children = list(range(most_children)), KEPT[:most_children]
     return grow_by_confidence(0, lambda rank, depth: children, budget, levels)
-
-
-def _paired(
-    scores: torch.Tensor,
-    parents: torch.Tensor,
-    pairs: PairScores,
-    level: int,
-    num_candidates: int,
-    texts: torch.Tensor | None,
-) -> torch.Tensor:
-    """(B, P, V) logarithms with the scores of the likeliest tokens after (B, P) parents."""
-    best = scores[:, :1].topk(min(num_candidates, scores.shape[-1])).indices
-    gains = pairs(parents[:, None], best, texts, level)[:, 0]
-    return scores.scatter_add(-1, best.expand_as(gains), gains.to(scores.dtype))

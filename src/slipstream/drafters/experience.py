@@ -65,10 +65,6 @@ class Experience:
         before = self.near.get(name, (0.0, 0.0))
         self.near[name] = MEMORY * before[0] + claimed, MEMORY * before[1] + right
 
-    def verified(self, name: str, right: int) -> None:
-        """Another drafter's draft, verified, had so many tokens right."""
-        self.working[name].count(right)
-
     def spent(self, spent: dict[str, float]) -> None:
         """Drafters took so many seconds on the host, of one step."""
         for name, seconds in spent.items():
@@ -100,7 +96,8 @@ class Experience:
                 return name, budget
         found = {(NONE, 1): requests / self._cost(NONE, requests)}
         for name, own in drafts.items():
-            for width, tokens in _promised(own, self._trust(name)):
+            claimed, right = self.near.get(name, (0.0, 0.0))
+            for width, tokens in _promised(own, (right + TRUST) / (claimed + TRUST)):
                 found[name, width] = (requests + tokens) / self._cost(NONE, requests * width)
         for name in working:
             tokens = requests * (1 + self.working[name].mean)
@@ -110,11 +107,6 @@ class Experience:
         for name in working:
             self.working[name].decide(best[0] == name)
         return best
-
-    def _trust(self, name: str) -> float:
-        """What a near drafter's claims are to be multiplied by."""
-        claimed, right = self.near.get(name, (0.0, 0.0))
-        return (right + TRUST) / (claimed + TRUST)
 
     def _cost(self, name: str, rows: int) -> float:
         """Seconds of a step: between what was measured lately, and beyond it what most rows took,

@@ -8,12 +8,14 @@ verified, too.
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+
+import torch
 
 from slipstream.core.drafts import Draft, PathTree
-from slipstream.core.errors import InputError
+from slipstream.core.settings import whole
 from slipstream.core.transfer import on_device
-from slipstream.drafters.base import AttachedHost, Drafter, HostSession, Request, Verified
+from slipstream.drafters.base import AttachedHost, Brought, Drafter, Request, Verified
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.suffixes import Retrieval
 from slipstream.targets.target import Target
@@ -33,6 +35,11 @@ class GuessPool:
     def __init__(self, ngram: int, most: int):
         self.ngram, self.most = ngram, most
         self.continuations: dict[int, dict[tuple[int, ...], None]] = {}
+
+    @property
+    def parts(self) -> list[dict]:
+        """The dictionaries, to be counted."""
+        return [self.continuations]
 
     def __contains__(self, token: int) -> bool:
         """Whether anything is known to follow `token`."""
@@ -66,22 +73,11 @@ def num_branches(most: int, ngram: int, budget: int) -> int:
     return min(most, (budget - 1) // 2 // (ngram - 1))
 
 
-class Stored(Protocol):
-    """What guesses are looked up in."""
-
-    def add(self, ngram: Sequence[int]) -> None:
-        """Store an n-gram of `Guessing.ngram` tokens, of which the last one is new."""
-
-    @property
-    def parts(self) -> list[object]:
-        """The dictionaries, to be counted."""
-
-
 class Branches(ABC):
     """The lookahead branches of one request. ends: of the last tree, the node of each one's last
     token."""
 
-    def __init__(self, stored: Stored):
+    def __init__(self, stored: GuessPool):
         self.chance, self.stored = random.Random(0), stored
         self.read_to = 0
         self.ends: list[int] = []
@@ -105,104 +101,87 @@ class Branches(ABC):
         self.read_to = max(self.read_to, len(tokens) - size + 1)
 
 
+@dataclass(eq=False, kw_only=True)
 class Guessing(Drafter):
     """Settings of drafters with lookahead branches.
 
-    count: most branches; ngram: tokens of an n-gram; most: guesses verified at once, and kept of
-    each first token. text: whether the n-grams of prompt and answer are stored, too. retrieval:
-    guesses from a corpus where the others leave room, None for none. keep: whether later prompts
-    find what earlier ones stored. ranks: how many of the likeliest tokens after a branch are looked
-    at.
+    ngram: tokens of an n-gram (N); guesses: verified at once at most, and kept of each first token
+    (G). text: whether the n-grams of prompt and answer are stored, too. retrieval: guesses from a
+    corpus where the others leave room, None for none. keep: whether later prompts find what earlier
+    ones stored. ranks: how many of the likeliest tokens after a branch are looked at.
     """
 
     ranks = 1
-
-    def __init__(
-        self,
-        count: int,
-        ngram: int,
-        most: int,
-        text: bool,
-        retrieval: Retrieval | None,
-        keep: bool,
-    ):
-        if count < 1 or ngram < 2 or most < 1:
-            raise InputError(
-                "drafter: needs at least 1 guess and 1 candidate or column, and ngram of at least 2"
-            )
-        self.count, self.ngram, self.most = count, ngram, most
-        self.text, self.retrieval, self.keep = text, retrieval, keep
+    ngram: int = whole(least=2)
+    guesses: int = whole(least=1)
+    text: bool
+    retrieval: Retrieval | None
+    keep: bool
 
     @abstractmethod
-    def stored(self) -> Stored:
+    def stored(self) -> GuessPool:
         """An empty store."""
 
     @abstractmethod
-    def branches(self, prompt: list[int], count: int, stored: Stored) -> Branches:
-        """The lookahead branches of one request."""
+    def branches(self, prompt: list[int], budget: int, stored: GuessPool) -> Branches:
+        """The lookahead branches of one request, in trees of `budget` nodes."""
 
     @abstractmethod
-    def guesses(self, tokens: list[int], stored: Stored, room: int) -> list[Sequence[int]]:
+    def found(self, tokens: list[int], stored: GuessPool, room: int) -> list[Sequence[int]]:
         """Continuations of `tokens`, in the order in which they find room in `room` nodes."""
 
     def attach(self, target: Target) -> "AttachedGuessing":
         return AttachedGuessing(target, self)
 
 
-class GuessingSession(HostSession):
+class AttachedGuessing(AttachedHost):
     """Guesses and lookahead branches in one tree, of which nodes keep their numbers."""
 
-    attached: "AttachedGuessing"
-
-    def ask(self, verified: Verified) -> None:
-        """(B, branches, ranks) what the target says after each branch, the likeliest first."""
-        self._said = None
-        if not verified.prompt and self.states[0].ends:
-            logits = verified.logits
-            ends = on_device([state.ends for state in self.states], logits.device)
-            ranks = min(self.attached.settings.ranks, logits.shape[-1])
-            ranked = logits[verified.each[:, None], ends].topk(ranks).indices
-            self._said = verified.bring(ranked)
-
-    def learn(self, verified: Verified) -> None:
-        if self._said is not None:
-            (ranked,) = self._said()
-            for state, own in zip(self.states, ranked.tolist(), strict=True):
-                state.extend(own)
-
-    def drafted(self, request: Request, state: Branches, budget: int) -> Draft:
-        settings, tokens = self.attached.settings, request.tokens
-        if settings.text:
-            state.read(tokens, settings.ngram)
-        ahead = state.paths()
-        room = budget - 1 - len(ahead) * (settings.ngram - 1)
-        paths = PathTree(tokens[-1], 1 + room)
-        found = settings.guesses(tokens, state.stored, room)[: settings.most]
-        if self.attached.retrieved is not None and len(found) < settings.most:
-            more = self.attached.retrieved.continuations(tokens)
-            found += more[: settings.most - len(found)]
-        for guess in found:
-            paths.add(guess[: max(0, request.room - 1)])
-        paths.budget = budget
-        state.ends = [paths.add(path) for path in ahead]
-        return paths.draft()
-
-
-class AttachedGuessing(AttachedHost):
-    mergeable, session = False, GuessingSession
+    mergeable = False
 
     def __init__(self, target: Target, settings: Guessing):
         super().__init__(target, settings)
         self.keeps = settings.keep
         self.retrieved = settings.retrieval and settings.retrieval.attach(target)
-        self.kept: Stored | None = None
+        self.kept: GuessPool | None = None
 
     def state(self, request: Request, budget: int) -> Branches:
-        settings, stored = self.settings, self.settings.stored()
+        stored = self.kept or self.settings.stored()
         if self.keeps:
-            stored = self.kept = self.kept or stored
-        count = num_branches(settings.count, settings.ngram, budget)
-        return settings.branches(list(request.tokens), count, stored)
+            self.kept = stored
+        return self.settings.branches(list(request.tokens), budget, stored)
+
+    def ask(self, verified: Verified, states: list[Branches]) -> Brought | None:
+        """(B, branches, ranks) what the target says after each branch, the likeliest first."""
+        if verified.prompt or not states[0].ends:
+            return None
+        logits = verified.logits
+        ends = on_device([state.ends for state in states], logits.device)
+        ranks = min(self.settings.ranks, logits.shape[-1])
+        return verified.bring(logits[verified.each[:, None], ends].topk(ranks).indices)
+
+    def learn(
+        self, verified: Verified, states: list[Branches], brought: list[torch.Tensor] | None
+    ) -> None:
+        if brought is not None:
+            for state, ranked in zip(states, brought[0].tolist(), strict=True):
+                state.extend(ranked)
+
+    def drafted(self, request: Request, state: Branches, budget: int) -> Draft:
+        settings, tokens = self.settings, request.tokens
+        if settings.text:
+            state.read(tokens, settings.ngram)
+        ahead = state.paths()
+        room = budget - 1 - len(ahead) * (settings.ngram - 1)
+        paths = PathTree(tokens[-1], 1 + room)
+        found = settings.found(tokens, state.stored, room)[: settings.guesses]
+        if self.retrieved is not None and len(found) < settings.guesses:
+            found += self.retrieved.continuations(tokens)[: settings.guesses - len(found)]
+        for guess in found:
+            paths.add(guess[: max(0, request.room - 1)])
+        paths.budget = budget
+        state.ends = [paths.add(path) for path in ahead]
+        return paths.draft()
 
     def memory(self) -> int:
         own = bytes_of(part for each in self.states for part in each.stored.parts)

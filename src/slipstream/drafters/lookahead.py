@@ -8,50 +8,34 @@ the root, and the younger tokens of a column hang from its oldest one. Source: F
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from slipstream.drafters.guesses import Branches, Guessing, GuessPool
-from slipstream.drafters.suffixes import Retrieval
+from slipstream.core.settings import whole
+from slipstream.drafters.guesses import Branches, Guessing, GuessPool, num_branches
 
 
+@dataclass(eq=False, kw_only=True)
 class Lookahead(Guessing):
-    """window: most columns (W); ngram: tokens of an n-gram (N); guesses: n-grams verified at once,
-    and kept of each first token (G); text, retrieval, keep: as in `Guessing`."""
+    """window: most columns (W); for the others see `Guessing`."""
 
-    def __init__(
-        self,
-        window: int,
-        ngram: int,
-        guesses: int,
-        text: bool,
-        retrieval: Retrieval | None,
-        keep: bool,
-    ):
-        super().__init__(window, ngram, guesses, text, retrieval, keep)
+    window: int = whole(least=1)
 
-    def stored(self) -> "_Pool":
-        return _Pool(self.ngram, self.most)
+    def stored(self) -> GuessPool:
+        return GuessPool(self.ngram, self.guesses)
 
-    def branches(self, prompt: list[int], count: int, stored: "_Pool") -> "_Window":
-        return _Window(prompt, count, self.ngram, stored)
+    def branches(self, prompt: list[int], budget: int, stored: GuessPool) -> "_Window":
+        return _Window(prompt, num_branches(self.window, self.ngram, budget), stored)
 
-    def guesses(self, tokens: list[int], stored: "_Pool", room: int) -> list[Sequence[int]]:
+    def found(self, tokens: list[int], stored: GuessPool, room: int) -> list[Sequence[int]]:
         return list(stored.starting_with(tokens[-1]))
-
-
-class _Pool(GuessPool):
-    """A pool as what is stored."""
-
-    @property
-    def parts(self) -> list[object]:
-        return [self.continuations]
 
 
 class _Window(Branches):
     """Generations of guessed tokens of one request, the oldest first, and the pool they feed."""
 
-    def __init__(self, prompt: list[int], width: int, ngram: int, stored: _Pool):
+    def __init__(self, prompt: list[int], width: int, stored: GuessPool):
         super().__init__(stored)
-        self.width, self.ngram = width, ngram
+        self.width = width
         self.generations = [self.drawn(prompt, width)]
 
     def paths(self) -> list[list[int]]:
@@ -65,7 +49,7 @@ class _Window(Branches):
 
     def extend(self, ranked: list[list[int]]) -> None:
         self.generations.append([likeliest for likeliest, *_ in ranked])
-        if len(self.generations) == self.ngram:
+        if len(self.generations) == self.stored.ngram:
             for column in zip(*self.generations, strict=True):
                 self.stored.add(column)
             del self.generations[0]

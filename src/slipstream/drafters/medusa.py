@@ -6,6 +6,7 @@ its tokens alone. All stays on the device.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,11 +19,11 @@ from slipstream.speculators.medusa import MedusaSpeculator
 from slipstream.targets.target import Target
 
 
+@dataclass(eq=False)
 class Medusa(Drafter):
     """Drafts with a `MedusaSpeculator`, given itself or as a folder."""
 
-    def __init__(self, speculator: MedusaSpeculator | str | Path):
-        self.speculator = speculator
+    speculator: MedusaSpeculator | str | Path
 
     def attach(self, target: Target) -> "AttachedMedusa":
         speculator = opened(self.speculator, target, MedusaSpeculator)

@@ -4,10 +4,17 @@ A text is indexed as it grows, so that a step never goes through the whole of it
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Sequence
 
 Continuation = tuple[list[int], list[float]]
 """Tokens, and how sure each is, given those before it."""
+
+
+def longest_known(store: Container, tokens: Sequence[int], longest: int) -> tuple[int, ...] | None:
+    """The longest ending of a text, up to `longest` tokens, that is in the store; None for none."""
+    sizes = range(min(longest, len(tokens)), 0, -1)
+    endings = (tuple(tokens[-size:]) for size in sizes)
+    return next((ending for ending in endings if ending in store), None)
 
 
 class _Ngrams(ABC):
@@ -28,11 +35,6 @@ class _Ngrams(ABC):
     def _note(self, ngram: tuple[int, ...], place: int, token: int) -> None:
         """`token` follows the n-gram, at `place` of the text."""
 
-    def _suffixes(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """The last tokens, most of them first."""
-        for size in range(min(self.longest, len(tokens)), 0, -1):
-            yield tuple(tokens[-size:])
-
 
 class LastPlaces(_Ngrams):
     """Where each n-gram was last followed by something.
@@ -51,12 +53,12 @@ class LastPlaces(_Ngrams):
 
         The longer the match, the surer: n tokens that agree make the next one n / (n + 1) sure.
         """
-        for ngram in self._suffixes(tokens):
-            if ngram in self.store:
-                place, size = self.store[ngram], len(ngram)
-                found = tokens[place : place + length]
-                return found, [known / (known + 1) for known in range(size, size + len(found))]
-        return [], []
+        ngram = longest_known(self.store, tokens, self.longest)
+        if ngram is None:
+            return [], []
+        place, size = self.store[ngram], len(ngram)
+        found = tokens[place : place + length]
+        return found, [known / (known + 1) for known in range(size, size + len(found))]
 
 
 class Followers(_Ngrams):
@@ -77,11 +79,10 @@ class Followers(_Ngrams):
         the last such token of several; as sure as its share of what followed."""
         ending, drafted, shares = list(tokens[-self.longest :]), [], []
         while len(drafted) < length:
-            counts = next(
-                (self.store[each] for each in self._suffixes(ending) if each in self.store), None
-            )
-            if counts is None:
+            ngram = longest_known(self.store, ending, self.longest)
+            if ngram is None:
                 break
+            counts = self.store[ngram]
             drafted.append(max(reversed(counts), key=counts.__getitem__))
             shares.append(counts[drafted[-1]] / sum(counts.values()))
             ending = [*ending, drafted[-1]][-self.longest :]

@@ -10,14 +10,15 @@ from itertools import accumulate
 from operator import mul
 
 from slipstream.core.drafts import Draft
-from slipstream.core.errors import InputError
-from slipstream.drafters.base import AttachedHost, Drafter, HostSession, Request, Verified
-from slipstream.drafters.draft_length import DraftLength, Length, check_length
+from slipstream.core.settings import whole
+from slipstream.drafters.base import AttachedHost, Drafter, Request, Verified
+from slipstream.drafters.draft_length import DraftLength, check_length
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.targets.target import Target
 
 
+@dataclass(eq=False)
 class PromptLookup(Drafter):
     """Continues as the text continued the last time its longest ending occurred.
 
@@ -26,12 +27,13 @@ class PromptLookup(Drafter):
     """
 
     index = LastPlaces
+    max_ngram: int = whole(least=1)
+    num_tokens: int = whole(least=1)
+    length: DraftLength | None = None
 
-    def __init__(self, max_ngram: int, num_tokens: int, length: DraftLength | None = None):
-        if max_ngram < 1 or num_tokens < 1:
-            raise InputError("drafter.max_ngram, drafter.num_tokens: must be at least 1")
-        self.max_ngram, self.num_tokens = max_ngram, num_tokens
-        length = check_length(length, ("nothing", "confidence"), "a drafter of n-grams")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        length = check_length(self.length, ("nothing", "confidence"), "a drafter of n-grams")
         self.length = length or DraftLength()
 
     def attach(self, target: Target) -> "AttachedLookup":
@@ -49,36 +51,11 @@ class Lookup:
     """Of one request: the n-grams of its text, the length of its drafts, and the last of them."""
 
     index: LastPlaces | Followers
-    length: Length
+    length: DraftLength
     draft: Draft
 
 
-class LookupSession(HostSession):
-    attached: "AttachedLookup"
-
-    def learn(self, verified: Verified) -> None:
-        for state, decided in zip(self.states, verified.host(), strict=True):
-            if len(state.draft) > 1:
-                state.length.observe(len(state.draft) - 1, state.draft.agreement(decided))
-
-    def drafted(self, request: Request, state: Lookup, budget: int) -> Draft:
-        most = min(self.attached.settings.num_tokens, budget - 1, request.room - 1)
-        state.length.begin()
-        most = max(0, min(most, state.length.limit()))
-        state.index.extend(request.tokens)
-        drafted, sure = state.index.continuation(request.tokens, most)
-        if self.attached.settings.length.looks_at != "nothing":
-            stops = (place for place, each in enumerate(sure) if state.length.stops(each))
-            last = next(stops, len(drafted))
-            drafted, sure = drafted[: last + 1], sure[: last + 1]
-        tokens, confidences = [request.tokens[-1], *drafted], accumulate([1.0, *sure], mul)
-        state.draft = Draft.chain(tokens, list(confidences))
-        return state.draft
-
-
 class AttachedLookup(AttachedHost):
-    session = LookupSession
-
     def __init__(self, target: Target, settings: PromptLookup):
         super().__init__(target, settings)
         self.length = settings.length.attach()
@@ -86,6 +63,25 @@ class AttachedLookup(AttachedHost):
     def state(self, request: Request, budget: int) -> Lookup:
         index = self.settings.index(self.settings.max_ngram)
         return Lookup(index, self.length.start(), Draft.chain(request.tokens[-1:]))
+
+    def learn(self, verified: Verified, states: list[Lookup], brought: None) -> None:
+        for state, decided in zip(states, verified.host(), strict=True):
+            if len(state.draft) > 1:
+                state.length.observe(len(state.draft) - 1, state.draft.agreement(decided))
+
+    def drafted(self, request: Request, state: Lookup, budget: int) -> Draft:
+        most = min(self.settings.num_tokens, budget - 1, request.room - 1)
+        state.length.begin()
+        most = max(0, min(most, state.length.limit()))
+        state.index.extend(request.tokens)
+        drafted, sure = state.index.continuation(request.tokens, most)
+        if self.length.looks_at != "nothing":
+            stops = (place for place, each in enumerate(sure) if state.length.stops(each))
+            last = next(stops, len(drafted))
+            drafted, sure = drafted[: last + 1], sure[: last + 1]
+        tokens, confidences = [request.tokens[-1], *drafted], accumulate([1.0, *sure], mul)
+        state.draft = Draft.chain(tokens, list(confidences))
+        return state.draft
 
     def memory(self) -> int:
         return bytes_of(state.index.store for state in self.states)

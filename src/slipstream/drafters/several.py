@@ -1,10 +1,9 @@
 """What drafters made of several others share: one that merges their trees, and one that chooses."""
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slipstream.core.errors import InputError
-from slipstream.drafters.base import Attached, Drafter, Request, Session
+from slipstream.drafters.base import Attached, Drafter, Request, Session, Verified
 from slipstream.targets.target import Target
 
 
@@ -32,29 +31,28 @@ class Several(Drafter):
 
 
 class AttachedSeveral(Attached):
-    """parts: the attached drafters by name; record: of what they have proven to be worth."""
+    """parts: the attached drafters by name; record: of what they have proven to be worth, in all
+    prompts, also of those that are answered at the same time. These share it without harm: it
+    changes which tokens are drafted, and no answer depends on that. new_record: makes one that
+    knows nothing yet; session: the class of those that work with it."""
 
     mergeable = False
 
-    def __init__(self, target: Target, parts: dict[str, Attached]):
+    def __init__(
+        self,
+        target: Target,
+        parts: dict[str, Attached],
+        new_record: Callable[[], object],
+        session: "type[SeveralSession]",
+    ):
         super().__init__(target)
-        self.parts = parts
+        self.parts, self.new_record, self.session = parts, new_record, session
         self.draws = any(part.draws for part in parts.values())
         self.keeps = any(part.keeps for part in parts.values())
         self.record = self.new_record()
 
-    @abstractmethod
-    def new_record(self) -> object:
-        """A record that knows nothing yet."""
-
-    def sessions(self, requests: Sequence[Request], budget: int) -> dict[str, Session]:
-        """One of each drafter; `InputError` where one would draw its tokens."""
-        if self.draws and not all(request.sampling.greedy for request in requests):
-            raise InputError(
-                "drafter.drafters: a draft model that samples cannot be combined with others; "
-                "leave it out, or set sampling.temperature=0"
-            )
-        return {name: part.start(requests, budget) for name, part in self.parts.items()}
+    def start(self, requests: Sequence[Request], budget: int) -> "SeveralSession":
+        return self.session(self, requests, budget)
 
     def memory(self) -> int:
         return sum(part.memory() for part in self.parts.values())
@@ -63,3 +61,30 @@ class AttachedSeveral(Attached):
         self.record = self.new_record()
         for part in self.parts.values():
             part.forget()
+
+
+class SeveralSession(Session):
+    """sessions: of all drafters, by name. `InputError` where one would draw its tokens."""
+
+    def __init__(self, attached: AttachedSeveral, requests: Sequence[Request], budget: int):
+        if attached.draws and not all(request.sampling.greedy for request in requests):
+            raise InputError(
+                "drafter.drafters: a draft model that samples cannot be combined with others; "
+                "leave it out, or set sampling.temperature=0"
+            )
+        self.attached, parts = attached, attached.parts
+        self.sessions = {name: part.start(requests, budget) for name, part in parts.items()}
+        self.visitors = [visitor for each in self.sessions.values() for visitor in each.visitors]
+        self.extra_rows = sum(session.extra_rows for session in self.sessions.values())
+
+    def ask(self, verified: Verified) -> None:
+        for session in self.sessions.values():
+            session.ask(verified)
+
+    def keep(self, indices: list[int]) -> None:
+        for session in self.sessions.values():
+            session.keep(indices)
+
+    def join(self, other: "SeveralSession") -> None:
+        for name, session in self.sessions.items():
+            session.join(other.sessions[name])

@@ -1,68 +1,51 @@
 """Streams at work on a batch of requests: fused with the verifying forward, or deferred.
 
-Where streams take part in that forward (they are added, and nodes are dropped) is here, too. All
-stays on the device, unless a rule for the draft length must look.
+The pruning head, which drops nodes in the middle of that forward, is here, too. All stays on the
+device, unless a rule for the draft length must look.
 """
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from slipstream.core.transfer import on_device
+from slipstream.core.transfer import on_device, right_padded
 from slipstream.core.trees import Trees, survivors
-from slipstream.core.verification import agreement
-from slipstream.drafters.base import Request, Session, Verified
-from slipstream.drafters.draft_length import DraftLength, Drawn
-from slipstream.speculators.streaming.pairs import PairScores
-from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from slipstream.speculators.streaming.steps import AddedStreams
-from slipstream.targets.rows import HiddenTap, Rows
-from slipstream.targets.target import Target, once
+from slipstream.drafters.base import Attached, Request, Session, Verified
+from slipstream.drafters.draft_length import Drawn, Lengths
+from slipstream.speculators.streaming.steps import AddedStreams, StreamSteps
+from slipstream.targets.rows import HiddenTap, LayerVisitor, Rows
+from slipstream.targets.target import Target
 
 TEXT_ROOM = 256
 """Texts are padded to multiples of so many tokens where steps are replayed, so that these have few
 shapes; elsewhere they are as long as they must be."""
 
 
-class StreamSettings(Protocol):
-    """What sessions need to know of attached streams."""
-
-    target: Target
-    draws: bool
-    length: DraftLength | None
-    pairs: PairScores | None
-    merged: torch.nn.ModuleList | None
-
-    def drafted(self, budget, most_children, states, *given) -> tuple[torch.Tensor, ...]: ...
-    def grown(self, budget, most_children, logits, *given) -> tuple[torch.Tensor, ...]: ...
-    def drawn(self, requests, budget, logits, *given) -> Trees: ...
-
-
 class StreamSession(Session):
     """Trees from streams; subclasses say when these run.
 
-    speculator: of the streams that a tree of `budget` nodes has levels for.
+    streams: `AttachedStreaming`; speculator: of those that a tree of `budget` nodes has levels for.
     """
 
     def __init__(
-        self,
-        streams: StreamSettings,
-        speculator: StreamingSpeculator,
-        requests: Sequence[Request],
-        budget: int,
+        self, streams: Attached, speculator: StreamSteps, requests: Sequence[Request], budget: int
     ):
         self.streams, self.speculator, self.target = streams, speculator, streams.target
-        self.most_children = max(1, budget - 1)
+        self.visitors: list[LayerVisitor] = []
+        threshold, cap = streams.settings.prune_threshold, streams.settings.prune_cap
+        if threshold or cap is not None:
+            self.visitors.append(Pruning(self.target, speculator, threshold, cap))
+        # (B, T), padded with -1
         self.texts, self.multiple = None, TEXT_ROOM if self.target.compiled else 1
         if speculator.copying is not None:
-            self.texts = _texts([request.tokens for request in requests], self.target.device)
+            texts = [request.tokens for request in requests]
+            self.texts = right_padded(texts, self.target.device, value=-1)
         self.lengths = None
         if streams.length is not None:
-            self.lengths = [streams.length.start() for _ in requests]
+            self.lengths = Lengths(streams.length, len(requests))
         self.drafted: Trees | None = None
 
     @abstractmethod
@@ -71,8 +54,7 @@ class StreamSession(Session):
 
     def ask(self, verified: Verified) -> None:
         if self.lengths is not None and self.drafted is not None:
-            agreed = agreement(self.drafted, verified.decided)
-            self._outcome = verified.bring(self.drafted.depths.amax(-1), agreed)
+            self.lengths.ask(verified, self.drafted)
 
     def draft(self, verified: Verified, budget: int) -> Trees:
         levels, roots = self.speculator.num_streams, verified.next_tokens
@@ -86,15 +68,14 @@ class StreamSession(Session):
         if draws or self.lengths is not None:
             run, given = self.streams.grown, self.target.logits(given)
         if self.lengths is not None:
-            wanted = self._wanted(verified, given[:, : verified.most_room - 1])
+            wanted = self._wanted(given[:, : verified.most_room - 1])
             room = torch.minimum(room, wanted + 1)
-        texts = () if self.texts is None else (self.texts,)
         if draws:
-            given = given, roots, room, *texts
+            given = given, roots, room, self.texts
             self.drafted = self.streams.drawn(verified.requests, budget, *given)
             return self.drafted
-        settings = budget, self.most_children
-        found = self.target.replayed(run, settings, given, roots, room, *texts)
+        given = given, roots, room, *(() if self.texts is None else (self.texts,))
+        found = self.target.replayed(run, (budget,), *given)
         self.drafted = Trees(*found, levels)
         return self.drafted
 
@@ -108,30 +89,22 @@ class StreamSession(Session):
         places = first[:, None] + torch.arange(decided.shape[1], device=decided.device)
         self.texts = self.texts.scatter(1, places, decided)
 
-    def _wanted(self, verified: Verified, logits: torch.Tensor) -> torch.Tensor:
+    def _wanted(self, logits: torch.Tensor) -> torch.Tensor:
         """(B,): how deep the rules want each tree, from (B, levels, V) logits; the host waits."""
-        rule, lengths = self.streams.length, self.lengths
-        if self.drafted is not None:
-            for length, *outcome in zip(lengths, *self._outcome(), strict=True):
-                length.observe(*map(int, outcome))
-        for length in lengths:
-            length.begin()
-        depths = [min(logits.shape[1], length.limit()) for length in lengths]
-        if rule.looks_at != "nothing":
+        depths = self.lengths.begin([logits.shape[1]] * len(logits))
+        if self.lengths.rule.looks_at != "nothing":
             likeliest = logits.argmax(-1)
             for level in range(logits.shape[1]):
                 going = [place for place, depth in enumerate(depths) if level < depth]
                 drawn = Drawn(logits[going, level], likeliest[going, level])
-                for place, score in zip(going, rule.scores(drawn), strict=True):
-                    if lengths[place].stops(score):
-                        depths[place] = level + 1
+                self.lengths.look(drawn, going, depths, level + 1)
         return on_device(depths, logits.device)
 
     def keep(self, indices: list[int]) -> None:
         if self.texts is not None:
             self.texts = self.texts[on_device(indices, self.texts.device)]
         if self.lengths is not None:
-            self.lengths = [self.lengths[index] for index in indices]
+            self.lengths.keep(indices)
         self.drafted = self.drafted.only(indices)
 
     def join(self, other: "StreamSession") -> None:
@@ -139,7 +112,7 @@ class StreamSession(Session):
             widest = max(self.texts.shape[1], other.texts.shape[1])
             self.texts = torch.cat([_wider(texts, widest) for texts in (self.texts, other.texts)])
         if self.lengths is not None:
-            self.lengths += other.lengths
+            self.lengths.join(other.lengths)
         self.drafted = self.drafted.join(other.drafted)
 
 
@@ -148,7 +121,7 @@ class FusedSession(StreamSession):
 
     def __init__(self, streams, speculator, requests, budget):
         super().__init__(streams, speculator, requests, budget)
-        self.visitors = [*_pruning(streams, speculator), AddedStreams(self.target, speculator)]
+        self.visitors.append(AddedStreams(self.target, speculator))
         self.extra_rows = speculator.num_streams * budget
 
     def stream_states(self, verified: Verified) -> torch.Tensor:
@@ -165,7 +138,7 @@ class DeferredSession(StreamSession):
     def __init__(self, streams, speculator, requests, budget):
         super().__init__(streams, speculator, requests, budget)
         self.tap = HiddenTap(speculator.first_layer)
-        self.visitors = [*_pruning(streams, speculator), self.tap]
+        self.visitors.append(self.tap)
         self.extra_rows = speculator.num_streams + 1
 
     def stream_states(self, verified: Verified) -> torch.Tensor:
@@ -177,25 +150,23 @@ class DeferredSession(StreamSession):
         given = self.tap.hidden, tapped, last, verified.next_tokens, positions, cache.ends
         speculator, target = self.speculator, self.target
         with cache.scratch():
-            if speculator.config.attended_tokens:
-                place = _last_rows(cache.slots, *given)
-                return speculator.run_streams(target, *place, cache, self.streams.merged)
-            run = target.replayed if rows.repeats else once
-            begun = run(_begun, (speculator, target, cache.slots), *given)
+            settings = speculator, target, cache.slots
+            begun = target.replayed(_begun, settings, *given, often=rows.repeats)
             return speculator.run_begun(target, begun, cache, self.streams.merged)
 
 
-def _last_rows(slots: int, hidden, tapped, last, roots, positions, ends) -> tuple:
-    """What `StreamSteps.begun` takes of the last accepted nodes alone: nodes (B,) of the rows
-    before the MSA layers and of those after them, whose positions are given."""
+def _begun(
+    speculator: StreamSteps, target: Target, slots: int, *given: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """`StreamSteps.begun` of the last accepted nodes alone. given: states before the MSA layers;
+    (B,) the nodes' places among them, and after these layers; roots, positions of the rows after
+    them, and the ends of what is committed."""
+    hidden, tapped, last, roots, positions, ends = given
     each = torch.arange(len(last), device=last.device)
     seen = torch.arange(slots, device=last.device) < ends[:, None]
     hidden, positions = hidden[each, tapped], positions[each, last]
-    return hidden[:, None], roots[:, None], positions[:, None], seen[:, None, None]
-
-
-def _begun(speculator: StreamingSpeculator, target: Target, slots: int, *given) -> tuple:
-    return speculator.begun(target, *_last_rows(slots, *given))
+    place = hidden[:, None], roots[:, None], positions[:, None], seen[:, None, None]
+    return speculator.begun(target, *place)
 
 
 class Pruning:
@@ -206,9 +177,7 @@ class Pruning:
     wait for their number (`counts` is False), it is for half of the tree.
     """
 
-    def __init__(
-        self, target: Target, speculator: StreamingSpeculator, threshold: float, cap: int | None
-    ):
+    def __init__(self, target: Target, speculator: StreamSteps, threshold: float, cap: int | None):
         self.target, self.speculator = target, speculator
         self.threshold, self.cap = threshold, cap
         self.layer = speculator.pruning_layer
@@ -231,10 +200,10 @@ class Pruning:
     def _keep(self, rows: Rows, count: int) -> None:
         """Let `count` nodes go on, padding among them."""
         depth, streams = rows.trees.depth, rows.num_stream_rows // rows.num_nodes
-        run = self.target.replayed if rows.repeats else once
         settings = self.speculator, self.target, self.threshold, count, depth, rows.num_stream_rows
         positions = rows.positions.expand(len(rows.hidden), -1)
-        found = run(_pruned, settings, rows.hidden, positions, rows.mask, *rows.trees.columns)
+        given = rows.hidden, positions, rows.mask, *rows.trees.columns
+        found = self.target.replayed(_pruned, settings, *given, often=rows.repeats)
         rows.kept, rows.hidden, rows.positions, rows.mask, owners, *columns = found
         rows.trees, rows.kept_from = Trees.known(columns, depth), self.layer
         rows.num_stream_rows, rows.owners = streams * count, owners if streams else None
@@ -243,7 +212,7 @@ class Pruning:
         return _transitions(self.speculator, self.target, rows)
 
 
-def _transitions(speculator: StreamingSpeculator, target: Target, rows: Rows) -> torch.Tensor:
+def _transitions(speculator: StreamSteps, target: Target, rows: Rows) -> torch.Tensor:
     """(B, N) probabilities of each node given its parent, from the states at the pruning layer."""
     trees = rows.trees
     logits = speculator.early_exit_logits(target, rows.hidden[:, : trees.width])
@@ -252,7 +221,7 @@ def _transitions(speculator: StreamingSpeculator, target: Target, rows: Rows) ->
 
 
 def _pruned(
-    speculator: StreamingSpeculator,
+    speculator: StreamSteps,
     target: Target,
     threshold: float,
     count: int,
@@ -268,20 +237,6 @@ def _pruned(
     rows.keep(nodes, speculator.pruning_layer)
     owners = torch.arange(count, device=nodes.device).expand_as(nodes)
     return nodes, rows.hidden, rows.positions, rows.mask, owners, *rows.trees.columns
-
-
-def _pruning(streams, speculator: StreamingSpeculator) -> list[Pruning]:
-    settings = streams.settings
-    if not settings.prune_threshold and settings.prune_cap is None:
-        return []
-    threshold, cap = settings.prune_threshold, settings.prune_cap
-    return [Pruning(streams.target, speculator, threshold, cap)]
-
-
-def _texts(texts: list[list[int]], device: torch.device) -> torch.Tensor:
-    """(B, T), padded with -1."""
-    longest = max(map(len, texts))
-    return on_device([text + [-1] * (longest - len(text)) for text in texts], device)
 
 
 def _wider(texts: torch.Tensor, width: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ of the forward.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from slipstream.core.errors import InputError
 from slipstream.core.growth import grow
 from slipstream.core.sampling import SIBLINGS
+from slipstream.core.settings import number, one_of, whole
 from slipstream.core.trees import Trees
 from slipstream.drafters.base import Attached, Drafter, Request
 from slipstream.drafters.draft_length import DraftLength, check_length
@@ -35,6 +37,7 @@ SCHEDULES = ("auto", "fused", "deferred")
 CANDIDATES, MOST_CANDIDATES = 8, 256
 
 
+@dataclass(eq=False)
 class Streaming(Drafter):
     """Drafts with the streams of a `StreamingSpeculator`, given itself or as a folder.
 
@@ -48,34 +51,23 @@ class Streaming(Drafter):
     tokens.
     """
 
-    def __init__(
-        self,
-        speculator: StreamingSpeculator | str | Path,
-        schedule: str,
-        top_k: int,
-        prune_threshold: float = 0.0,
-        prune_cap: int | None = None,
-        length: DraftLength | None = None,
-        drawn: bool = False,
-    ):
-        if schedule not in SCHEDULES:
-            raise InputError(f"drafter.schedule: must be one of {', '.join(SCHEDULES)}")
-        if top_k < 1:
-            raise InputError("drafter.top_k: must be at least 1")
-        if not 0 <= prune_threshold < 1 or (prune_cap is not None and prune_cap < 1):
-            raise InputError(
-                "drafter.prune_threshold, drafter.prune_cap: the threshold must be in [0, 1) and "
-                "the cap at least 1 (or null)"
-            )
-        if drawn and (prune_threshold or prune_cap is not None or top_k > SIBLINGS):
+    speculator: StreamingSpeculator | str | Path
+    schedule: str = one_of(*SCHEDULES)
+    top_k: int = whole(least=1)
+    prune_threshold: float = number(0.0, least=0, below=1)
+    prune_cap: int | None = whole(None, null=True, least=1)
+    length: DraftLength | None = None
+    drawn: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_length(self.length, ("nothing", "confidence", "logits"), "streaming")
+        pruned = self.prune_threshold or self.prune_cap is not None
+        if self.drawn and (pruned or self.top_k > SIBLINGS):
             raise InputError(
                 f"drafter.drawn: drawn children cannot be pruned, and are at most {SIBLINGS} of a "
                 "node; set drafter.prune_threshold=0, prune_cap=null and a smaller top_k"
             )
-        self.drawn = drawn
-        self.speculator, self.schedule, self.top_k = speculator, schedule, top_k
-        self.prune_threshold, self.prune_cap = prune_threshold, prune_cap
-        self.length = check_length(length, ("nothing", "confidence", "logits"), "streaming")
 
     def attach(self, target: Target) -> "AttachedStreaming":
         if target.num_parallel > 1:
@@ -108,11 +100,7 @@ class AttachedStreaming(Attached):
     """The streams of `speculator` for one target, drafting by one schedule."""
 
     def __init__(
-        self,
-        target: Target,
-        settings: Streaming,
-        speculator: StreamingSpeculator,
-        schedule: str,
+        self, target: Target, settings: Streaming, speculator: StreamingSpeculator, schedule: str
     ):
         super().__init__(target)
         self.settings, self.speculator, self.schedule = settings, speculator, schedule
@@ -149,15 +137,14 @@ class AttachedStreaming(Attached):
             self._first_streams[count] = fewer.placed(self.target).eval()
         return self._first_streams[count]
 
-    def drafted(self, budget: int, most_children: int, states: torch.Tensor, *given) -> tuple:
+    def drafted(self, budget: int, states: torch.Tensor, *given) -> tuple:
         """`grown`, from the (B, gamma, D) states of the streams."""
         logits = self.head(self.target.norm(states)).to(states.device)
-        return self.grown(budget, most_children, logits, *given)
+        return self.grown(budget, logits, *given)
 
     def grown(
         self,
         budget: int,
-        most_children: int,
         logits: torch.Tensor,
         roots: torch.Tensor,
         room: torch.Tensor,
@@ -165,23 +152,14 @@ class AttachedStreaming(Attached):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Tokens, parents and confidences of trees of `budget` nodes; room: (B,), more than the
         depth of each; for the others see `candidates`."""
-        found = self.candidates(roots, logits.float(), texts, most_children)
+        found = self.candidates(roots, logits.float(), texts, budget - 1)
         trees = grow(roots, *found, budget, room - 1)
         return trees.tokens, trees.parents, trees.confidences
 
-    def drawn(
-        self,
-        requests: Sequence[Request],
-        budget: int,
-        logits: torch.Tensor,
-        roots: torch.Tensor,
-        room: torch.Tensor,
-        texts: torch.Tensor | None = None,
-    ) -> Trees:
+    def drawn(self, requests: Sequence[Request], budget: int, logits, *given) -> Trees:
         """Trees of drawn children, as `grown` has likely ones."""
-        count, top_k = self._num_candidates(logits), self.settings.top_k
-        given = requests, logits, self.pairs, count, budget, top_k, roots, room, texts
-        return drawn_trees(*given)
+        settings = self.pairs, self._num_candidates(logits), budget, self.settings.top_k
+        return drawn_trees(requests, logits, *settings, *given)
 
     def _num_candidates(self, logits: torch.Tensor) -> int:
         return min(CANDIDATES * self.settings.top_k, MOST_CANDIDATES, logits.shape[-1])

@@ -8,12 +8,14 @@ compared by their first `COMPARED` tokens, which is more than any look-up asks.
 import json
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from slipstream.core.errors import InputError
+from slipstream.core.settings import Settings, whole
 from slipstream.targets.target import Target
 
 COMPARED = 16
@@ -62,14 +64,13 @@ class SuffixStore:
     def open(cls, folder: Path) -> "SuffixStore":
         """The store that was saved in `folder`, mapped into memory. `InputError` if it is none."""
         try:
-            return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in cls._files))
+            files = folder / "tokens.npy", folder / "order.npy"
+            return cls(*(np.load(file, mmap_mode="r") for file in files))
         except (OSError, ValueError) as error:
             raise InputError(
                 f"drafter.store: {folder} holds no whole store ({error}); remove it, and it is "
                 "made anew"
             ) from error
-
-    _files = ("tokens", "order")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -124,22 +125,20 @@ class Corpus(Protocol):
         """The store of a corpus in the target's tokens."""
 
 
-class Retrieval:
+@dataclass(eq=False)
+class Retrieval(Settings):
     """Continuations of a text that a corpus has.
 
     corpus: where the store comes from; max_ngram: longest ending looked for; max_matches: how many
     of its occurrences are looked at, evenly over all; length: tokens of a continuation.
     """
 
-    def __init__(self, corpus: Corpus, max_ngram: int, max_matches: int, length: int):
-        if not 1 <= max_ngram <= COMPARED or max_matches < 1 or length < 1:
-            raise InputError(
-                f"drafter: needs max_ngram between 1 and {COMPARED}, and max_matches and length of "
-                "at least 1"
-            )
-        self.corpus, self.max_ngram = corpus, max_ngram
-        self.max_matches, self.length = max_matches, length
-        self._last: tuple[Target | None, SuffixStore | None] = None, None
+    section = "drafter.retrieval"
+    corpus: Corpus
+    max_ngram: int = whole(least=1, most=COMPARED)
+    max_matches: int = whole(least=1)
+    length: int = whole(least=1)
+    _last: tuple[Target | None, SuffixStore | None] = field(default=(None, None), init=False)
 
     def attach(self, target: Target) -> "Retrieved":
         """From the corpus in the target's tokens, which is kept until another target comes."""

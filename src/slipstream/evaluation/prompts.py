@@ -1,6 +1,5 @@
 """The prompts a run decodes: rows of test files, or generated ones, with their references."""
 
-import random
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
@@ -55,7 +54,7 @@ class PromptSets:
         if split not in ("test", "validation"):
             raise InputError("data.split: must be test or validation")
         self.split, self.cut = split, cut
-        self.sources, self.seed = Sources(path, hub, synthetic_kinds, seed), seed
+        self.sources = Sources(path, hub, synthetic_kinds, seed)
 
     def take(self, count: int) -> list[Prompt]:
         """`count` distinct prompts, in equal parts from every set, spread evenly over each."""
@@ -74,19 +73,6 @@ class PromptSets:
             sets.append(spread(prompts, (count - number - 1) // len(tables) + 1))
         in_turn = chain.from_iterable(zip_longest(*sets))
         return [prompt for prompt in in_turn if prompt is not None]
-
-    def beside(self, prompts: list[Prompt], count: int) -> list[Prompt]:
-        """`count` prompts of each of the sets that `prompts` come from, other ones, drawn from all
-        over the set: files are in an order of their own."""
-        sets = list(dict.fromkeys(prompt.source for prompt in prompts))
-        known = [prompt.text for prompt in prompts]
-        found = self.take(len(prompts) + 2 * count * len(sets))
-        fresh = [prompt for prompt in found if prompt.text not in known]
-        chance, others = random.Random(self.seed), []
-        for name in sets:
-            own = [prompt for prompt in fresh if prompt.source == name]
-            others += chance.sample(own, min(count, len(own)))
-        return others
 
 
 def divided(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:

@@ -1,4 +1,5 @@
-"""What `infer.py` does: answer one prompt, compare methods, verify exactness, run a study."""
+"""What `infer.py` does: answer one prompt, converse, compare methods, verify exactness, run a
+study."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,8 @@ from rich.text import Text
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
-from slipstream.decoding.answer import Limits
-from slipstream.evaluation.auto import Auto
+from slipstream.decoding.answer import Generation, Limits
+from slipstream.decoding.decoder import Decoder
 from slipstream.evaluation.comparison import Record, compare, summarise
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter
@@ -28,33 +29,73 @@ LOW_TAU = 1.05
 def answer_one(
     target: Target, method: Method, sampling: Sampling, limits: Limits, prompt: str, seed: int
 ) -> list[Record]:
-    """Answer one prompt on the terminal as it is decided: drafted tokens green, others yellow."""
+    """Answer one prompt on the terminal as it is decided."""
     if not prompt.strip():
         raise InputError("prompt: it is empty; give some text")
+    decoder = decoder_of(method, target, sampling, limits)
+    tell(Console(), decoder, render_prompt(target.tokenizer, prompt), seed)
+    return []
+
+
+def decoder_of(method: Method, target: Target, sampling: Sampling, limits: Limits) -> Decoder:
+    """What a method answers with; `InputError` for one that shows nothing while it decides."""
     if not isinstance(method, Plain | Speculative | Sprinter):
         raise InputError(
             f"methods: {type(method).__name__} cannot show an answer while it is decided; let "
             "another method be the last one"
         )
     method.ready(target, sampling, limits)
-    console = Console()
+    return method.decoder
+
+
+def tell(console: Console, decoder: Decoder, ids: list[int], seed: int) -> Generation:
+    """Answer a prompt on the console as it is decided, drafted tokens green, others yellow; then
+    the numbers of the answer."""
 
     def show(_: int, drafted: bool, piece: str) -> None:
         style = "green" if drafted else "bold yellow"
         console.print(Text(piece, style=style), end="", soft_wrap=True)
 
-    ids = render_prompt(target.tokenizer, prompt)
-    generation = method.decoder.generate(ids, seed, show)
+    generation = decoder.generate(ids, seed, show)
     numbers = generation.statistics
     console.print(
         f"\n\n{numbers.tokens} tokens in {1000 * numbers.seconds:.0f} ms "
-        f"({numbers.tokens_per_second:.0f} tokens/s), tau {numbers.tau:.2f}, "
-        f"finished by {generation.finished}; [green]accepted drafts[/green], "
-        "[bold yellow]the target's own tokens[/bold yellow]"
-        + ("" if method.exact else "; approximate: not the target's exact output"),
+        f"({numbers.tokens_per_second:.0f} tokens/s), {numbers.drafted} of them drafted, "
+        f"tau {numbers.tau:.2f}, finished by {generation.finished}; "
+        "[green]accepted drafts[/green], [bold yellow]the target's own tokens[/bold yellow]"
+        + ("" if decoder.exact else "; approximate: not the target's exact output"),
         highlight=False,
+        soft_wrap=True,
     )
+    return generation
+
+
+def converse(decoder: Decoder, seed: int) -> list[Record]:
+    """A conversation on the terminal, up to an empty line, "exit" or Ctrl-D; one that outgrows the
+    target's context starts anew."""
+    console, messages = Console(), []
+    while (text := _typed(console)) not in ("", "exit"):
+        messages.append({"role": "user", "content": text})
+        try:
+            ids = render_prompt(decoder.target.tokenizer, messages)
+            answer = tell(console, decoder, ids, seed)
+        except InputError as error:
+            if len(messages) == 1:
+                raise
+            console.print(f"{error}; the conversation starts anew", markup=False)
+            messages = []
+            continue
+        messages.append({"role": "assistant", "content": answer.text})
+        seed += 1
     return []
+
+
+def _typed(console: Console) -> str:
+    """A line of the user, "" where there is none."""
+    try:
+        return console.input("[bold]> [/bold]").strip()
+    except (EOFError, KeyboardInterrupt):
+        return ""
 
 
 def compare_methods(
@@ -81,7 +122,7 @@ def compare_methods(
         said = f"{record.method} on {record.prompt_set}"
         if record.drafter is not None and record.tau < LOW_TAU:
             print(f"warning: {said} has tau {record.tau:.2f}: hardly any draft is accepted")
-        ours = isinstance(methods[record.method], Speculative | Sprinter | Auto)
+        ours = isinstance(methods[record.method], Speculative | Sprinter)
         if ours and record.speedup_vs_plain is not None and record.speedup_vs_plain < 1:
             speedup = f"{record.speedup_vs_plain:.2f}x"
             print(f"note: {said} is slower than our plain decoding ({speedup})")

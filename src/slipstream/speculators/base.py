@@ -8,16 +8,17 @@ speculator's folder names its kind alone. Nothing here knows Lightning, drafters
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
 
 from slipstream.core.cache import TrainingCache
 from slipstream.core.errors import InputError
+from slipstream.core.settings import Settings
 from slipstream.targets.rows import LayerVisitor, Rows
 from slipstream.targets.target import Target
 
@@ -30,41 +31,28 @@ OWN_KINDS = {
 }
 
 
-class Batch(Protocol):
-    """Right-padded samples: ids (B, T); lengths (B,); supervised (B, T), True where the token is
-    part of an answer."""
+@dataclass
+class Batch:
+    """Right-padded samples.
+
+    ids: (B, T) token ids; lengths: (B,) true lengths; supervised: (B, T), True where the token is
+    part of an answer (and so is predicted by the position before it).
+    """
 
     ids: torch.Tensor
     lengths: torch.Tensor
     supervised: torch.Tensor
 
-
-def whole(default: int, least: int) -> int:
-    """A field of a config: a whole number of at least `least`."""
-    return field(default=default, metadata={"least": least})
-
-
-def one_of(*choices):
-    """A field of a config: one of these, the first by default."""
-    return field(default=choices[0], metadata={"choices": choices})
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.ids.to(device), self.lengths.to(device), self.supervised.to(device))
 
 
 @dataclass(frozen=True)
-class SpeculatorConfig:
-    """Settings of a kind, checked when made; a YAML gives them, and so does a folder."""
+class SpeculatorConfig(Settings):
+    """Settings of a kind; a YAML gives them, and so does a folder."""
 
     kind: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value, rule = getattr(self, each.name), each.metadata
-            if "least" in rule and (type(value) is not int or value < rule["least"]):
-                expected = f"a whole number of at least {rule['least']}"
-            elif value not in rule.get("choices", [value]):
-                expected = f"one of {', '.join(map(str, rule['choices']))}"
-            else:
-                continue
-            raise InputError(f"speculator.{each.name}: must be {expected}")
+    section = "speculator"
 
     @classmethod
     def from_arguments(cls, arguments: dict) -> Self:

@@ -1,10 +1,13 @@
-"""The speculator folder: config.json, model.safetensors (trained tensors only) and README.md.
+"""The speculator folder: config.json, model.safetensors (trained tensors only) and README.md; where
+it drafts, also custom_generate/generate.py, with which transformers decodes.
 
-A folder opens by its path alone, given the target it was trained for, and refuses any other with
-one sentence. A half-written one never stands there.
+A folder opens by its path or hub id alone, given the target it was trained for, and refuses any
+other with one sentence. A half-written one never stands there.
 """
 
 import json
+import re
+import shutil
 import tempfile
 from dataclasses import asdict
 from importlib.metadata import version
@@ -16,9 +19,14 @@ import safetensors.torch
 import torch
 
 from slipstream.assets import locate
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, first_sentence
 from slipstream.core.files import replaced_folder
-from slipstream.speculators.base import Speculator, known_kinds, speculator_class
+from slipstream.speculators.base import (
+    DraftingSpeculator,
+    Speculator,
+    known_kinds,
+    speculator_class,
+)
 from slipstream.targets.target import Target
 
 Kind = TypeVar("Kind", bound=Speculator)
@@ -26,6 +34,8 @@ FORMAT_VERSION = 1
 FIELDS = ("format_version", "kind", "arguments", "target", "target_fingerprint")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+GENERATE = "custom_generate/generate.py"
+"""Where transformers looks for another way to generate; the same in every folder."""
 
 
 def save_speculator(
@@ -50,7 +60,28 @@ def save_speculator(
         tensors = {name: tensor.contiguous() for name, tensor in speculator.state_dict().items()}
         safetensors.torch.save_file(tensors, made / WEIGHTS)
         (made / CARD).write_text(card, encoding="utf-8")
+        if isinstance(speculator, DraftingSpeculator):
+            (made / GENERATE).parent.mkdir()
+            shutil.copy(located("slipstream/small-streaming") / GENERATE, made / GENERATE)
     return folder
+
+
+def located(name: str | Path) -> Path:
+    """The folder of the speculator called `name`: a path, one that ships, or, where there is no
+    such folder, of the hub (OWNER/NAME), which it is fetched from; `InputError` for none."""
+    folder = Path(locate(name))
+    if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=[CONFIG, WEIGHTS, CARD, GENERATE]))
+    except (OSError, ValueError) as error:  # ours, theirs and those of requests are such
+        raise InputError(
+            f"speculator: {name} is no folder here and cannot be fetched from the hub "
+            f"({first_sentence(error)}); give a folder written by train.py, or the OWNER/NAME of "
+            "an uploaded one"
+        ) from error
 
 
 def read_config(folder: str | Path) -> dict:
@@ -76,7 +107,7 @@ def read_config(folder: str | Path) -> dict:
 def load_speculator(folder: str | Path, target: Target) -> Speculator:
     """Open a speculator folder for `target`. Raises `InputError` for another target or tokenizer,
     and for missing, superfluous, misshapen, unreadable or not finite tensors."""
-    folder = Path(locate(folder))
+    folder = located(folder)
     config = read_config(folder)
     theirs, ours = config["target_fingerprint"], target.fingerprint
     differs = {part for part in theirs | ours if theirs.get(part) != ours.get(part)}
@@ -97,7 +128,7 @@ def load_speculator(folder: str | Path, target: Target) -> Speculator:
     kind = speculator_class(config["kind"])
     try:
         speculator = kind(target, kind.Config.from_arguments(config["arguments"]))
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, InputError) as error:
         raise InputError(
             f"speculator: the arguments in {folder / CONFIG} are not those of this version "
             f"({error}); copy or train it again"
@@ -141,7 +172,7 @@ def start_from_speculator(speculator: Speculator, folder: str | Path) -> None:
     The folder's target is not compared: one of the same sizes, retrained, is a good start, too.
     Raises `InputError` when the folder cannot be read or shares none.
     """
-    folder = Path(locate(folder))
+    folder = located(folder)
     read_config(folder)
     tensors, own = _read_tensors(folder / WEIGHTS), speculator.state_dict()
     common = {

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from slipstream.core.errors import InputError
+from slipstream.core.settings import number, whole
 from slipstream.speculators.base import Speculator, SpeculatorConfig
 from slipstream.speculators.draft_features import DraftFeatures
 from slipstream.targets.target import Target
@@ -69,6 +70,7 @@ class SprinterConfig(SpeculatorConfig):
     judged: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         numbers = all(isinstance(ratio, int | float) for ratio in self.ratios)
         if not self.ratios or not numbers or any(not 0 < ratio < inf for ratio in self.ratios):
             raise InputError("speculator.ratios: each lambda must be a finite number above 0")
@@ -113,17 +115,10 @@ class AcceptanceConfig(SpeculatorConfig):
 
     kind: ClassVar[str] = "acceptance"
     features: tuple[str, ...] = ("hidden", "token", "distribution")
-    width: int = 64
-    depth: int = 3
-    rejection_weight: float = 6.0
+    width: int = whole(64, least=1)
+    depth: int = whole(3, least=0)
+    rejection_weight: float = number(6.0, above=0)
     judged: dict[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.width < 1 or self.depth < 0 or not 0 < self.rejection_weight < inf:
-            raise InputError(
-                "speculator: width must be at least 1, depth at least 0 and rejection_weight a "
-                "finite number above 0"
-            )
 
 
 class AcceptanceHead(Classifier):

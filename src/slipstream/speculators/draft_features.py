@@ -102,14 +102,3 @@ class DraftFeatures:
             logs = logits.float().log_softmax(-1)
             shapes, drawn = _shape(logs), logs.gather(1, tokens[:, None])[:, 0]
         return self(normed, tokens, shapes, drawn)
-
-    def of_all(self, normed: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """(V, size) of every token of the vocabulary, were it drawn at one place: the state (D),
-        after the final norm, and the logits (V,)."""
-        count, logs = len(logits), logits.float().log_softmax(-1)
-        return self(
-            normed.expand(count, -1),
-            torch.arange(count, device=logits.device),
-            _shape(logs).expand(count, -1),
-            logs,
-        )

@@ -15,16 +15,11 @@ from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.core.processes import mean_over_processes
-from slipstream.speculators.base import (
-    Batch,
-    DraftingSpeculator,
-    SpeculatorConfig,
-    causal_rows,
-    one_of,
-    whole,
-)
+from slipstream.core.settings import number, one_of, whole
+from slipstream.speculators.base import Batch, DraftingSpeculator, SpeculatorConfig, causal_rows
 from slipstream.speculators.head_loss import head_loss, in_slices
 from slipstream.speculators.labels import NO_LABEL, future_tokens, guess_means
+from slipstream.targets.rows import rows_at
 from slipstream.targets.target import Target
 
 
@@ -37,14 +32,9 @@ class MedusaConfig(SpeculatorConfig):
 
     kind: ClassVar[str] = "medusa"
     num_heads: int = whole(4, least=1)
-    own_heads: bool = one_of(True, False)
-    decay: float = 0.8
+    own_heads: bool = one_of(True, False, default=True)
+    decay: float = number(0.8, above=0, most=1)
     num_ranks: int = whole(10, least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.decay, int | float) or not 0 < self.decay <= 1:
-            raise InputError("speculator.decay: must be above 0 and at most 1")
 
 
 class MedusaSpeculator(DraftingSpeculator):
@@ -116,8 +106,7 @@ class MedusaSpeculator(DraftingSpeculator):
         future = future_tokens(batch, len(self.blocks))
         with torch.no_grad():
             hidden = causal_rows(target, batch.ids).hidden
-            index = future.positions[..., None].expand(-1, -1, hidden.shape[-1])
-            normed = target.norm(hidden.gather(1, index))
+            normed = target.norm(rows_at(hidden, future.positions))
         each = zip(self._heads(target), self.blocks, future.tokens.unbind(-1), strict=True)
         for head, block, tokens in each:
             known = tokens != NO_LABEL
@@ -130,14 +119,14 @@ class MedusaSpeculator(DraftingSpeculator):
         hits, drafting = torch.zeros_like(self.accuracies), self.placed(target)
         counts = hits.new_zeros(len(hits), 1)
         for batch in batches:
-            for number, (head, states, tokens) in enumerate(drafting._guesses(target, batch)):
+            for place, (head, states, tokens) in enumerate(drafting._guesses(target, batch)):
 
                 def best_of(rows: torch.Tensor, head: nn.Module = head) -> tuple[torch.Tensor]:
                     return (head(rows).topk(self.config.num_ranks).indices,)
 
                 best = in_slices(best_of, head.out_features, states)[0]
-                hits[number] += (best == tokens[:, None]).sum(0)
-                counts[number] += len(tokens)
+                hits[place] += (best == tokens[:, None]).sum(0)
+                counts[place] += len(tokens)
         hits, counts = mean_over_processes(hits), mean_over_processes(counts)
         self.accuracies.copy_(hits / counts.clamp(min=1))
 

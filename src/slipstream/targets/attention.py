@@ -22,15 +22,21 @@ _limit: ContextVar[tuple[Rows, int] | None] = ContextVar("limit", default=None)
 
 @contextmanager
 def our_attention(config) -> Iterator[None]:
-    """Within, layers of a model with this config run `attend`."""
+    """Within, layers of a model with this config run `attend`; where they do already, nothing is
+    done, since to set a config takes longer than several operations of a step."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    limit = _limit.get()
+    limit, usual = _limit.get(), config._attn_implementation
+    if usual == NAME and limit is None:
+        yield
+        return
+    before = ALL_ATTENTION_FUNCTIONS.get(NAME, attend)
     ALL_ATTENTION_FUNCTIONS.register(NAME, partial(attend, limit=limit) if limit else attend)
-    usual, config._attn_implementation = config._attn_implementation, NAME
+    config._attn_implementation = NAME
     try:
         yield
     finally:
+        ALL_ATTENTION_FUNCTIONS.register(NAME, before)
         config._attn_implementation = usual
 
 

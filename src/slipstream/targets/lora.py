@@ -15,27 +15,23 @@ import torch
 from torch import nn
 
 from slipstream.core.errors import InputError
+from slipstream.core.settings import Settings, number, whole
 from slipstream.targets.packed import pack_linears, unpack_linears
 from slipstream.targets.quantized import is_quantized, tensors_of
 from slipstream.targets.target import Target
 
 
 @dataclass(frozen=True)
-class LoraSettings:
+class LoraSettings(Settings):
     """rank, alpha, dropout: LoRA's own (the update is alpha / rank * B A). modules: names of
     linears inside a layer, None for all of the family's; layers: their indices, None for all."""
 
-    rank: int = 8
+    section = "lora"
+    rank: int = whole(8, least=1)
     alpha: float = 16.0
-    dropout: float = 0.0
+    dropout: float = number(0.0, least=0, below=1)
     modules: list[str] | None = None
     layers: list[int] | None = None
-
-    def __post_init__(self) -> None:
-        if type(self.rank) is not int or self.rank < 1:
-            raise InputError("lora.rank: must be a whole number of at least 1")
-        if not 0 <= self.dropout < 1:
-            raise InputError("lora.dropout: must be in [0, 1)")
 
 
 def with_lora(target: Target, settings: LoraSettings) -> tuple[Target, dict[str, nn.Parameter]]:

@@ -9,7 +9,7 @@ import torch
 
 from slipstream.core.cache import StepCache
 from slipstream.core.masks import causal_mask, tree_mask
-from slipstream.core.transfer import on_device
+from slipstream.core.transfer import right_padded
 from slipstream.targets.rows import LayerVisitor, Rows
 from slipstream.targets.target import Target
 
@@ -27,24 +27,16 @@ def read_on(
     Rows are right-padded to the most tokens that any text has, at least to `width`; a text may have
     none. last: as in `Rows`. Rows of up to two tokens, or of `width`, come again in every step.
     """
-    often = max(width, 2)
-    width = max(width, *map(len, tokens))
-    device = model.device
-    ids = on_device([own + [0] * (width - len(own)) for own in tokens], device)
+    often, device, ids = max(width, 2), model.device, right_padded(tokens, model.device, width)
+    width = ids.shape[1]
     positions = cache.ends[:, None] + torch.arange(width, device=device)
     mask = None
     if cache.bound and (model.compiled is not None or width > 1 or not cache.level):
         causal = causal_mask(width, device).expand(len(tokens), -1, -1)
         mask = tree_mask(causal, cache.slots, cache.sees())
-    rows = model.forward(
-        ids,
-        positions.clamp(max=model.max_positions - 1),
-        mask,
-        cache,
-        visitors,
-        last=last,
-        repeats=mask is not None and width <= often,
-    )
+    positions = positions.clamp(max=model.max_positions - 1)
+    repeats = mask is not None and width <= often
+    rows = model.forward(ids, positions, mask, cache, visitors, last=last, repeats=repeats)
     cache.commit_first([len(own) for own in tokens])
     return rows
 

@@ -91,7 +91,7 @@ class Rows:
         mask = mask.gather(3, columns.expand(-1, 1, rows.shape[1], -1))
         real = torch.cat([nodes >= 0, (nodes >= 0).repeat_interleave(streams, 1)], 1)
         self.mask = mask & torch.nn.functional.pad(real, (committed, 0), value=True)[:, None, None]
-        self.hidden = self.hidden.gather(1, rows[..., None].expand(-1, -1, self.hidden.shape[2]))
+        self.hidden = rows_at(self.hidden, rows)
         self.positions = self.positions.gather(1, rows)
         self.num_stream_rows = streams * nodes.shape[1]
         if self.owners is not None:
@@ -99,6 +99,11 @@ class Rows:
         if self.trees is not None:
             self.trees = self.trees.select(nodes)
         self.kept, self.kept_from = nodes, layer
+
+
+def rows_at(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """(B, R, D) values at (B, P) places among the rows, (B, P, D)."""
+    return values.gather(1, places[..., None].expand(-1, -1, values.shape[-1]))
 
 
 class LayerVisitor(Protocol):

@@ -38,11 +38,6 @@ def device_of(module: nn.Module) -> torch.device:
     return torch.device(device)
 
 
-def once(run: Callable[..., Outcome], settings: tuple, *inputs: torch.Tensor) -> Outcome:
-    """As `Target.replayed`, at a place that a step comes by with ever other shapes."""
-    return run(*settings, *inputs)
-
-
 class Target:
     """A Hugging Face decoder behind calls on rows. L layers, width D, vocabulary V."""
 
@@ -182,17 +177,26 @@ class Target:
         rows, done = self.embed(ids, positions, mask), 0
         rows.trees, rows.last, rows.repeats = trees, last, repeats
         with ExitStack() as visits:
+            visits.enter_context(our_attention(self.model.config))  # once, for all spans of layers
             for visitor in sorted(visitors, key=lambda visitor: visitor.layer):
                 rows = self.run_layers(range(done, visitor.layer), rows, cache)
                 rows, done = visits.enter_context(visitor.visit(rows)), visitor.layer
             rows.readout = readout
             return self.run_layers(range(done, self.num_layers), rows, cache)
 
-    def replayed(self, run: Callable[..., Outcome], settings: tuple, *inputs) -> Outcome:
+    def replayed(
+        self,
+        run: Callable[..., Outcome],
+        settings: tuple,
+        *inputs: torch.Tensor,
+        often: bool = True,
+    ) -> Outcome:
         """`run(*settings, *inputs)`, a function of tensors whose first dimension is B, at a place
-        that every decoding step comes by: where graphs are captured, it is one."""
-        run_it = once if self.compiled is None else self.compiled.replayed
-        return run_it(run, settings, *inputs)
+        that every decoding step comes by: where graphs are captured, it is one; often: whether with
+        these shapes."""
+        if self.compiled is None or not often:
+            return run(*settings, *inputs)
+        return self.compiled.replayed(run, settings, *inputs)
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """What stands between the layers and the LM head: (..., D) -> (..., width that the head

@@ -1,6 +1,7 @@
 """Fitting and finishing a run: resume, keep the best state, write the folder and its card."""
 
 import re
+import shlex
 import sys
 import time
 import traceback
@@ -13,6 +14,8 @@ import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from slipstream.core.errors import InputError
+from slipstream.targets.packed import packing_available
+from slipstream.training.tracking import log_folder
 
 # Exit codes, as shells have them: 128 and the signal's number.
 TERMINATED, BY_CTRL_C = 143, 130
@@ -63,6 +66,21 @@ def lightning_in_one_sentence(settings: dict) -> Iterator[None]:
         raise InputError(f"trainer.{named[0]}: {reason}; choose another value") from error
 
 
+def precision(given: str | int, accelerator: str, target_dtype: str) -> str | int:
+    """What Lightning is to compute in: of `auto` mixed precision, but float32 on a CPU that would
+    emulate bfloat16; `InputError` where that does not go with the target's numbers."""
+    if given == "auto":
+        on_cpu = accelerator == "cpu" or not (torch.cuda.is_available() or accelerator != "auto")
+        slow = on_cpu and not packing_available(torch.bfloat16)
+        return "32-true" if slow and target_dtype == "float32" else "bf16-mixed"
+    if str(given).startswith("32") and target_dtype != "float32":
+        raise InputError(
+            f"trainer.precision: {given} does not go with a target in {target_dtype}; give auto, "
+            "or target.dtype=float32"
+        )
+    return given
+
+
 def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: dict) -> Path:
     """Go back to the best checkpoint and write the model folder; returns that folder."""
     best = getattr(trainer.checkpoint_callback, "best_model_path", "")
@@ -80,6 +98,8 @@ def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: 
     if not trainer.is_global_zero:  # another process writes it
         return folder
     module.save(folder, card(module, config, trainer, score))
+    if config.get("speculator"):
+        log_folder(trainer.loggers, folder)
     print(f"saved to {folder}" + ("" if score is None else f" (best state, {float(score):.3f})"))
     return folder
 
@@ -97,8 +117,23 @@ def card(module: L.LightningModule, config: dict, trainer: L.Trainer, score) -> 
     if data["generated_rows"]:
         kinds = " and ".join(data["synthetic_kinds"])
         text += f", and {data['generated_rows']:,} generated prompts ({kinds}), sampled answers"
+    text += f"\n- command: `{command()}`" if command() else ""
     text += f"\n- steps: {trainer.global_step}, seconds: {module.training_seconds:.0f}\n"
     if score is not None:
         monitored = trainer.checkpoint_callback.monitor.replace("/", " ")
         text += f"- {monitored}: {float(score):.3f}\n"
     return text
+
+
+def command() -> str:
+    """The command that this process was started with, without folders of this machine, "" where
+    there was none."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return ""
+    given = [
+        re.sub(r"(?<=[=\[,'\"])/(?:[^/,\]\s]+/)*", "", override)
+        for override in HydraConfig.get().overrides.task
+    ]
+    return shlex.join(["python", "train.py", *given])

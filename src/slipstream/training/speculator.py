@@ -4,6 +4,7 @@ What is learned and how stands with the speculator. At validation a few prompts 
 with its drafter, and tau decides which checkpoint is best.
 """
 
+import re
 import time
 from itertools import islice
 from pathlib import Path
@@ -25,6 +26,26 @@ from slipstream.training.module import TrainingModule, check_numbers
 USUAL_RATE = 2.0
 """Of AdamW, times the hidden size: 5.2e-3 at 384, where 4e-3 and 5e-3 were measured to be best, and
 4.9e-4 at 4,096, where the paper has 5e-4."""
+CARD = """---
+library_name: slipstream
+pipeline_tag: text-generation
+tags: [speculative-decoding]
+{base}---
+{card}{tau}- target: {name}, for which alone it is; {writes}
+- limits: trained on up to {longest} tokens; for prompts unlike its data drafts are worse, and \
+never change an answer; speed depends on the device and was not measured in training: \
+`python infer.py speculator_path=THIS` does, beside plain decoding
+
+```python
+import slipstream  # THIS: this folder, or its hub id; TARGET: the target's
+
+print(slipstream.generate("...", target=TARGET, drafter=THIS).text)
+model.generate(ids, custom_generate=THIS, trust_remote_code=True)  # of transformers
+```
+"""
+TAU = """- tau: tokens per forward of the target (plain decoding has 1), counted while it decoded \
+the first {prompts} validation prompts, greedy, with trees of {budget} nodes
+"""
 
 
 def losses_of(
@@ -126,4 +147,25 @@ class SpeculatorTraining(TrainingModule):
         return [{"params": own}, {"params": lora, "lr": rate}]
 
     def save(self, folder: Path, card: str) -> None:
+        card = self._completed(card)
         save_speculator(folder, self.speculator, self.target, self.data.longest, card)
+
+    def _completed(self, card: str) -> str:
+        """The model card with what the hub reads at its head, what its numbers mean, use and
+        limits."""
+        name, here = self.target.name, Path(self.target.name).is_dir()
+        hub = not here and re.fullmatch(r"(?!slipstream/)[\w.-]+/[\w.-]+", name)
+        name = Path(name).name if here else name  # without the folders of this machine
+        shared = self.speculator.adapted(self.target) is not self.target
+        writes = "its weights and its output stay what they are"
+        if shared:
+            writes = "what they write together is no longer that model's output"
+        tau = TAU.format(prompts=self.validation_prompts, budget=self.validation_budget)
+        return CARD.format(
+            base=f"base_model: {name}\n" if hub else "",
+            card=card,
+            tau=tau if "- validation tau: " in card else "",
+            name=name,
+            writes=writes,
+            longest=self.data.longest,
+        )

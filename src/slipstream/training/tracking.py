@@ -5,6 +5,7 @@ W&B is online when the user is logged in, offline otherwise, and never waits for
 
 import logging
 import os
+from pathlib import Path
 
 
 def log_once() -> None:
@@ -34,3 +35,12 @@ def log_config(loggers: list, config: dict) -> None:
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.log_hyperparams(config)
+
+
+def log_folder(loggers: list, folder: Path) -> None:
+    """Give W&B a trained speculator, as an artifact of the run."""
+    from lightning.pytorch.loggers import WandbLogger
+
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.log_artifact(folder, name=f"run-{logger.version}", type="model")

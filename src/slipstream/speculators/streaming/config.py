@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from slipstream.core.errors import InputError
-from slipstream.speculators.base import SpeculatorConfig, one_of, whole
+from slipstream.core.settings import number, one_of, whole
+from slipstream.speculators.base import SpeculatorConfig
 from slipstream.targets.lora import LoraSettings
 from slipstream.targets.target import Target
 
@@ -40,29 +41,27 @@ class StreamingConfig(SpeculatorConfig):
     """
 
     kind: ClassVar[str] = "streaming"
-    mode: str = one_of("lossless", "shared")
+    mode: str = one_of("lossless", "shared", default="lossless")
     num_streams: int = whole(4, least=1)
     num_msa_layers: int = whole(4, least=1)
     adapter_rank: int = whole(8, least=0)
-    mlp: str = one_of("base+adapter", "adapter")
+    mlp: str = one_of("base+adapter", "adapter", default="base+adapter")
     initialisation_rank: int = whole(0, least=0)
     root_rank: int = whole(0, least=0)
     transition_rank: int = whole(0, least=0)
-    copy_scores: bool = one_of(False, True)
-    stream_positions: str = one_of("shifted", "same")
+    copy_scores: bool = one_of(False, True, default=False)
+    stream_positions: str = one_of("shifted", "same", default="shifted")
     value_rotation: float = 0.0
     attended_tokens: int = whole(0, least=0)
-    pruning_layer: int | None = None
+    pruning_layer: int | None = whole(None, null=True, least=0)
     pruning_rank: int = whole(8, least=1)
     lora: LoraSettings | None = None
-    main_weight: float | None = None
+    main_weight: float | None = number(None, null=True, least=0)
     stream_weights: tuple[float, ...] | None = None
-    root_dropout: float = 0.2
+    root_dropout: float = number(0.2, least=0, most=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pruning_layer is not None and self.pruning_layer < 0:
-            raise InputError("speculator.pruning_layer: must be a layer's number, or null")
         if self.mode == "shared" and (
             self.lora is None or self.adapter_rank or self.root_rank or self.mlp == "adapter"
         ):
@@ -76,17 +75,12 @@ class StreamingConfig(SpeculatorConfig):
                 "speculator.lora: lossless mode leaves the target as it is; set it to null, or "
                 "speculator.mode=shared"
             )
-        for field in ("main_weight", "stream_weights", "root_dropout"):
-            given = getattr(self, field)
-            for number in given if isinstance(given, list | tuple) else [given or 0]:
-                if not isinstance(number, int | float) or not 0 <= number < math.inf:
-                    raise InputError(
-                        f"speculator.{field}: {number!r} must be a finite number of at least 0"
-                    )
-        if self.root_dropout > 1:
-            raise InputError("speculator.root_dropout: must be between 0 and 1")
-        if self.stream_weights and len(self.stream_weights) != self.num_streams:
-            raise InputError("speculator.stream_weights: give one weight per stream, or null")
+        weights = self.stream_weights or [0] * self.num_streams
+        numbers = [w for w in weights if isinstance(w, int | float) and 0 <= w < math.inf]
+        if not len(numbers) == len(weights) == self.num_streams:
+            raise InputError(
+                "speculator.stream_weights: give one finite number, at least 0, per stream, or null"
+            )
         if self.mode == "lossless" and self.main_weight:
             raise InputError("speculator.main_weight: lossless mode does not train the main stream")
 

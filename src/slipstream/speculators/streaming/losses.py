@@ -11,6 +11,7 @@ from slipstream.core.processes import mean_over_processes
 from slipstream.speculators.base import Batch
 from slipstream.speculators.head_loss import cross_entropy, head_loss, in_slices
 from slipstream.speculators.labels import NO_LABEL, future_tokens
+from slipstream.speculators.streaming.pairs import pair_tables
 from slipstream.speculators.streaming.steps import StreamSteps
 from slipstream.targets.target import Target
 
@@ -57,7 +58,7 @@ class BatchLosses:
         self.num_rows = mean_over_processes((self.labels.next_tokens != NO_LABEL).sum())
         self.num_tokens = mean_over_processes((self.labels.tokens != NO_LABEL).sum((0, 1)))
         self.num_tokens = self.num_tokens.clamp(min=1)
-        self.tables = speculator.pair_tables(target)
+        self.tables = pair_tables(target, speculator.transitions, speculator.copying)
 
     def of_segment(
         self, columns: slice, main: torch.Tensor | None, early: torch.Tensor, streams: torch.Tensor
@@ -71,16 +72,11 @@ class BatchLosses:
         streams = streams.unflatten(1, (-1, self.speculator.num_streams))[used][known]
         row, stream = known.nonzero(as_tuple=True)
         labels = tokens[known]
-        rows = [self.target.norm(streams), labels]
-        if self.speculator.scores_pairs:
-            parents = torch.cat([next_tokens[used][:, None], tokens[:, :-1]], dim=1)[known]
-            lengths = self.labels.positions[:, columns][used][row] + 2
-            rows += [stream, parents, used.nonzero()[:, 0][row], lengths]
-            found = in_slices(self._with_pairs, self.target.vocab_size, *rows)
-        else:
-            found = head_loss(self.target.head, *rows)
-        losses, guesses = found[0], found[-1]
-        of_pairs = found[1] if self.speculator.scores_pairs else torch.zeros_like(losses)
+        parents = torch.cat([next_tokens[used][:, None], tokens[:, :-1]], dim=1)[known]
+        lengths = self.labels.positions[:, columns][used][row] + 2
+        sample = used.nonzero()[row, 0]
+        rows = self.target.norm(streams), labels, stream, parents, sample, lengths
+        losses, of_pairs, guesses = in_slices(self._of_slice, self.target.vocab_size, *rows)
         hits = (guesses == labels).to(losses.dtype)
         per_stream = losses.new_zeros(self.speculator.num_streams)
         losses, of_pairs, accuracies = (
@@ -98,7 +94,7 @@ class BatchLosses:
         parts = of_main, pruning, losses, of_pairs, accuracies
         return StreamLosses(total, *(part.detach() for part in parts))
 
-    def _with_pairs(
+    def _of_slice(
         self,
         normed: torch.Tensor,
         labels: torch.Tensor,
@@ -107,16 +103,18 @@ class BatchLosses:
         samples: torch.Tensor,
         lengths: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Losses of (M, D) streams after the final norm, theirs with scores of pairs, and the
-        guesses of these, (M,) each. samples: (M,) rows of the batch; the other tensors are for
-        `add_pair_scores`."""
+        """Losses of (M, D) streams after the final norm, theirs with scores of pairs (0 where there
+        are none), and the guesses, (M,) each. samples: (M,) rows of the batch; the other tensors
+        are for `add_pair_scores`."""
         logits = self.target.logits_of_normed(normed)
+        losses = cross_entropy(logits, labels)
+        if not self.speculator.scores_pairs:
+            return losses, torch.zeros_like(losses), logits.argmax(-1)
         paired = self.speculator.add_pair_scores(
             self.target, self.tables, logits.detach(), streams, parents, self.batch.ids[samples],
             lengths,
         )  # fmt: skip
-        both = cross_entropy(logits, labels), cross_entropy(paired, labels)
-        return *both, paired.detach().argmax(-1)
+        return losses, cross_entropy(paired, labels), paired.detach().argmax(-1)
 
     def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple:
         return head_loss(self.target.head, self.target.norm(hidden), labels)

@@ -28,15 +28,10 @@ class Transitions(nn.Module):
     def add_to(
         self, logits: torch.Tensor, target: Target, parents: torch.Tensor, children: torch.Tensor
     ) -> torch.Tensor:
-        """(M, V) logits and the scores of what may follow (M,) parents; children: the second of
-        `tables`."""
+        """(M, V) logits and the scores of what may follow (M,) parents; children: of
+        `pair_tables`."""
         queries = F.linear(normed_embeddings(target, parents), self.parent)
         return torch.addmm(logits, queries, children.to(queries.dtype).t())
-
-    def tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two (V, rank) tables; the score of a pair is the product of the parent's line in the
-        first and the child's in the second."""
-        return vocabulary_table(target, self.parent), vocabulary_table(target, self.child)
 
 
 class CopyScores(nn.Module):
@@ -62,8 +57,8 @@ class CopyScores(nn.Module):
         texts: torch.Tensor,
         lengths: torch.Tensor,
     ) -> torch.Tensor:
-        """(M, V) logits and the gains; of_parent, of_child: of `tables`; for the others see
-        `StreamSteps.add_pair_scores`."""
+        """(M, V) logits and the gains; of_parent, of_child: (V,) of `pair_tables`; for the others
+        see `StreamSteps.add_pair_scores`."""
         known = torch.arange(1, texts.shape[1], device=texts.device) < lengths[:, None]
         row, place = ((texts[:, :-1] == parents[:, None]) & known).nonzero(as_tuple=True)
         pairs = (row * logits.shape[1] + texts[row, place + 1]).unique()
@@ -71,10 +66,19 @@ class CopyScores(nn.Module):
         gains = self.stream[streams[row]] + of_parent[parents[row]] + of_child[child]
         return logits.index_put((row, child), gains.to(logits.dtype), accumulate=True)
 
-    def tables(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
-        """(V,) term of every token as a parent, (V,) as a child; at least float32, in which the
-        gradients of a token's many occurrences are summed."""
-        return vocabulary_table(target, torch.stack([self.parent, self.child])).unbind(1)
+
+def pair_tables(
+    target: Target, transitions: Transitions | None, copying: CopyScores | None
+) -> tuple[torch.Tensor, ...]:
+    """What scores of pairs need to know of every token: (V, rank) as a child of `transitions`,
+    (V, 1) as a parent and as a child of `copying`; nothing of what is None. At least float32, in
+    which the gradients of a token's many occurrences are summed."""
+    directions = [] if transitions is None else [transitions.child]
+    if copying is not None:
+        directions += [copying.parent[None], copying.child[None]]
+    if not directions:
+        return ()
+    return vocabulary_table(target, torch.cat(directions)).split(list(map(len, directions)), 1)
 
 
 class PairScores:
@@ -83,8 +87,12 @@ class PairScores:
 
     @torch.no_grad()
     def __init__(self, target: Target, transitions: Transitions | None, copying: CopyScores | None):
-        self.transitions = transitions and transitions.tables(target)
-        self.copying = copying and (copying.stream, *copying.tables(target))
+        self.transitions = self.copying = None
+        tables = pair_tables(target, transitions, copying)
+        if transitions is not None:
+            self.transitions = vocabulary_table(target, transitions.parent), tables[0]
+        if copying is not None:
+            self.copying = copying.stream, *(table[:, 0] for table in tables[-2:])
 
     def __call__(
         self, parents: torch.Tensor, children: torch.Tensor, texts: torch.Tensor, first: int = 0

@@ -23,7 +23,7 @@ from slipstream.speculators.base import Batch, causal_rows
 from slipstream.speculators.labels import NO_LABEL
 from slipstream.speculators.streaming.losses import BatchLosses, StreamLosses
 from slipstream.speculators.streaming.steps import AddedStreams, StreamSteps
-from slipstream.targets.rows import HiddenTap
+from slipstream.targets.rows import HiddenTap, rows_at
 from slipstream.targets.target import Target
 
 
@@ -54,11 +54,10 @@ def lossless_losses(
     def losses_of(columns: slice) -> StreamLosses:
         here = work.labels.positions[:, columns]
         cache.visible = int(here.max()) + 1
-        index = here.unsqueeze(-1).expand(-1, -1, target.hidden_size)
-        hidden = start.hidden.gather(1, index)
+        hidden = rows_at(start.hidden, here)
         sees = causal[here, : cache.visible].unsqueeze(1)
         streams = speculator.run_streams(target, hidden, roots[:, columns], here, sees, cache)
-        return work.of_segment(columns, None, early.hidden.gather(1, index), streams)
+        return work.of_segment(columns, None, rows_at(early.hidden, here), streams)
 
     segments = work.labels.segments(num_segments)
     if num_segments is None or not torch.is_grad_enabled():
@@ -178,8 +177,8 @@ def _run_part(
     made = tuple(tensor for pair in cache.made for tensor in pair)
     if chosen is None:
         return made
-    index = chosen.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-    main, before = hidden[:, :count].gather(1, index), early.hidden.gather(1, index)
+    index = chosen.clamp(min=0)
+    main, before = rows_at(hidden[:, :count], index), rows_at(early.hidden, index)
     return (*work.of_segment(columns, main, before, hidden[:, count:]), *made)
 
 

@@ -4,7 +4,7 @@ Paper: section 2, Eqs. 1 to 4; what streams may know of the root, and scores of 
 additions of this project. Nothing here knows trees, drafts, losses or how the target is changed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
@@ -17,16 +17,11 @@ from slipstream.core.masks import causal_mask, own_streams, stream_mask
 from slipstream.speculators.base import DraftingSpeculator
 from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters, rotating
 from slipstream.speculators.streaming.config import StreamingConfig
-from slipstream.speculators.streaming.pairs import (
-    CopyScores,
-    Transitions,
-    normed_embeddings,
-    vocabulary_table,
-)
+from slipstream.speculators.streaming.pairs import CopyScores, Transitions, normed_embeddings
 from slipstream.targets.attention import limited_attention
 from slipstream.targets.quantized import is_quantized
-from slipstream.targets.rows import Rows
-from slipstream.targets.target import Target, once
+from slipstream.targets.rows import Rows, rows_at
+from slipstream.targets.target import Target
 
 
 class StreamSteps(DraftingSpeculator):
@@ -86,9 +81,8 @@ class StreamSteps(DraftingSpeculator):
             shift = torch.zeros_like(shift)
         return (positions.unsqueeze(-1) + shift).flatten(1)
 
-    def add_streams(self, rows: Rows, chosen: torch.Tensor, run: Callable = once) -> Rows:
-        """Append the streams of the `chosen` main rows, (B, P) with -1 for none; run: `once`, or
-        `Target.replayed`.
+    def add_streams(self, target: Target, rows: Rows, chosen: torch.Tensor) -> Rows:
+        """Append the streams of the `chosen` main rows, (B, P) with -1 for none.
 
         Streams see what their main row sees and one another (Eq. 2). Main rows see the main stream
         alone (lossless, Eq. 1), or also the streams of their own position (shared, Eq. 3).
@@ -97,7 +91,8 @@ class StreamSteps(DraftingSpeculator):
         if mask is None:
             mask = causal_mask(rows.hidden.shape[1], rows.hidden.device)[None, None]
         positions, mask = rows.positions.expand(batch, -1), mask.expand(batch, -1, -1, -1)
-        hidden, positions, mask = run(self._added, (), rows.hidden, positions, mask, chosen)
+        given = rows.hidden, positions, mask, chosen
+        hidden, positions, mask = target.replayed(self._added, (), *given, often=rows.repeats)
         return replace(
             rows,
             hidden=hidden,
@@ -113,7 +108,7 @@ class StreamSteps(DraftingSpeculator):
     def _added(self, hidden, positions, mask, chosen) -> tuple[torch.Tensor, ...]:
         """The hidden states, positions and mask of rows, with those of `add_streams` after them."""
         index = chosen.clamp(min=0)
-        owners = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
+        owners = rows_at(hidden, index)
         lines = mask.gather(2, index[:, None, :, None].expand(-1, 1, -1, mask.shape[3]))
         streams, shifted = self.streams_of(owners), self.positions_of(positions.gather(1, index))
         if self.config.mode == "shared":
@@ -146,26 +141,30 @@ class StreamSteps(DraftingSpeculator):
         Returns (B, P * gamma, D), before the final norm.
         """
         begun = self.begun(target, hidden, roots, positions, main_mask)
-        if self.config.attended_tokens:
-            rows = self._beside_main_rows(hidden, positions, main_mask, *begun)
-            rows.acting = self
-            with self.acting_on(target, rows):
-                rows = target.run_layers(self.msa_layers(target), rows, cache)
-            return rows.hidden[:, rows.num_nodes :]
         return self.run_begun(target, begun, cache, merged)
 
     def begun(
         self, target: Target, hidden, roots, positions, main_mask
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Streams of P main rows before their first layer, their positions and their mask; for the
-        arguments see `run_streams`."""
+        arguments see `run_streams`. Where they are limited to what their main rows attend to, these
+        come before them, to be asked, seen by nothing."""
         embeddings = None
         if self.root is not None:
             known = (roots >= 0).unsqueeze(-1)
             embeddings = normed_embeddings(target, roots.clamp(min=0)) * known
-        streams = self.streams_of(hidden, embeddings)
-        mask = stream_mask(main_mask, self.num_streams)
-        return streams, self.positions_of(positions), mask
+        streams, shifted = self.streams_of(hidden, embeddings), self.positions_of(positions)
+        mask, slots = stream_mask(main_mask, self.num_streams), main_mask.shape[-1]
+        if not self.config.attended_tokens:
+            return streams, shifted, mask
+        main = F.pad(main_mask, (0, hidden.shape[1] + streams.shape[1]), value=False)
+        unseen = mask.new_zeros(*mask.shape[:3], hidden.shape[1])
+        own = torch.cat([mask[..., :slots], unseen, mask[..., slots:]], dim=-1)
+        return (
+            torch.cat([hidden, streams], dim=1),
+            torch.cat([positions, shifted], dim=1),
+            torch.cat([main, own], dim=2),
+        )
 
     def run_begun(
         self,
@@ -175,29 +174,19 @@ class StreamSteps(DraftingSpeculator):
         merged: nn.ModuleList | None = None,
     ) -> torch.Tensor:
         """(B, P * gamma, D): the streams that `begun` returned after all layers."""
-        rows = Rows(*begun, begun[0].shape[1])
-        rows.repeats = isinstance(cache, StepCache)
+        (batch, count, _), main = begun[0].shape, 0
+        rows = Rows(*begun, count, repeats=isinstance(cache, StepCache))
+        if self.config.attended_tokens:
+            main, rows.repeats = count // (1 + self.num_streams), False
+            rows.num_stream_rows -= main
+            rows.owners = torch.arange(main, device=begun[0].device).expand(batch, -1)
         rows.acting = None if merged is not None and not self.config.value_rotation else self
         if merged is not None:
             with self._rotating(target, merged, rows):
                 return target.run_modules(merged, rows, cache).hidden
         with self.acting_on(target, rows):
-            return target.run_layers(self.msa_layers(target), rows, cache).hidden
-
-    def _beside_main_rows(self, hidden, positions, main_mask, streams, shifted, mask) -> Rows:
-        """Main rows run again beside their streams, seen by nothing: they are only asked what they
-        attend to."""
-        count, slots = hidden.shape[1], main_mask.shape[-1]
-        main = F.pad(main_mask, (0, count + streams.shape[1]), value=False)
-        unseen = mask.new_zeros(*mask.shape[:3], count)
-        own = torch.cat([mask[..., :slots], unseen, mask[..., slots:]], dim=-1)
-        return Rows(
-            torch.cat([hidden, streams], dim=1),
-            torch.cat([positions, shifted], dim=1),
-            torch.cat([main, own], dim=2),
-            streams.shape[1],
-            torch.arange(count, device=hidden.device).expand(len(hidden), -1),
-        )
+            hidden = target.run_layers(self.msa_layers(target), rows, cache).hidden
+        return hidden[:, main:] if main else hidden
 
     @contextmanager
     def acting_on(self, target: Target, rows: Rows) -> Iterator[None]:
@@ -230,17 +219,6 @@ class StreamSteps(DraftingSpeculator):
         if self.adapters is None or self.config.attended_tokens or is_quantized(layers) or placed:
             return None
         return self.adapters.merged_layers(target)
-
-    def pair_tables(self, target: Target) -> tuple[torch.Tensor, ...]:
-        """What scores of pairs need to know of every token, for `add_pair_scores`: (V, rank) as a
-        child of `transitions`, (V, 1) as a parent and as a child of `copying`; empty without them.
-        In float32, in which the gradients of many rows are summed."""
-        directions = [] if self.transitions is None else [self.transitions.child]
-        if self.copying is not None:
-            directions += [self.copying.parent[None], self.copying.child[None]]
-        if not directions:
-            return ()
-        return vocabulary_table(target, torch.cat(directions)).split(list(map(len, directions)), 1)
 
     def add_pair_scores(
         self,
@@ -288,7 +266,6 @@ class AddedStreams:
         if chosen is None:
             yield rows
             return
-        run = self.target.replayed if rows.repeats else once
-        rows = self.speculator.add_streams(rows, chosen, run)
+        rows = self.speculator.add_streams(self.target, rows, chosen)
         with self.speculator.acting_on(self.target, rows):
             yield rows

@@ -1,0 +1,129 @@
+"""Trees that shrink as the batch grows, down to plain decoding where drafting would not pay.
+
+The rule: of a few sizes, take the one with the most tokens a second. What a step of so many
+requests with trees of each size takes is measured once, when the server starts (`measure`). How
+many tokens a tree of g nodes brings is learned as answers are made: 1 + gain * log2(g), as
+calibrations find it, with one gain for all requests, of the last few hundred trees. Where nothing
+is drafted nothing is learned, so a tree is tried now and then. Whatever is chosen, answers are the
+same: it is a matter of speed alone.
+"""
+
+import time
+from bisect import bisect_left
+from itertools import pairwise, product
+from math import log2
+
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.request import Answering, Batch
+
+PRIOR, WEIGHT = 0.5, 200.0
+"""The gain before anything was verified, and how many logarithms of nodes it counts like."""
+MEMORY = 1000.0
+"""Earlier trees fade once the logarithms of their nodes add up to more than this."""
+TRIAL = 64
+"""Where plain decoding is chosen, one step of so many has a tree."""
+PROMPT, STEPS = 48, 4
+"""Tokens of the prompts that costs are measured with; steps of each, the first not counted."""
+
+
+class AdaptingEngine(Engine):
+    """An engine whose trees have up to `budget` nodes, as few as the number of requests asks for.
+
+    costs: seconds of a step by its number of requests and the nodes of each tree; empty until they
+    are measured, and then the budget holds.
+    """
+
+    def __init__(self, target, drafter, sampling: Sampling, limits: Limits, budget: int):
+        super().__init__(target, drafter, sampling, limits, budget)
+        self.sizes = sizes_up_to(budget)
+        self.costs: dict[int, dict[int, float]] = {}
+        self.gained, self.weight = PRIOR * WEIGHT, WEIGHT
+        self.plain_steps = 0
+        self._fixed: int | None = None
+
+    def allowed(self, count: int) -> int:
+        if self._fixed is not None or not self.costs:
+            return self._fixed or self.budget
+        rates = {size: self.tokens(size) / self.seconds(count, size) for size in self.sizes}
+        best = max(rates, key=rates.get)
+        if best > 1 or self.budget == 1:
+            return best
+        self.plain_steps += 1
+        if self.plain_steps % TRIAL:
+            return 1
+        return max(self.sizes[1:], key=rates.get)
+
+    def widths(self, width: int) -> int:
+        return self.sizes[bisect_left(self.sizes, width)]
+
+    def tokens(self, size: int) -> float:
+        """Of a step, for each request."""
+        return 1 + self.gained / self.weight * log2(size)
+
+    def seconds(self, count: int, size: int) -> float:
+        """Of a step, on a line between the counts that were measured."""
+        counts = list(self.costs)
+        for low, high in pairwise(counts):
+            if low <= count <= high:
+                share = (count - low) / (high - low)
+                return (1 - share) * self.costs[low][size] + share * self.costs[high][size]
+        return self.costs[counts[-1]][size] * count / counts[-1]
+
+    def _step(self, batch: Batch) -> None:
+        requests, width = list(batch.requests), batch.trees.width
+        super()._step(batch)
+        if width > 1:
+            self.gained += sum(request.accepted[-1] for request in requests)
+            self.weight += len(requests) * log2(width)
+            fade = min(1.0, MEMORY / self.weight)
+            self.gained, self.weight = self.gained * fade, self.weight * fade
+
+    def measure(self, most: int) -> None:
+        """Measure the costs of steps of up to `most` requests, on prompts that mean nothing."""
+        known = self.gained, self.weight
+        counts = sorted({1 << n for n in range(most.bit_length())} | {most})
+        self.costs = {}
+        found = {count: self._measured(count) for count in counts}
+        self.costs = {count: own for count, own in found.items() if len(own) == len(self.sizes)}
+        self.gained, self.weight = known
+        self._fixed, self.running = None, None
+        self.attached.forget()
+
+    def _measured(self, count: int) -> dict[int, float]:
+        """Fewest seconds of a step with trees of each size; fewer sizes where the target's context
+        has no room for all steps."""
+        length = max(1, min(PROMPT, self.target.max_positions // 4))
+        limits, size = Limits(self.target.max_positions, (), frozenset()), self.target.vocab_size
+        prompts = [[(place + each) % size for place in range(length)] for each in range(count)]
+        self._fixed, self.running = self.sizes[0], None
+        self.start([self.request(own, limits=limits, sampling=Sampling()) for own in prompts])
+        seconds: dict[int, list[float]] = {size: [] for size in self.sizes}
+        for turn, (size, following) in product(range(STEPS), self._pairs):
+            if min((each.room for each in self._requests), default=0) <= self.budget:
+                break
+            self.running.trees = self.running.trees.padded(size)
+            self._fixed, started = following, time.perf_counter()
+            self.step()
+            if turn:
+                seconds[size].append(time.perf_counter() - started)
+        return {size: min(own) for size, own in seconds.items() if own}
+
+    @property
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Each size with the one that follows it, in a circle."""
+        return list(zip(self.sizes, [*self.sizes[1:], self.sizes[0]], strict=True))
+
+    @property
+    def _requests(self) -> list[Answering]:
+        return [] if self.running is None else self.running.requests
+
+
+def sizes_up_to(budget: int) -> list[int]:
+    """Sizes of trees to choose from: 1, 2, 4 and so on, and the budget.
+
+    >>> sizes_up_to(12), sizes_up_to(1)
+    ([1, 2, 4, 8, 12], [1])
+    """
+    return [*(1 << n for n in range((budget - 1).bit_length())), budget]

@@ -1,0 +1,282 @@
+"""The HTTP side: the routes of the API, the same on LitServe and on Ray Serve.
+
+A request is checked, becomes jobs for a `Backend`, and its answer goes out at once or in pieces. A
+client that goes cancels its jobs. The log says of each request what it cost, and nothing of what it
+said.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.serving.protocol import (
+    ApiError,
+    Asking,
+    ChatRequest,
+    CompletionRequest,
+    Shape,
+    parsed,
+    refusal,
+)
+from slipstream.serving.worker import Job, Told
+
+log = logging.getLogger("slipstream.serving")
+LARGEST_BODY, BODY_SECONDS = 4 << 20, 30
+"""Bytes of a request, and how long a client may take to send them."""
+
+
+class Open(ABC):
+    """Jobs of one request that are being answered."""
+
+    @abstractmethod
+    def told(self) -> AsyncIterator[tuple[int, Told]]:
+        """Which of the jobs, and what is told of it; without an end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Nobody waits for the jobs any more; more than once is once."""
+
+
+class Backend(ABC):
+    """What answers jobs."""
+
+    @abstractmethod
+    def open(self, jobs: list[Job]) -> Open | None:
+        """Take the jobs; None where so many more would be too many."""
+
+    @abstractmethod
+    def metrics(self) -> bytes:
+        """For Prometheus."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """model: the name it is served under; sampling, limits: of requests that ask for none; key:
+    what clients must show, None for nothing."""
+
+    model: str
+    sampling: Sampling = field(default_factory=Sampling)
+    limits: Limits = field(default_factory=Limits)
+    key: str | None = None
+
+
+class Application:
+    """The routes over a backend."""
+
+    def __init__(self, settings: Settings, backend: Backend):
+        self.settings, self.backend = settings, backend
+        self.started = int(time.time())
+
+    @property
+    def routes(self) -> list[tuple[str, Callable, list[str]]]:
+        """Path, endpoint and methods."""
+        return [
+            ("/v1/chat/completions", self.chat, ["POST"]),
+            ("/v1/completions", self.complete, ["POST"]),
+            ("/v1/models", self.models, ["GET"]),
+            ("/metrics", self.metrics, ["GET"]),
+        ]
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, ChatRequest)
+
+    async def complete(self, request: Request) -> Response:
+        return await self._answer(request, CompletionRequest)
+
+    async def models(self, request: Request) -> Response:
+        self._check_key(request)
+        own = dict(id=self.settings.model, object="model", created=self.started)
+        return JSONResponse({"object": "list", "data": [{**own, "owned_by": "slipstream"}]})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self.backend.metrics(), media_type=CONTENT_TYPE_LATEST)
+
+    def _check_key(self, request: Request) -> None:
+        key = self.settings.key
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if key and not hmac.compare_digest(given.encode(), key.encode()):
+            sentence = "the key is missing or wrong; send it as Authorization: Bearer KEY"
+            raise ApiError(401, sentence, code="invalid_api_key")
+
+    async def _answer(self, request: Request, kind: type[Asking]) -> Response:
+        started = time.perf_counter()
+        self._check_key(request)
+        asked, settings = parsed(kind, await _body(request)), self.settings
+        jobs = asked.jobs(settings.model, settings.sampling, settings.limits)
+        opened = self.backend.open(jobs)
+        if opened is None:
+            raise ApiError(
+                429, "too many requests are waiting; try again in a moment", code="queue_full"
+            )
+        answer = _Answering(opened, Shape(kind is ChatRequest, settings.model, len(jobs)), started)
+        try:
+            if asked.stream:
+                if not await _unless_gone(request, answer.accepted()):
+                    return answer.abandoned()
+                usage = asked.stream_options and asked.stream_options.include_usage
+                return _Stream(answer, bool(usage))
+            if not await _unless_gone(request, answer.finished()):
+                return answer.abandoned()
+            return JSONResponse(answer.shape.whole())
+        finally:
+            if not asked.stream:
+                answer.close()
+
+    def install(self, app: FastAPI) -> None:
+        """Errors of any kind in the API's shape."""
+
+        async def refused(_: Request, error: ApiError) -> Response:
+            headers = {"Retry-After": "1"} if error.status == 429 else None
+            return JSONResponse(error.body(), error.status, headers)
+
+        async def nowhere(request: Request, error: Exception) -> Response:
+            status = getattr(error, "status_code", 404)
+            sentence = "there is no such path" if status == 404 else "this path has other methods"
+            return await refused(request, ApiError(status, f"{sentence}: {request.url.path}"))
+
+        async def failed(request: Request, error: Exception) -> Response:
+            return await refused(request, ApiError(500, "the server failed; try again"))
+
+        app.add_exception_handler(ApiError, refused)
+        app.add_exception_handler(404, nowhere)
+        app.add_exception_handler(405, nowhere)
+        app.add_exception_handler(Exception, failed)
+
+
+class _Answering:
+    """One request on its way: what was told of its jobs, and what is logged in the end."""
+
+    def __init__(self, opened: Open, shape: Shape, started: float):
+        self.opened, self.shape, self.started = opened, shape, started
+        self.told, self.going = opened.told(), len(shape.ends)
+        self.logged = False
+
+    async def next(self) -> tuple[int, Told]:
+        """Raises `ApiError` for a job that is refused."""
+        index, told = await anext(self.told)
+        if told.refused is not None:
+            raise ApiError(500, told.refused) if told.failed else refusal(told.refused)
+        self.shape.take(index, told)
+        self.going -= told.last
+        return index, told
+
+    async def accepted(self) -> None:
+        """Wait until all jobs are; nothing is sent before, so that errors have their status."""
+        waiting = self.going
+        while waiting:
+            _, told = await self.next()
+            waiting -= told.accepted
+
+    async def finished(self) -> None:
+        while self.going:
+            await self.next()
+
+    def abandoned(self) -> Response:
+        """For a client that is not there any more."""
+        self.close()
+        return Response(status_code=499)
+
+    def close(self) -> None:
+        self.opened.close()
+        if not self.logged:
+            self.logged, usage = True, self.shape.usage()
+            ends = ",".join(end.finish_reason or "abort" for end in self.shape.ends)
+            seconds = time.perf_counter() - self.started
+            log.info(
+                "%s: %d + %d tokens, %d of them drafted, %s, %.3f s",
+                self.shape.id,
+                usage["prompt_tokens"],
+                usage["completion_tokens"],
+                usage["completion_tokens_details"]["accepted_prediction_tokens"],
+                ends,
+                seconds,
+            )
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events of an answer; however it ends, its jobs do."""
+
+    def __init__(self, answer: _Answering, usage: bool):
+        super().__init__(self._events(answer, usage), media_type="text/event-stream")
+        self.answer = answer
+
+    async def __call__(self, scope, receive, send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.answer.close()
+
+    async def _events(self, answer: _Answering, usage: bool) -> AsyncIterator[str]:
+        shape = answer.shape
+        try:
+            for index in range(len(shape.ends)):
+                if (opening := shape.opening(index)) is not None:
+                    yield _event(opening)
+            for index, pieces in enumerate(shape.texts):  # told while others were being accepted
+                if any(pieces):
+                    yield _event(shape.chunk(index, Told(text="".join(pieces))))
+            while answer.going:
+                index, told = await answer.next()
+                yield _event(shape.chunk(index, told))
+            if usage:
+                yield _event(shape.last_chunk())
+            yield "data: [DONE]\n\n"
+        except ApiError as error:
+            yield _event(error.body())
+
+
+def _event(content: dict) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+async def _body(request: Request) -> bytes:
+    """Of a request that says it is JSON, is not too long, and does not take too long."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "the content type must be application/json")
+    found, more = bytearray(), True
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ApiError(499, "the client has gone")
+                found += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(found) > LARGEST_BODY:
+                    raise ApiError(413, f"the body is larger than {LARGEST_BODY} bytes; shorten it")
+    except TimeoutError as error:
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS} s") from error
+    return bytes(found)
+
+
+async def _unless_gone(request: Request, work: Awaitable[None]) -> bool:
+    """Do the work unless the client goes before its end; whether it was done."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, going = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({working, going}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        for each in (working, going):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each

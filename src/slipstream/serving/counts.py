@@ -1,0 +1,128 @@
+"""What the engine counts, as Prometheus reads it: the names are those of vLLM's dashboards.
+
+Workers are processes, so their counts stand in memory that they share with the server's process
+(`Board`): each worker writes its own after every step, and a scrape reads them all. Prometheus'
+own multiprocess mode would do the same through files.
+
+The board also holds the places of open requests. The server takes a place for each and refuses
+those that find none; the worker frees it with the last word on the request. A ticket in it says
+whose it is, so a client that goes at that very moment frees nobody else's.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+NAMES = ("running", "prompt_tokens", "generation_tokens", "drafts", "draft_tokens", "accepted")
+REASONS = ("stop", "length", "abort")
+POSITIONS = 32
+"""Of drafted tokens; deeper ones count for the last."""
+CELLS = {name: place for place, name in enumerate((*NAMES, *REASONS, *range(POSITIONS)))}
+
+
+class Counts:
+    """The counts of one worker by name, over `cells`, integers of which it is the only writer; 0,
+    1, 2 and so on are accepted tokens by their position in the draft."""
+
+    def __init__(self, cells: MutableSequence[int] | None = None):
+        self.cells = [0] * len(CELLS) if cells is None else cells
+
+    def __getitem__(self, name: str | int) -> int:
+        return self.cells[CELLS[name]]
+
+    def __setitem__(self, name: str | int, value: int) -> None:
+        self.cells[CELLS[name]] = value
+
+    def verified(self, nodes: int, accepted: int) -> None:
+        """A draft of so many nodes, the root left out, had so many right on its path."""
+        self["drafts"] += 1
+        self["draft_tokens"] += nodes
+        self["accepted"] += accepted
+        for position in range(accepted):
+            self[min(position, POSITIONS - 1)] += 1
+
+
+class Board:
+    """Places for open requests, and the counts of `workers`, in memory that processes share."""
+
+    def __init__(self, places: int, workers: int):
+        memory = multiprocessing.get_context("spawn")
+        self.owners = memory.RawArray("Q", places)
+        self.gone = memory.RawArray("Q", places)
+        self.cells = [memory.RawArray("Q", len(CELLS)) for _ in range(workers)]
+        self.sentence = memory.RawArray("c", 4096)
+        self.tickets = 0
+
+    def take(self, count: int) -> list[tuple[int, int]] | None:
+        """A place and a ticket for each of so many requests; None where they are not free. One
+        process alone takes places."""
+        free = [place for place, owner in enumerate(self.owners) if not owner][:count]
+        if len(free) < count:
+            return None
+        taken = []
+        for place in free:
+            self.tickets += 1
+            self.owners[place] = self.tickets
+            taken.append((place, self.tickets))
+        return taken
+
+    @property
+    def open(self) -> int:
+        """Requests that wait or are being answered."""
+        return sum(owner > 0 for owner in self.owners)
+
+
+class Exposed(Collector):
+    """The counts of all workers as metrics. open_now: tells how many requests there are, waiting
+    or not."""
+
+    def __init__(self, model: str, counts: Sequence[Counts], open_now: Callable[[], int]):
+        self.model, self.counts, self.open_now = model, counts, open_now
+
+    def collect(self) -> Iterator[Metric]:
+        def family(kind, name: str, text: str, values: dict, *labels: str) -> Metric:
+            found = kind(f"vllm:{name}", text, labels=["model_name", *labels])
+            for given, value in values.items():
+                found.add_metric([self.model, *given], value)
+            return found
+
+        total = {name: sum(each[name] for each in self.counts) for name in CELLS}
+        waiting = max(0, self.open_now() - total["running"])
+        gauges = {
+            "num_requests_running": ("Requests that are being answered.", total["running"]),
+            "num_requests_waiting": ("Requests that wait.", waiting),
+        }
+        counters = {
+            "prompt_tokens": ("Tokens of prompts that were read.", "prompt_tokens"),
+            "generation_tokens": ("Tokens of answers.", "generation_tokens"),
+            "spec_decode_num_drafts": ("Draft trees that were verified.", "drafts"),
+            "spec_decode_num_draft_tokens": (
+                "Nodes of these trees, roots left out and padding to the widest tree of a step "
+                "included.",
+                "draft_tokens",
+            ),
+            "spec_decode_num_accepted_tokens": ("Drafted tokens that were right.", "accepted"),
+        }
+        for name, (text, value) in gauges.items():
+            yield family(GaugeMetricFamily, name, text, {(): value})
+        for name, (text, own) in counters.items():
+            yield family(CounterMetricFamily, name, text, {(): total[own]})
+        text = "Drafted tokens that were right, by position in the draft."
+        name, values = "spec_decode_num_accepted_tokens_per_pos", {}
+        for position in range(POSITIONS):
+            if total[position]:
+                values[str(position),] = total[position]
+        yield family(CounterMetricFamily, name, text, values, "position")
+        text = "Requests that ended, by reason; abort: the client had gone."
+        values = {(reason,): total[reason] for reason in REASONS}
+        yield family(CounterMetricFamily, "request_success", text, values, "finished_reason")
+
+
+def exposition(collector: Collector) -> bytes:
+    """The page that Prometheus scrapes."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return generate_latest(registry)

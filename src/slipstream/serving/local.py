@@ -1,0 +1,69 @@
+"""A worker in a thread of the same process, behind the application: for Ray Serve, whose replicas
+are processes already."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator
+
+from slipstream.serving.application import Backend, Open
+from slipstream.serving.counts import Exposed, exposition
+from slipstream.serving.worker import Asked, Job, Told, Worker
+
+
+class LocalBackend(Backend):
+    """Up to `most_open` jobs at a time, waiting ones among them, are answered by `worker`."""
+
+    def __init__(self, worker: Worker, model: str, most_open: int):
+        self.worker, self.most_open, self.now_open = worker, most_open, 0
+        self.lock, self.arrived = threading.Lock(), queue.SimpleQueue()
+        self.exposed = Exposed(model, [worker.counts], lambda: self.now_open)
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def open(self, jobs: list[Job]) -> "LocalJobs | None":
+        with self.lock:
+            if self.now_open + len(jobs) > self.most_open:
+                return None
+            self.now_open += len(jobs)
+        opened = LocalJobs(self)
+        for index, job in enumerate(jobs):
+            self.arrived.put(Asked(job, opened.teller(index), lambda: opened.closed))
+        return opened
+
+    def metrics(self) -> bytes:
+        return exposition(self.exposed)
+
+    def _work(self) -> None:
+        worker = self.worker
+        while True:
+            while worker.idle or not self.arrived.empty():
+                asked = self.arrived.get()
+                if worker.prepare(asked):
+                    worker.waiting.append(asked)
+            worker.turn()
+
+
+class LocalJobs(Open):
+    """Their news come through the event loop of the server."""
+
+    def __init__(self, backend: LocalBackend):
+        self.backend, self.loop = backend, asyncio.get_running_loop()
+        self.news: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
+        self.closed = False
+
+    def teller(self, index: int):
+        def tell(told: Told) -> None:
+            if told.last:
+                with self.backend.lock:
+                    self.backend.now_open -= 1
+            if not self.loop.is_closed():
+                self.loop.call_soon_threadsafe(self.news.put_nowait, (index, told))
+
+        return tell
+
+    async def told(self) -> AsyncIterator[tuple[int, Told]]:
+        while True:
+            yield await self.news.get()
+
+    def close(self) -> None:
+        self.closed = True

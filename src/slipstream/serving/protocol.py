@@ -1,0 +1,230 @@
+"""What the OpenAI API asks and answers: requests checked, answers and errors in its shape.
+
+Strict: a number in quotes is an error, and so is an option that this server does not have, unless
+it would change nothing. LitServe's own classes of `OpenAISpec` coerce and ignore instead, and know
+neither `seed` nor accepted draft tokens.
+"""
+
+import secrets
+import time
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
+from slipstream.data.rows import Messages
+from slipstream.decoding.answer import Limits
+from slipstream.serving.worker import Job, Told
+
+MOST_CHOICES, MOST_STOPS = 16, 16
+UNSUPPORTED = {
+    "tools": None,
+    "functions": None,
+    "logprobs": None,
+    "top_logprobs": None,
+    "logit_bias": None,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "response_format": {"type": "text"},
+    "echo": None,
+    "suffix": None,
+    "best_of": 1,
+    "audio": None,
+    "prediction": None,
+}
+"""Options of the API that are refused, and a value that changes nothing."""
+
+
+class ApiError(Exception):
+    """An error as the API has it, in one sentence. param: the field that is to be mended."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None
+    ):
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    def body(self) -> dict:
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = kinds.get(self.status, kind)
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def refusal(sentence: str) -> ApiError:
+    """An `InputError` of ours: before its colon stands the field."""
+    field, colon, _ = sentence.partition(":")
+    field = field.removeprefix("sampling.") if colon and " " not in field else None
+    long = "do not fit the target's context" in sentence
+    return ApiError(400, sentence, field, "context_length_exceeded" if long else None)
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(strict=True)
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(strict=True)
+    role: str
+    content: str | list[Part]
+
+    def plain(self) -> dict[str, str]:
+        if isinstance(self.content, str):
+            return {"role": self.role, "content": self.content}
+        return {"role": self.role, "content": "".join(part.text for part in self.content)}
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Asking(BaseModel):
+    """What chat and plain completions have in common. None: as the server is configured."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=1)
+    n: int | None = Field(1, ge=1, le=MOST_CHOICES)
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    seed: int | None = Field(None, ge=-(2**62), lt=2**62)
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+
+    def asked(self) -> Messages | str:
+        """Messages for the chat template, or a text as it is."""
+        raise NotImplementedError
+
+    def jobs(self, model: str, sampling: Sampling, limits: Limits) -> list[Job]:
+        """One for each choice; sampling, limits: where nothing is asked. Raises `ApiError`."""
+        if self.model not in (None, model):
+            sentence = f"the model {self.model!r} does not exist; this server has {model!r}"
+            raise ApiError(404, sentence, "model", "model_not_found")
+        for name, harmless in UNSUPPORTED.items():
+            value = (self.model_extra or {}).get(name)
+            if value and value != harmless:
+                raise ApiError(400, f"{name}: this server has no such option; leave it out", name)
+        own = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
+        seed = secrets.randbits(32) if self.seed is None else self.seed
+        try:
+            sampling = replace(sampling, **{k: v for k, v in own.items() if v is not None})
+            if self.max_tokens is not None:
+                limits = replace(limits, max_new_tokens=self.max_tokens)
+            if self.stop is not None:
+                limits = replace(limits, stop=self.stop)
+        except InputError as error:
+            raise refusal(str(error)) from error
+        given = sampling, limits
+        return [
+            Job(self.asked(), *given, seed + place, bool(self.stream))
+            for place in range(self.n or 1)
+        ]
+
+
+class ChatRequest(Asking):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+    def model_post_init(self, _: Any) -> None:
+        self.max_tokens = self.max_completion_tokens or self.max_tokens
+
+    def asked(self) -> Messages:
+        return [message.plain() for message in self.messages]
+
+
+class CompletionRequest(Asking):
+    prompt: str
+
+    def asked(self) -> str:
+        return self.prompt
+
+
+def parsed(kind: type[Asking], body: bytes) -> Asking:
+    """The request in a body; raises `ApiError` with one sentence for the first thing wrong."""
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ApiError(400, "the body is no valid UTF-8; send JSON in UTF-8") from error
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise ApiError(400, "the body is no valid JSON; send one JSON object") from None
+        known = {*kind.model_fields, *Message.model_fields, *Part.model_fields}
+        names = [each for each in first["loc"] if each in known or isinstance(each, int)]
+        field = ".".join(map(str, names)) or None
+        said = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+        raise ApiError(400, f"{field or 'body'}: {said}", field) from None
+
+
+class Shape:
+    """The answers to one request: `choices` of a chat (or of a plain completion), each of which
+    goes on as the worker tells."""
+
+    def __init__(self, chat: bool, model: str, count: int):
+        self.chat, self.model, self.created = chat, model, int(time.time())
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self.texts, self.ends = [[] for _ in range(count)], [Told()] * count
+
+    def take(self, index: int, told: Told) -> None:
+        self.texts[index].append(told.text)
+        if told.last:
+            self.ends[index] = told
+
+    def _object(self, streamed: bool, choices: list[dict], **more: object) -> dict:
+        kind = "chat.completion" if self.chat else "text_completion"
+        kind += ".chunk" if self.chat and streamed else ""
+        own = dict(id=self.id, object=kind, created=self.created, model=self.model)
+        return {**own, "choices": choices, **more}
+
+    def opening(self, index: int) -> dict | None:
+        """The first chunk of a choice of a chat: who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._object(True, [choice]) if self.chat else None
+
+    def chunk(self, index: int, told: Told) -> dict:
+        text = {"delta": {"content": told.text} if told.text else {}}
+        text = text if self.chat else {"text": told.text}
+        choice = {"index": index, **text, "logprobs": None, "finish_reason": told.finish_reason}
+        return self._object(True, [choice])
+
+    def whole(self) -> dict:
+        choices = []
+        for index, (pieces, end) in enumerate(zip(self.texts, self.ends, strict=True)):
+            text = "".join(pieces)
+            message = {"role": "assistant", "content": text, "refusal": None}
+            own = {"message": message} if self.chat else {"text": text}
+            choices.append(
+                {"index": index, **own, "logprobs": None, "finish_reason": end.finish_reason}
+            )
+        return self._object(False, choices, usage=self.usage())
+
+    def last_chunk(self) -> dict:
+        return self._object(True, [], usage=self.usage())
+
+    def usage(self) -> dict:
+        """Tokens of all choices; a prompt counts once, however many choices it has."""
+        prompt = self.ends[0].prompt_tokens
+        completion = sum(end.completion_tokens for end in self.ends)
+        details = {
+            "accepted_prediction_tokens": sum(end.drafted for end in self.ends),
+            "rejected_prediction_tokens": sum(end.rejected for end in self.ends),
+        }
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "completion_tokens_details": details,
+        }

@@ -1,0 +1,56 @@
+"""The same application on Ray Serve, for more machines: each replica has a worker of its own.
+
+    serve run slipstream.serving.ray_app:build replicas=2
+
+Other arguments are those of serve.py. Ray balances over the replicas, and binds to the loopback
+interface on the port of its own command; `server.api_key_variable` holds there, too. Each replica's
+`/metrics` are its own: let Prometheus read those of Ray for the whole.
+"""
+
+import os
+
+from fastapi import FastAPI
+from omegaconf import DictConfig
+
+from slipstream.configuration import build as instantiate
+from slipstream.configuration import check_keys
+from slipstream.serving.application import Application
+from slipstream.serving.counts import Counts
+from slipstream.serving.local import LocalBackend
+from slipstream.serving.server import KEYS, decoder_of, settings_of
+
+CONF = os.path.join(os.path.dirname(__file__), *[os.pardir] * 3, "conf")
+
+
+def build(arguments: dict[str, str]):
+    """What `serve run` starts: `replicas`, and the overrides of serve.py."""
+    from hydra import compose, initialize_config_dir
+    from ray import serve
+
+    replicas = int(arguments.pop("replicas", 1))
+    overrides = [f"{name}={value}" for name, value in arguments.items()]
+    with initialize_config_dir(os.path.abspath(CONF), version_base="1.3"):
+        config = compose("serve", overrides)
+    check_keys(config, KEYS)
+    server = instantiate(config.server)
+    most = 2 * (server.max_running + server.max_waiting)  # refusing is the application's part
+
+    def made() -> FastAPI:  # in each replica
+        return application(config)
+
+    ingress = serve.ingress(made)()
+    named = serve.deployment(ingress, name="slipstream")
+    return named.options(num_replicas=replicas, max_ongoing_requests=most).bind()
+
+
+def application(config: DictConfig) -> FastAPI:
+    """Over a worker in this process."""
+    server, device = instantiate(config.server), config.target.device
+    worker = server.worker(decoder_of(config, device), Counts())
+    backend = LocalBackend(worker, server.model, server.max_running + server.max_waiting)
+    found, app = Application(settings_of(config, server), backend), FastAPI(openapi_url="")
+    for path, endpoint, methods in found.routes:
+        app.add_api_route(path, endpoint, methods=methods)
+    app.add_api_route("/health", lambda: "ok")
+    found.install(app)
+    return app

@@ -1,0 +1,278 @@
+"""The server on LitServe: one process for HTTP, and a worker process for each device.
+
+`OpenAISpec` could not carry what the API needs: it writes finish_reason "stop" whatever ended the
+answer, cuts all of `n` choices where the shortest ends, ignores `seed`, counts no accepted drafts,
+has errors of its own shape, and never tells a worker that a client has gone. So its endpoint is
+ours (`Application`), and of LitServe are the processes, their queues, the devices and the health
+check. Open requests are bounded, and cancelled, through memory that all processes share (`Board`).
+"""
+
+import asyncio
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from uuid import uuid4
+
+import litserve
+import torch
+from litserve.loops.base import LitLoop
+from litserve.specs.openai import OpenAISpec
+from litserve.utils import LitAPIStatus, LoopResponseType, ResponseBufferItem
+from omegaconf import DictConfig, OmegaConf
+
+from slipstream.configuration import build
+from slipstream.core.errors import InputError
+from slipstream.decoding.calibration import undrafted
+from slipstream.decoding.decoder import Decoder
+from slipstream.serving.adapting import AdaptingEngine
+from slipstream.serving.application import Application, Backend, Open, Settings
+from slipstream.serving.counts import Board, Counts, Exposed, exposition
+from slipstream.serving.worker import Asked, Job, Told, Worker
+from slipstream.targets.compiled import compile_target
+
+KEYS = frozenset(
+    "target draft drafter speculator_path data sampling limits budget engine threads host port "
+    "server seed output_dir".split()
+)
+"""What conf/serve.yaml may have."""
+HOSTS = ("127.0.0.1", "0.0.0.0", "::")
+
+
+class Server:
+    """How it is served. model: the name that clients ask for; api_key_variable: the environment
+    variable that holds a key which clients must show, None for no key; max_running: requests that
+    are answered together by one worker; max_waiting: how many more may wait; prefill_rows: tokens
+    of a prompt that are read between two steps; adaptive: whether trees shrink as the batch grows;
+    devices: how many, "auto" for all."""
+
+    def __init__(
+        self,
+        model: str = "slipstream",
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        api_key_variable: str | None = None,
+        max_running: int = 16,
+        max_waiting: int = 64,
+        prefill_rows: int = 256,
+        adaptive: bool = True,
+        devices: int | str = "auto",
+    ):
+        if host not in HOSTS:
+            raise InputError(f"host: must be one of {', '.join(HOSTS)}")
+        if not 1024 <= port <= 65535:
+            raise InputError("port: must be from 1024 to 65535")
+        given = ("max_running", max_running, 1), ("max_waiting", max_waiting, 0)
+        for name, number, least in (*given, ("prefill_rows", prefill_rows, 1)):
+            if number < least:
+                raise InputError(f"server.{name}: must be at least {least}")
+        self.key = os.environ.get(api_key_variable) if api_key_variable else None
+        if api_key_variable and not self.key:
+            raise InputError(
+                f"server.api_key_variable: the environment has no {api_key_variable}; set it to "
+                "the key"
+            )
+        self.model, self.host, self.port = model, host, port
+        self.max_running, self.max_waiting = max_running, max_waiting
+        self.prefill_rows, self.adaptive, self.devices = prefill_rows, adaptive, devices
+
+    def run(self, make: Callable[[str], Decoder], settings: Settings, accelerator: str) -> None:
+        """Serve until the process is told to end; make: a decoder for a device, in its worker."""
+        _check_free(self.host, self.port)
+        board = Board(self.max_running + self.max_waiting, workers=64)
+        spec = Spec(settings, board)
+        api = Api(self, make, spec)
+        server = litserve.LitServer(
+            api,
+            accelerator=accelerator,
+            devices=self.devices,
+            timeout=False,
+            disable_openapi_url=True,
+        )
+        spec.application.install(server.app)
+        try:
+            with _ending_on_signals():
+                server.run(
+                    host=self.host,
+                    port=self.port,
+                    num_api_servers=1,  # which alone takes places on the board
+                    log_level="warning",
+                    generate_client_file=False,
+                    access_log=False,
+                )
+        except RuntimeError as error:
+            if board.sentence.value:
+                raise InputError(board.sentence.value.decode()) from error
+            raise
+
+    def worker(self, decoder: Decoder, counts: Counts) -> Worker:
+        """A worker at its start."""
+        if self.adaptive and isinstance(decoder, AdaptingEngine):
+            decoder.measure(self.max_running)
+        return Worker(decoder, self.max_running, self.prefill_rows, counts)
+
+
+def settings_of(config: DictConfig, server: Server) -> Settings:
+    """What the application is told."""
+    return Settings(server.model, build(config.sampling), build(config.limits), server.key)
+
+
+def decoder_of(config: DictConfig, device: str) -> Decoder:
+    """What answers requests on a device, made in the process that works there."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    target = build(OmegaConf.merge(config.target, {"device": device}))
+    target = compile_target(target, config.engine.compile)
+    attached = build(config.drafter).attach(target)
+    given = build(config.sampling), build(config.limits)
+    if config.budget == 1:
+        return undrafted(target, attached, *given)
+    if not isinstance(config.budget, int):
+        raise InputError("budget: give the nodes of a tree; how many pay is measured at the start")
+    return AdaptingEngine(target, attached, *given, config.budget)
+
+
+class Spec(OpenAISpec, Backend):
+    """LitServe's side of the application: jobs go out on its queue, and what is told comes back
+    into its buffer."""
+
+    def __init__(self, settings: Settings, board: Board):
+        super().__init__()
+        self.board, self.model = board, settings.model
+        self.application = Application(settings, self)
+
+    def pre_setup(self, lit_api: "Api") -> None:
+        for path, endpoint, methods in self.application.routes:
+            self.add_endpoint(path, endpoint, methods)
+
+    def open(self, jobs: list[Job]) -> "OpenJobs | None":
+        places = self.board.take(len(jobs))
+        if places is None:
+            return None
+        opened = OpenJobs(self, places)
+        for index, (job, place) in enumerate(zip(jobs, places, strict=True)):
+            given = self.response_queue_id, opened.uid, monotonic(), (index, job, *place)
+            self.request_queue.put(given)
+        return opened
+
+    def metrics(self) -> bytes:
+        counts = [Counts(cells) for cells in self.board.cells]
+        return exposition(Exposed(self.model, counts, lambda: self.board.open))
+
+
+class OpenJobs(Open):
+    """The jobs of one request: they have one entry in LitServe's buffer, where their news come."""
+
+    def __init__(self, spec: Spec, places: list[tuple[int, int]]):
+        self.spec, self.places, self.uid = spec, places, str(uuid4())
+        self.news, self.event = deque(), asyncio.Event()
+        item = ResponseBufferItem(event=self.event, response_queue=self.news)
+        spec.response_buffer[self.uid] = item
+
+    async def told(self) -> AsyncIterator[tuple[int, Told]]:
+        while True:
+            await self.event.wait()
+            self.event.clear()
+            while self.news:
+                (index, told), _ = self.news.popleft()
+                yield index, told
+
+    def close(self) -> None:
+        self.spec.response_buffer.pop(self.uid, None)
+        for place, ticket in self.places:
+            self.spec.board.gone[place] = ticket
+
+
+class Api(litserve.LitAPI):
+    """A worker process: its set-up makes the decoder; requests are the loop's."""
+
+    def __init__(self, server: Server, make: Callable[[str], Decoder], spec: Spec):
+        super().__init__(spec=spec, loop=EngineLoop(), api_path=spec.api_path)
+        self.server, self.make, self.board = server, make, spec.board
+        self.worker: Worker | None = None
+
+    def setup(self, device: str) -> None:
+        number = int(os.environ["LITSERVE_WORKER_ID"])
+        try:
+            decoder = self.make(device)
+            self.worker = self.server.worker(decoder, Counts(self.board.cells[number]))
+        except InputError as error:
+            self.board.sentence.value = str(error).encode()[:4000]
+            logging.getLogger("litserve.loops.loops").disabled = True  # the sentence says it
+            raise
+
+
+class EngineLoop(LitLoop):
+    """LitServe's loop of a worker: this thread owns the decoder, another takes requests from the
+    queue, as many as this worker may have at a time, so that others get their share."""
+
+    def __call__(self, lit_api: Api, device, worker_id, request_queue, transport, *_) -> None:
+        worker, board = lit_api.worker, lit_api.board
+        places, arrived = threading.Semaphore(worker.most_running), queue.SimpleQueue()
+
+        def asked_in(number: int, uid: str, _: float, content: tuple) -> Asked:
+            index, job, place, ticket = content
+
+            def tell(told: Told) -> None:
+                if told.last:
+                    board.owners[place] = 0
+                    places.release()
+                kind = LitAPIStatus.OK, LoopResponseType.STREAMING
+                self.put_response(transport, number, uid, (index, told), *kind)
+
+            return Asked(job, tell, lambda: board.gone[place] == ticket)
+
+        def receive() -> None:
+            while True:
+                places.acquire()
+                try:
+                    asked = asked_in(*request_queue.get())
+                except (EOFError, OSError):
+                    arrived.put(None)  # the server is gone
+                    return
+                if worker.prepare(asked):
+                    arrived.put(asked)
+
+        threading.Thread(target=receive, daemon=True).start()
+        while True:
+            while worker.idle or not arrived.empty():
+                asked = arrived.get()
+                if asked is None:
+                    return
+                worker.waiting.append(asked)
+            worker.turn()
+
+
+@contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """Within, SIGTERM ends the server as Ctrl+C does, also where a shell had that ignored."""
+    own = os.getpid()
+
+    def end(*_: object) -> None:
+        if os.getpid() != own:  # the HTTP process, which has shut down when this comes
+            os._exit(0)
+        raise KeyboardInterrupt
+
+    before = {each: signal.signal(each, end) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _check_free(host: str, port: int) -> None:
+    """`InputError` for a port that another program has."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise InputError(f"port: {port} is taken ({error.strerror}); choose another") from error

@@ -1,0 +1,234 @@
+"""Continuous batching: requests join and leave between the steps of one decoder.
+
+One thread owns the decoder. `turn` drops the requests whose clients have gone, lets waiting ones
+join, reads on in a long prompt, makes a step, and tells what was decided. Short prompts are read at
+once; a long one in parts, a part between two steps, so that the others go on. It knows no HTTP.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
+from slipstream.data.rendering import render_prompt
+from slipstream.data.rows import Messages
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.decoder import Decoder
+from slipstream.decoding.request import Answering
+from slipstream.serving.counts import Counts
+
+log = logging.getLogger(__name__)
+FINISHED = {"end": "stop", "stop": "stop", "length": "length"}
+"""What the API calls the ends of answers."""
+FAILED = "the server failed to answer; try again"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked for, as it travels to a worker. prompt: messages for the chat template, or a
+    plain text; streamed: whether pieces are wanted before the end."""
+
+    prompt: Messages | str
+    sampling: Sampling
+    limits: Limits
+    seed: int
+    streamed: bool
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a worker tells of a job. accepted: it will be answered; text: what the answer goes on
+    with; finish_reason, and counts of tokens: at the end; refused: why there is no answer."""
+
+    accepted: bool = False
+    text: str = ""
+    finish_reason: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    drafted: int = 0
+    rejected: int = 0
+    refused: str | None = None
+    failed: bool = False
+
+    @property
+    def last(self) -> bool:
+        return self.finish_reason is not None or self.refused is not None
+
+
+@dataclass(eq=False)
+class Asked:
+    """A job with its request. tell: passes on what is decided; gone: whether nobody waits for it
+    any more; pieces: text that is still to be told; the last three: what was counted of it."""
+
+    job: Job
+    tell: Callable[[Told], None]
+    gone: Callable[[], bool]
+    request: Answering | None = None
+    prompt_tokens: int = 0
+    pieces: list[str] = field(default_factory=list)
+    tokens: int = 0
+    rows: int = 0
+    forwards: int = 0
+
+
+class Worker:
+    """Answers jobs with `decoder`, up to `most_running` at a time; prompts of more than
+    `prefill_rows` tokens are read in parts of so many."""
+
+    def __init__(self, decoder: Decoder, most_running: int, prefill_rows: int, counts: Counts):
+        self.decoder, self.most_running, self.rows = decoder, most_running, prefill_rows
+        self.counts = counts
+        self.waiting: deque[Asked] = deque()
+        self.running: dict[Answering, Asked] = {}
+        self.reading: tuple[Asked, Iterator[None]] | None = None
+
+    def prepare(self, asked: Asked) -> bool:
+        """Make its request, or refuse it; may run in another thread than the decoder's."""
+        job, target = asked.job, self.decoder.target
+        try:
+            if job.limits.max_new_tokens > target.max_positions:
+                raise InputError(
+                    f"max_tokens: the model's context has {target.max_positions} tokens; ask for "
+                    "fewer"
+                )
+            if isinstance(job.prompt, str):
+                ids = target.tokenizer(job.prompt).input_ids
+            else:
+                ids = render_prompt(target.tokenizer, job.prompt)
+            told = job.seed, lambda _, __, text: asked.pieces.append(text)
+            asked.request = self.decoder.request(ids, *told, job.sampling, job.limits)
+            asked.prompt_tokens = len(ids)
+        except InputError as error:
+            asked.tell(Told(refused=str(error)))
+            return False
+        except Exception:
+            log.exception("a request could not be prepared")
+            asked.tell(Told(refused=FAILED, failed=True))
+            return False
+        asked.tell(Told(accepted=True))
+        return True
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.running or self.reading)
+
+    def turn(self) -> None:
+        """Go on with everything by one step; an error in it is told to those it concerns."""
+        try:
+            self._drop_gone()
+            self._let_join()
+            self._read_on()
+            self.decoder.step()
+            self._tell()
+        except Exception:
+            log.exception("a step failed; its requests are answered with an error")
+            concerned = [*self.running.values(), *([self.reading[0]] if self.reading else [])]
+            self.decoder.running, self.reading = None, None
+            self.running.clear()
+            for asked in concerned:
+                asked.tell(Told(refused=FAILED, failed=True))
+        self.counts["running"] = len(self.running) + (self.reading is not None)
+
+    def _drop_gone(self) -> None:
+        for asked in [each for each in self.waiting if each.gone()]:
+            self.waiting.remove(asked)
+            self._end(asked, "abort")
+        if self.reading and self.reading[0].gone():
+            asked, parts = self.reading
+            parts.close()
+            self.reading = None
+            self._end(asked, "abort")
+        for request, asked in list(self.running.items()):
+            if asked.gone():
+                self.decoder.finish(request)
+                del self.running[request]
+                self._end(asked, "abort")
+
+    def _let_join(self) -> None:
+        """Those that fit, in their order: short prompts together, and one long one to be read."""
+        room = self.most_running - len(self.running) - (self.reading is not None)
+        fresh: list[Asked] = []
+        for asked in list(self.waiting):
+            if room <= 0:
+                break
+            length = len(asked.request.tokens)
+            longest = max(length, *(len(each.request.tokens) for each in fresh), 0)
+            if length > self.rows and self.reading is None:
+                parts = self.decoder.starting([asked.request], self.rows)
+                self.reading = asked, parts
+            elif length <= self.rows and (not fresh or longest * (1 + len(fresh)) <= self.rows):
+                fresh.append(asked)
+            else:
+                continue
+            self.waiting.remove(asked)
+            room -= 1
+        if fresh:
+            self._start(fresh)
+
+    def _start(self, fresh: list[Asked]) -> None:
+        self.running |= {asked.request: asked for asked in fresh}
+        try:
+            self.decoder.start([asked.request for asked in fresh])
+        except InputError as error:  # of a drafter that does not take the sampling of one
+            for asked in fresh:
+                del self.running[asked.request]
+            if len(fresh) == 1:
+                fresh[0].tell(Told(refused=str(error)))
+            else:
+                for asked in fresh:
+                    self._start([asked])
+            return
+        self.counts["prompt_tokens"] += sum(asked.prompt_tokens for asked in fresh)
+
+    def _read_on(self) -> None:
+        """One part of a long prompt; with the last one its request joins."""
+        if self.reading is None:
+            return
+        asked, parts = self.reading
+        try:
+            next(parts)
+        except StopIteration:
+            self.reading = None
+            self.running[asked.request] = asked
+            self.counts["prompt_tokens"] += asked.prompt_tokens
+        except InputError as error:
+            self.reading = None
+            asked.tell(Told(refused=str(error)))
+
+    def _tell(self) -> None:
+        for request, asked in list(self.running.items()):
+            self._count(asked)
+            if request.finished:
+                del self.running[request]
+                self._end(asked, FINISHED[request.answer.finished])
+            elif asked.job.streamed:
+                text = "".join(asked.pieces)
+                asked.pieces.clear()
+                if text:
+                    asked.tell(Told(text=text))
+
+    def _count(self, asked: Asked) -> None:
+        """What was decided of a request since it was last counted: at most one forward."""
+        request, tokens = asked.request, len(asked.request.answer.ids)
+        self.counts["generation_tokens"] += tokens - asked.tokens
+        nodes = request.rows - asked.rows - 1
+        if len(request.accepted) > asked.forwards and nodes > 0:
+            self.counts.verified(nodes, request.accepted[-1])
+        asked.tokens, asked.rows, asked.forwards = tokens, request.rows, len(request.accepted)
+
+    def _end(self, asked: Asked, reason: str) -> None:
+        self.counts[reason] += 1
+        drafted, request = asked.request.answer.drafted, asked.request
+        proposed = request.rows - len(request.accepted)
+        asked.tell(
+            Told(
+                text="".join(asked.pieces),
+                finish_reason=reason,
+                prompt_tokens=asked.prompt_tokens,
+                completion_tokens=len(request.answer.ids),
+                drafted=drafted,
+                rejected=max(0, proposed - drafted),
+            )
+        )

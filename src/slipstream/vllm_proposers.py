@@ -1,0 +1,117 @@
+"""Drafters of n-grams as vLLM's `custom_class` proposers: token ids in, chains out.
+
+vLLM (PR 39487) makes the class that `speculative_config` names, {"method": "custom_class", "model":
+"slipstream.vllm_proposers.AdaptiveNgrams", "num_speculative_tokens": 7}, and verifies what it
+proposes. Settings come with `additional_config={"slipstream": {...}}`. Nothing of vLLM is imported.
+"""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from slipstream.core.errors import InputError
+from slipstream.drafters.ngrams import Followers, LastPlaces
+from slipstream.drafters.suffixes import Retrieval, Retrieved, SuffixStore
+
+
+class _Proposer(ABC):
+    """defaults: of the settings, by name."""
+
+    defaults: ClassVar[dict[str, object]]
+
+    def __init__(self, vllm_config):
+        given = dict((vllm_config.additional_config or {}).get("slipstream", {}))
+        unknown = given.keys() - self.defaults.keys()
+        if unknown:
+            raise InputError(
+                f"additional_config.slipstream.{min(unknown)}: unknown; the settings here are "
+                f"{', '.join(self.defaults)}"
+            )
+        self.settings = self.defaults | given
+        self.most = vllm_config.speculative_config.num_speculative_tokens
+        self.max_positions = vllm_config.model_config.max_model_len
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """A chain for each request. sampled_token_ids: of this step, none where the prompt is not
+        through; num_tokens_no_spec: (B,), how many tokens of (B, T) token_ids_cpu are decided."""
+        texts = {
+            row: token_ids_cpu[row, : num_tokens_no_spec[row]].tolist()
+            for row, sampled in enumerate(sampled_token_ids)
+            if sampled
+        }
+        chains = self.chains(texts)
+        room = {row: max(0, self.max_positions - len(text)) for row, text in texts.items()}
+        return [
+            chains[row][: min(self.most, room[row])] if row in texts else []
+            for row in range(len(sampled_token_ids))
+        ]
+
+    @abstractmethod
+    def chains(self, texts: dict[int, list[int]]) -> dict[int, list[int]]:
+        """By row, what may follow each text, `self.most` tokens or more at best."""
+
+
+class PromptLookup(_Proposer):
+    """What followed the last time that the longest ending of the text occurred in it."""
+
+    defaults: ClassVar = {"max_ngram": 3}
+    index = LastPlaces
+
+    def __init__(self, vllm_config):
+        super().__init__(vllm_config)
+        self.known: dict[int, tuple[list[int], LastPlaces | Followers]] = {}
+
+    def chains(self, texts: dict[int, list[int]]) -> dict[int, list[int]]:
+        """Requests have no names here and rows change hands: a text goes on with the index of the
+        text that it begins with, and with a new one where none is left."""
+        before, self.known = self.known, {}
+        for row, text in texts.items():
+            begun = (
+                other
+                for other in sorted(before, key=lambda other: other != row)
+                if text[: len(before[other][0])] == before[other][0]
+            )
+            _, index = before.pop(next(begun, None), (None, None))
+            index = index or self.index(self.settings["max_ngram"])
+            index.extend(text)
+            self.known[row] = text, index
+        return {
+            row: each.continuation(text, self.most)[0] for row, (text, each) in self.known.items()
+        }
+
+
+class AdaptiveNgrams(PromptLookup):
+    """ANPD: token by token, what has followed the longest known ending most often."""
+
+    defaults: ClassVar = {"max_ngram": 4}
+    index = Followers
+
+
+class Rest(_Proposer):
+    """The most frequent continuation that a corpus has. store: the folder of a corpus, which
+    `infer.py drafter=rest` made for the same tokenizer and keeps under `corpus.cache_dir`."""
+
+    defaults: ClassVar = {"store": None, "max_ngram": 8, "max_matches": 32}
+
+    def __init__(self, vllm_config):
+        super().__init__(vllm_config)
+        store, max_ngram, max_matches = self.settings.values()
+        if store is None:
+            raise InputError(
+                "additional_config.slipstream.store: name the folder of a corpus that infer.py "
+                "drafter=rest keeps"
+            )
+        settings = Retrieval(None, max_ngram, max_matches, self.most)
+        self.retrieved = Retrieved(settings, SuffixStore.open(Path(store)))
+
+    def chains(self, texts: dict[int, list[int]]) -> dict[int, list[int]]:
+        found = {row: self.retrieved.continuations(text) for row, text in texts.items()}
+        return {row: list(paths[0]) if paths else [] for row, paths in found.items()}

@@ -1,0 +1,92 @@
+"""Sizes that were calibrated, and what tables tell of methods, by prompt set, on tiny models."""
+
+import json
+from dataclasses import replace
+
+from tests.commands import config_of, refused
+from tests.drafters import untrained
+
+from slipstream import app
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.evaluation.comparison import compare, summarise
+from slipstream.evaluation.methods import Plain, Speculative
+from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.report import comparison_result
+from slipstream.evaluation.run import verify_methods
+from slipstream.results.writer import markdown
+
+PROMPTS = [
+    Prompt(text, name)
+    for text, name in (
+        ("w3 w5 w8 w13 w3 w5", "a"), ("w1 w2", "b"), ("w9 w4 w7 w9", "a"), ("w6 w2 w6", "b"),
+    )
+]  # fmt: skip
+
+
+class Telling(Plain):
+    """Plain decoding that says which prompt set it was told of."""
+
+    def expect(self, prompt_set: str) -> None:
+        self.details = f"for {prompt_set}"
+
+
+def test_batches_are_of_one_set_and_methods_are_told_which(target, capsys):
+    """Prompts of two sets take turns, in the record as well as in `verify`."""
+    methods = {"plain": Plain(), "telling": Telling()}
+    assert verify_methods(target, methods, PROMPTS, Sampling(), Limits(4), 0, 2) == []
+    assert f"verify: {2 * len(PROMPTS)} of {2 * len(PROMPTS)}" in capsys.readouterr().out
+    runs = compare(methods, PROMPTS, target, Sampling(), Limits(4), 1, 0, batch_size=2)
+    assert runs[1].details == {"a": "for a", "b": "for b"}
+    assert [answer.ids for answer in runs[0].generations] == [
+        answer.ids for answer in runs[1].generations
+    ]
+    records = {(each.method, each.prompt_set): each for each in summarise(runs, PROMPTS, "")}
+    assert records["telling", "a"].details == "for a"
+    assert records["telling", "all"].details == "a: for a; b: for b"
+    assert records["plain", "all"].details == ""
+
+
+def test_memory_of_stores_is_told_by_set_and_kept_stores_are_named(target):
+    prompts = [replace(PROMPTS[0], text="w3 w5 w8 " * 9), PROMPTS[1]]
+    methods = {
+        "lookup": Speculative(PromptLookup(2, 3), 4),
+        "kept": Speculative(untrained.lookahead(keep=True), 8),
+        "combined": Speculative(untrained.combined(more=untrained.unispec(keep=True)), 8),
+    }
+    runs = compare(methods, prompts, target, Sampling(), Limits(4), 1, 0)
+    records = {(each.method, each.prompt_set): each for each in summarise(runs, prompts, "")}
+    stores = [records["lookup", name].store_bytes for name in ("a", "b", "all")]
+    assert stores[0] > stores[1] > 0 and stores[2] == stores[0]
+    assert [records[name, "all"].details for name in methods] == ["", "stores kept", "stores kept"]
+    text = markdown(comparison_result(list(records.values()), runs, prompts))
+    assert " | stores kept |" in text
+
+
+def test_calibrating_keeps_a_choice_that_budget_auto_picks_up(tmp_path, capsys):
+    """The whole way, on the shipped target; the record says which split was decoded."""
+    settings = (
+        "drafter=prompt_lookup", "limits.max_new_tokens=12", "num_prompts=2", "repeats=1",
+        "calibration.num_prompts=2", "calibration.budgets=[2,4]",
+        f"calibration.folder={tmp_path}/kept", f"output_dir={tmp_path}/out",
+    )  # fmt: skip
+    auto = "budget=auto"
+    assert "calibrate=true" in refused(lambda: app.infer(config_of("infer", *settings, auto)))
+    rows = app.infer(config_of("infer", *settings, "calibrate=true"))
+    assert [(row["way"], row["nodes"]) for row in rows][:3] == [
+        ("plain", 1), ("PromptLookup", 2), ("PromptLookup", 4)
+    ]  # fmt: skip
+    assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
+    plain = "no size beats plain decoding" in capsys.readouterr().out
+    records = app.infer(config_of("infer", *settings, auto))
+    said = capsys.readouterr().out
+    assert ("so it decodes plainly" if plain else "nodes, as calibrated") in said
+    assert "calibrated: " in records[-1].details
+    assert all(record.identical == record.num_prompts for record in records)
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert written["config"]["data"]["split"] == "test"
+
+
+def test_a_budget_must_be_a_number_or_auto():
+    assert refused(lambda: Speculative(PromptLookup(2, 3), "many")).startswith("budget: ")

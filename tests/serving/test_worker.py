@@ -1,0 +1,301 @@
+"""Continuous batching without HTTP: joining, reading in parts, cancelling, counting."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from tests.tiny import VOCABULARY, tiny_speculator, tiny_target, tiny_tokenizer
+
+from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.drafters.streaming import Streaming
+from slipstream.serving.adapting import TRIAL, AdaptingEngine, sizes_up_to
+from slipstream.serving.counts import POSITIONS, Counts, Exposed, exposition
+from slipstream.serving.worker import Asked, Job, Told, Worker
+
+LIMITS, BUDGET = Limits(16), 8
+
+
+def engine(kind: str = "deferred", limits: Limits = LIMITS) -> AdaptingEngine:
+    target = tiny_target()
+    target.tokenizer = tiny_tokenizer()
+    target.model.generation_config.eos_token_id = 7
+    drafters = {
+        "deferred": lambda: Streaming(tiny_speculator(target, copy_scores=True), "deferred", 3),
+        "fused": lambda: Streaming(tiny_speculator(target), "fused", 3),
+        "prompt lookup": lambda: PromptLookup(3, 7),
+    }
+    return AdaptingEngine(target, drafters[kind](), Sampling(), limits, BUDGET)
+
+
+def worker(own: AdaptingEngine | None = None, most: int = 4, rows: int = 6) -> Worker:
+    return Worker(own or engine(), most, rows, Counts())
+
+
+class Client:
+    """One job and what it was told. words: of its prompt; leaves: after how many news it goes."""
+
+    def __init__(self, words: list[int], leaves: int | None = None, **changes):
+        prompt = " ".join(f"w{word}" for word in words)
+        given = dict(sampling=Sampling(), limits=LIMITS, seed=0, streamed=True) | changes
+        self.words, self.news, self.leaves = words, [], leaves
+        gone = lambda: self.leaves is not None and len(self.news) >= self.leaves  # noqa: E731
+        self.asked = Asked(Job(prompt, **given), self.news.append, gone)
+
+    @property
+    def text(self) -> str:
+        return "".join(told.text for told in self.news)
+
+    @property
+    def end(self) -> Told:
+        assert sum(told.last for told in self.news) == 1 and self.news[-1].last
+        return self.news[-1]
+
+
+def run(own: Worker, clients: list[Client], random: Random | None = None) -> int:
+    """Let clients come, all at once or at random times; the most that were answered at once."""
+    coming, most = list(clients), 0
+    while coming or not own.idle:
+        while coming and (random is None or random.random() < 0.4):
+            asked = coming.pop(0).asked
+            if own.prepare(asked):
+                own.waiting.append(asked)
+        own.turn()
+        most = max(most, own.counts["running"])
+    own.turn()
+    return most
+
+
+def words(count: int, random: Random) -> list[int]:
+    return [random.randrange(8, VOCABULARY) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["deferred", "fused", "prompt lookup"])
+def test_answers_are_those_alone_and_the_counts_are_the_engines(kind):
+    """Prompts from one token to several parts, greedy and sampled, while trees change their size:
+    each answer is plain decoding's, and every counter is what its requests say."""
+    random = Random(2)
+    ways = [Sampling(), Sampling(0.9), Sampling(0.7, top_k=9)]
+    clients = [
+        Client(words(count, random), sampling=ways[place % 3], seed=place)
+        for place, count in enumerate((3, 25, 1, 9, 14, 2, 40, 6, 5, 33))
+    ]
+    own = worker(engine(kind))
+    own.decoder.allowed = lambda count: [8, 1, 3, 8, 2][random.randrange(5)]
+    assert run(own, clients, random) == 4
+    plain = PlainDecoder(own.decoder.target, Sampling(), LIMITS)
+    for client in clients:
+        job = client.asked.job
+        request = plain.request(client.words, job.seed, sampling=job.sampling)
+        plain.start([request])
+        while plain.running:
+            plain.step()
+        expected = request.generation()
+        assert client.text == expected.text
+        assert client.asked.request.answer.ids == expected.ids
+        reasons = {"end": "stop", "length": "length"}
+        assert client.end.finish_reason == reasons[expected.finished]
+        assert client.end.completion_tokens == len(expected.ids)
+        assert client.end.prompt_tokens == len(client.words)
+    requests, counts = [client.asked.request for client in clients], own.counts
+    drafted = sum(request.rows - len(request.accepted) for request in requests)
+    accepted = [depth for request in requests for depth in request.accepted]
+    assert counts["draft_tokens"] == drafted > 0
+    assert counts["accepted"] == sum(accepted) > 0
+    assert counts["prompt_tokens"] == sum(len(client.words) for client in clients)
+    assert counts["generation_tokens"] == sum(len(each.answer.ids) for each in requests)
+    for position in range(POSITIONS):
+        assert counts[position] == sum(depth > position for depth in accepted)
+    assert 0 < counts["drafts"] < len(accepted)  # some steps had roots alone
+    assert counts["stop"] + counts["length"] == len(clients) and counts["abort"] == 0
+    assert counts["running"] == 0 and own.decoder.running is None
+
+
+def test_others_go_on_while_a_long_prompt_is_read():
+    own, random = worker(rows=6), Random(4)
+    short, long = Client(words(3, random), limits=Limits(100)), Client(words(60, random))
+    for client in (short, long):
+        own.prepare(client.asked)
+        own.waiting.append(client.asked)
+    decided, parts = [], 0
+    while not long.asked.request.answer.ids:
+        own.turn()
+        parts += 1
+        decided.append(len(short.asked.request.answer.ids))
+    assert parts == 10  # 60 tokens, 6 at a time
+    assert all(later > earlier for earlier, later in pairwise(decided))
+
+
+def test_short_prompts_join_past_a_long_one():
+    own, random = worker(rows=6), Random(5)
+    long, second, short = (Client(words(count, random)) for count in (60, 50, 2))
+    for client in (long, second, short):
+        own.prepare(client.asked)
+        own.waiting.append(client.asked)
+    own.turn()
+    assert short.asked.request.answer.ids and not long.asked.request.answer.ids
+    assert list(own.waiting) == [second.asked]
+    run(own, [])
+    assert second.end.finish_reason and long.end.finish_reason
+
+
+def test_clients_that_go_are_dropped_wherever_they_are():
+    """Waiting, while their prompt is read, or decoding; the others are answered as alone."""
+    random = Random(6)
+    stays = Client(words(4, random))
+    expected = engine().generate(stays.words).text
+    own = worker(most=2)
+    leaving = [
+        Client(words(3, random), leaves=3),  # decoding
+        Client(words(50, random), leaves=1),  # accepted, and gone before it is read
+        Client(words(2, random), leaves=2),
+        Client(words(5, random), leaves=1),
+    ]
+    run(own, [stays, *leaving])
+    assert stays.text == expected and stays.end.finish_reason
+    assert own.counts["abort"] == len(
+        [each for each in leaving if each.end.finish_reason == "abort"]
+    )
+    assert own.counts["abort"] >= 2 and own.counts["running"] == 0
+    assert own.decoder.running is None and own.reading is None and not own.waiting
+    reading = Client(words(50, random))
+    own.prepare(reading.asked)
+    own.waiting.append(reading.asked)
+    own.turn()
+    own.turn()
+    assert own.reading is not None
+    reading.leaves = 0
+    own.turn()
+    assert own.reading is None and reading.end.finish_reason == "abort" and own.idle
+
+
+def test_one_token_is_an_answer():
+    client = Client([9, 10], limits=Limits(1))
+    own = worker()
+    run(own, [client])
+    assert client.end.completion_tokens == 1 and client.end.finish_reason == "length"
+
+
+def test_what_is_not_streamed_comes_at_the_end():
+    client = Client([9, 10, 11], streamed=False)
+    run(worker(), [client])
+    assert [told.accepted for told in client.news] == [True, False]
+    assert client.text == engine().generate([9, 10, 11]).text
+
+
+@pytest.mark.parametrize(
+    ("client", "sentence"),
+    [
+        (Client([9] * 200), "prompt: 200 tokens do not fit the target's context of 128"),
+        (Client([9], limits=Limits(129)), "max_tokens: the model's context has 128 tokens"),
+        (Client([]), "prompt: it has no tokens"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_a_sentence(client, sentence):
+    own = worker()
+    run(own, [client])
+    assert client.end.refused.startswith(sentence) and own.idle
+
+
+def test_a_drafter_that_refuses_a_sampling_refuses_that_request_alone():
+    own = worker()
+    start = own.decoder.attached.start
+
+    def refusing(requests, budget):
+        if not all(request.sampling.greedy for request in requests):
+            raise InputError("drafter: greedy alone")
+        return start(requests, budget)
+
+    own.decoder.attached.start = refusing
+    clients = [Client([9, 10]), Client([11], sampling=Sampling(1.0)), Client([12, 9])]
+    clients.append(Client([13] * 20, sampling=Sampling(1.0)))
+    run(own, clients)
+    assert clients[0].end.refused is None and clients[2].end.refused is None
+    assert clients[1].end.refused == clients[3].end.refused == "drafter: greedy alone"
+
+
+def test_an_error_in_a_step_ends_its_requests_and_not_the_server(caplog):
+    own, step = worker(), None
+    step, failures = own.decoder.step, [True]
+
+    def failing():
+        if failures and own.decoder.running is not None:
+            raise RuntimeError(f"out of memory {failures.pop()}")
+        return step()
+
+    own.decoder.step = failing
+    first, second = Client([9, 10, 11]), Client([9, 10, 11])
+    run(own, [first])
+    assert first.end.failed and "failed to answer" in first.end.refused
+    run(own, [second])
+    assert second.text == engine().generate([9, 10, 11]).text
+    assert "out of memory" in caplog.text
+
+
+def test_the_exposition_has_the_names_of_dashboards():
+    counts = Counts()
+    counts.verified(nodes=7, accepted=2)
+    counts.verified(nodes=7, accepted=0)
+    counts["running"] = 3
+    text = exposition(Exposed("mine", [counts, Counts()], lambda: 5)).decode()
+    for line in (
+        'vllm:spec_decode_num_drafts_total{model_name="mine"} 2.0',
+        'vllm:spec_decode_num_draft_tokens_total{model_name="mine"} 14.0',
+        'vllm:spec_decode_num_accepted_tokens_total{model_name="mine"} 2.0',
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="mine",position="1"} 1.0',
+        'vllm:num_requests_running{model_name="mine"} 3.0',
+        'vllm:num_requests_waiting{model_name="mine"} 2.0',
+    ):
+        assert line in text
+
+
+def test_measured_costs_decide_how_large_trees_are():
+    own = engine("prompt lookup")
+    assert own.allowed(1) == own.allowed(9) == BUDGET  # nothing is measured yet
+    own.measure(5)
+    assert list(own.costs) == [1, 2, 4, 5] and own.sizes == [1, 2, 4, 8]
+    assert all(set(costs) == set(own.sizes) for costs in own.costs.values())
+    assert own.running is None
+    own.costs = {1: {1: 1.0, 2: 1.0, 4: 1.1, 8: 1.2}, 5: {1: 1.0, 2: 2.0, 4: 3.0, 8: 6.0}}
+    assert own.allowed(1) == 8 and own.allowed(5) == own.allowed(50) == 1
+    assert own.seconds(3, 8) == pytest.approx(3.6) and own.seconds(10, 8) == pytest.approx(12)
+    own.gained = 0.0  # nothing drafted was ever right
+    chosen = [own.allowed(1) for _ in range(4 * TRIAL)]
+    assert chosen.count(1) == len(chosen) - 4  # it is tried now and then
+    own.gained = 2 * own.weight
+    assert own.allowed(1) == 8
+
+
+def test_what_was_right_of_trees_is_learned():
+    own = engine("prompt lookup", Limits(40))
+    own.costs = {1: dict.fromkeys(own.sizes, 1.0)}
+    before = own.tokens(8)
+    own.attached.target.model.generation_config.eos_token_id = None
+    found = own.generate([9, 10] * 8)
+    right = sum(found.accepted)
+    logs = (own.weight - 200) / len(found.accepted)
+    assert 0 < logs <= 3 and own.gained == pytest.approx(100 + right)
+    assert (own.tokens(8) > before) == (right / (own.weight - 200) > 0.5)
+
+
+def test_a_context_too_small_to_measure_leaves_the_budget():
+    target = tiny_target(max_position_embeddings=24)
+    own = AdaptingEngine(target, PromptLookup(3, 7), Sampling(), Limits(4), BUDGET)
+    own.measure(2)
+    assert own.costs == {} and own.allowed(2) == BUDGET
+    assert (
+        own.generate([1, 2, 3]).ids
+        == PlainDecoder(target, Sampling(), Limits(4)).generate([1, 2, 3]).ids
+    )
+
+
+def test_sizes_end_with_the_budget():
+    assert [sizes_up_to(n) for n in (2, 3, 8, 9)] == [
+        [1, 2],
+        [1, 2, 3],
+        [1, 2, 4, 8],
+        [1, 2, 4, 8, 9],
+    ]
