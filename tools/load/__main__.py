@@ -1,12 +1,12 @@
 """A load test on this machine: the server, the same one with plain decoding, `transformers serve`.
 
-    python -m tools.load --clients 1 2 4 8 16 --seconds 20
+    python -m tools.load --clients 1 2 4 8 16 --seconds 15
     python -m tools.load --overload 10
 
 Clients are locust's: each waits for its answer before it asks again. The servers stay up together
-and take turns, round after round, so that whatever else slows the machine slows all alike; what is
-printed are medians over rounds. With --overload, more clients than the server has places ask for so
-many minutes, while its memory is watched.
+and take turns, round after round, so that whatever else slows the machine slows all alike. With
+--overload, more clients than the server has places ask for so many minutes, while its memory is
+watched. Writes results.json, table.md and plot.png.
 """
 
 import argparse
@@ -19,52 +19,68 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 from urllib.request import urlopen
 
 import psutil
 
 from slipstream.assets import locate
+from slipstream.evaluation.metrics import ratio_interval
+from slipstream.results.record import Plot, Result, Rows, environment
+from slipstream.results.writer import show, write
 
 ROOT, SMALL = Path(__file__).parents[2], "slipstream/small-target"
+SERVERS = {"slipstream": [], "plain": ["budget=1"], "transformers": None}
+"""What is started under each name: overrides of serve.py, None for `transformers serve`."""
 MOST_CLIENTS, MOST_SECONDS, MOST_MINUTES = 256, 120, 30
 """What is asked of this machine at most."""
+CROWD = 128
+"""Clients of an overload: more than a server of conf/serve.yaml has places."""
+
+
+class Server(NamedTuple):
+    """process: of the command; model: its name in requests."""
+
+    process: subprocess.Popen
+    url: str
+    model: str
+
+
+class Seen(NamedTuple):
+    """What clients saw in `seconds`: tokens of all answers, the seconds of each answer, ascending,
+    and how many requests ended in each way of tools/load/locustfile.py."""
+
+    seconds: float
+    tokens: int
+    times: list[float]
+    ends: dict[str, int]
 
 
 def main() -> None:
     given = arguments()
-    servers = {"slipstream": [], "plain": ["budget=1"], "transformers": None}
     chosen = ["slipstream"] if given.overload else given.servers
     with ExitStack() as stack:
-        made = {name: stack.enter_context(serving(name, servers[name])) for name in chosen}
+        servers = {name: stack.enter_context(serving(name)) for name in chosen}
         if given.overload:
-            overload(*made["slipstream"], given)
-            return
-        for own in made.values():  # the first requests of each shape are slower
-            load(own[1], 4, 3, given.tokens, own[2])
-        print("clients | server | tokens/s | answers/s | p50, s | p95, s")
-        for clients in given.clients:
-            found: dict[str, list] = {name: [] for name in made}
-            for _ in range(given.rounds):
-                for name, (_, url, model) in made.items():
-                    seen = load(url, clients, given.seconds, given.tokens, model)
-                    found[name].append(rates(seen))
-            for name, rounds in found.items():
-                own = [statistics.median(each) for each in zip(*rounds, strict=True)]
-                numbers = " | ".join(f"{number:.3g}" for number in own)
-                print(f"{clients} | {name} | {numbers}", flush=True)
+            result = overloaded(servers["slipstream"], given)
+        else:
+            result = compared(servers, given)
+    show(result)
+    write(Path(given.output), result, vars(given), environment())
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = ["slipstream", "plain", "transformers"]
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--seconds", type=int, default=15, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64, help="max_tokens of a request")
-    parser.add_argument("--servers", nargs="+", choices=names, default=names)
-    parser.add_argument("--overload", type=float, default=0, help="minutes of it, instead")
+    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
+    parser.add_argument("--overload", type=int, default=0, help="minutes of it, instead")
+    parser.add_argument("--output", default="runs/load", help="folder of the results")
     given = parser.parse_args()
     large = max(given.clients) > MOST_CLIENTS or given.seconds > MOST_SECONDS
     if large or given.overload > MOST_MINUTES:
@@ -73,13 +89,73 @@ def arguments() -> argparse.Namespace:
     return given
 
 
+def compared(servers: dict[str, Server], given: argparse.Namespace) -> Result:
+    """All servers under the same numbers of clients; ratios of tokens/s with 95 % intervals over
+    rounds."""
+    rows: Rows = []
+    for clients in given.clients:
+        rounds: dict[str, list[Seen]] = {name: [] for name in servers}
+        for server in servers.values():  # the first requests of each batch size are slower
+            load(server, clients, 3, given.tokens)
+        for _ in range(given.rounds):
+            for name, server in servers.items():
+                seen = load(server, clients, given.seconds, given.tokens)
+                if set(seen.ends) != {"answer"}:
+                    sys.exit(f"{name}: requests ended as {seen.ends}")
+                rounds[name].append(seen)
+        for name, own in rounds.items():
+            rows.append({"clients": clients, "server": name} | rates(own))
+            for other in ("plain", "transformers"):
+                found = (None, None, None)
+                if other in rounds and other != name:
+                    found = ratio_interval(*map(amounts, (own, rounds[other])))
+                ends = (f"vs {other}", f"vs {other}, low", f"vs {other}, high")
+                rows[-1] |= dict(zip(ends, found, strict=True))
+            print({key: value for key, value in rows[-1].items() if value is not None}, flush=True)
+    beside = Plot("clients", ("vs plain",), "server", interval=("vs plain, low", "vs plain, high"))
+    speeds = Plot("clients", ("tokens/s", "p95, s"), "server")
+    told = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    return Result("Load", [{name: row[name] for name in told} for row in rows],
+                  (speeds, beside) if "vs plain" in told else (speeds,))  # fmt: skip
+
+
+def amounts(rounds: list[Seen]) -> tuple[list[float], list[float]]:
+    """Tokens and seconds of each round."""
+    return [own.tokens for own in rounds], [own.seconds for own in rounds]
+
+
+def rates(rounds: list[Seen]) -> dict[str, float]:
+    """Tokens and answers a second, and percentiles of the seconds of an answer: medians of rounds
+    and of all answers."""
+    times = sorted(time for own in rounds for time in own.times)
+    return {
+        "tokens/s": statistics.median(own.tokens / own.seconds for own in rounds),
+        "answers/s": statistics.median(len(own.times) / own.seconds for own in rounds),
+        **{f"p{at}, s": times[len(times) * at // 100] for at in (50, 95)},
+    }
+
+
+def overloaded(server: Server, given: argparse.Namespace) -> Result:
+    """More clients than places, minute after minute."""
+    rows: Rows = []
+    whole = psutil.Process(server.process.pid)
+    for minute in range(1, 1 + given.overload):
+        seen = load(server, CROWD, 60, given.tokens)
+        processes = [whole, *whole.children(recursive=True)]
+        memory = sum(own.memory_full_info().pss for own in processes) / 2**20
+        ends = {f"{end}": seen.ends.get(end, 0) for end in ("answer", "refused", "wrong", "lost")}
+        rows.append({"minute": minute, "MiB": memory, "p95, s": rates([seen])["p95, s"]} | ends)
+        print(rows[-1], flush=True)
+    return Result("Overload", rows, (Plot("minute", ("MiB", ("answer", "refused"))),))
+
+
 @contextmanager
-def serving(name: str, overrides: list[str] | None):
-    """A server on a free port of the loopback interface: its process, its URL, its model's name."""
+def serving(name: str) -> Iterator[Server]:
+    """A server on a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    folder, model = tempfile.mkdtemp(), "slipstream"
+    folder, model, overrides = tempfile.mkdtemp(), "slipstream", SERVERS[name]
     if overrides is None:
         model = str(locate(SMALL))
         command = ["-m", "transformers.cli.transformers", "serve", model, "--dtype", "float32"]
@@ -94,7 +170,7 @@ def serving(name: str, overrides: list[str] | None):
             if process.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"{name} did not start; see {folder}/log")
             time.sleep(0.5)
-        yield process, url, model
+        yield Server(process, url, model)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
@@ -107,40 +183,26 @@ def healthy(url: str) -> bool:
         return False
 
 
-def load(url: str, clients: int, seconds: float, tokens: int, model: str) -> dict:
-    """What locust saw of so many clients for so long."""
+def load(server: Server, clients: int, seconds: float, tokens: int) -> Seen:
+    """What so many clients of locust saw for so long."""
     command = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("locustfile.py"))]
-    command += ["--headless", "--json", "--only-summary", "--host", url, "--stop-timeout", "60"]
-    command += ["-u", str(clients), "-r", str(clients), "-t", f"{seconds:g}s"]
-    given = os.environ | {"LOAD_MODEL": model, "LOAD_TOKENS": str(tokens)}
-    done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True)
-    found = json.loads(done.stdout)
-    return found[0] | {"seen": done.stderr}
-
-
-def rates(seen: dict) -> tuple[float, float, float, float]:
-    """Tokens and answers a second, and the two percentiles of the seconds an answer takes."""
-    if seen["num_failures"]:
-        sys.exit(f"{seen['num_failures']} requests failed: {seen['seen'][-2000:]}")
-    seconds = seen["last_request_timestamp"] - seen["start_time"]
-    times = sorted((float(time), count) for time, count in seen["response_times"].items())
-    each = [time / 1000 for time, count in times for _ in range(count)]
-    at = [each[min(len(each) - 1, int(share * len(each)))] for share in (0.5, 0.95)]
-    return seen["total_content_length"] / seconds, len(each) / seconds, *at
-
-
-def overload(process: subprocess.Popen, url: str, model: str, given: argparse.Namespace) -> None:
-    """More clients than places, minute after minute."""
-    whole, ends = psutil.Process(process.pid), time.monotonic() + 60 * given.overload
-    while (left := ends - time.monotonic()) > 1:
-        seen = load(url, 128, min(60, left), given.tokens, model)
-        own = [whole, *whole.children(recursive=True)]
-        memory = sum(each.memory_info().rss for each in own) / 2**20
-        refused = seen["seen"].count("429") and seen["num_failures"]
-        answered = seen["num_requests"] - seen["num_failures"]
-        wrong = "wrong" in seen["seen"] or "without a sentence" in seen["seen"]
-        said = "something else" if wrong else "all others answered"
-        print(f"{memory:.0f} MiB, {answered} answers, {refused} refusals (429), {said}", flush=True)
+    command += ["--headless", "--json", "--only-summary", "--host", server.url]
+    command += ["--stop-timeout", "60", "-u", str(clients), "-r", str(clients)]
+    given = os.environ | {"LOAD_MODEL": server.model, "LOAD_TOKENS": str(tokens)}
+    done = subprocess.run(
+        [*command, "-t", f"{seconds:g}s"], cwd=ROOT, env=given, capture_output=True, text=True
+    )
+    found = {each["name"]: each for each in json.loads(done.stdout)}
+    if "answer" not in found:
+        sys.exit(f"nothing was answered: {done.stderr[-2000:]}")
+    answers = found["answer"]
+    times = sorted((float(time), count) for time, count in answers["response_times"].items())
+    return Seen(
+        answers["last_request_timestamp"] - answers["start_time"],
+        answers["total_content_length"],
+        [time / 1000 for time, count in times for _ in range(count)],
+        {name: each["num_requests"] for name, each in found.items()},
+    )
 
 
 if __name__ == "__main__":

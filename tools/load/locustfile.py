@@ -31,15 +31,23 @@ class Client(HttpUser):
             "max_tokens": TOKENS,
             "temperature": 0,
         }
-        given = dict(name="answer", json=body, catch_response=True, timeout=300)
-        with self.client.post("/v1/chat/completions", **given) as response:
-            if response.status_code == 429:
-                refused = "waiting" in response.json()["error"]["message"]
-                response.failure("429" if refused else "429 without a sentence")
-            elif response.status_code == 200:
-                found = response.json()
-                answer = found["choices"][0]["message"]["content"]
-                if KNOWN.setdefault(text, answer) != answer:
-                    response.failure("wrong")
-                # what locust sums up as the length of contents: tokens
-                response.request_meta["response_length"] = found["usage"]["completion_tokens"]
+        path = "/v1/chat/completions"
+        with self.client.post(path, json=body, catch_response=True, timeout=300) as response:
+            meta = response.request_meta
+            meta["name"], tokens = ended(response, text)
+            # what locust sums up as the length of contents
+            meta["response_length"] = tokens
+            response.success()
+
+
+def ended(response, text: str) -> tuple[str, int]:
+    """How a request ended, which is the name that locust counts it under: answer, refused (by the
+    sentence that says so), wrong, or lost; and the tokens of its answer."""
+    if response.status_code == 429 and "waiting" in response.json()["error"]["message"]:
+        return "refused", 0
+    if response.status_code != 200:
+        return "lost", 0
+    found = response.json()
+    answer = found["choices"][0]["message"]["content"]
+    right = KNOWN.setdefault(text, answer) == answer
+    return "answer" if right else "wrong", found["usage"]["completion_tokens"]

@@ -63,18 +63,21 @@ class Result:
         return {self.title: self.rows} | self.more if self.shown is None else self.shown
 
 
-def environment(target: Target) -> dict[str, object]:
-    """Device, dtype, bytes of the weights, threads, package versions and commit of this run."""
+def environment(target: Target | None = None) -> dict[str, object]:
+    """Device, dtype and bytes of the weights (of a target), threads, package versions and commit of
+    this run."""
     versions = {}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = None
-    return {
-        "device": device_name(target.device),
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "weight_bytes": weight_bytes(target.model),
+    found = {}
+    if target is not None:
+        found["device"] = device_name(target.device)
+        found["dtype"] = str(target.dtype).removeprefix("torch.")
+        found["weight_bytes"] = weight_bytes(target.model)
+    return found | {
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",

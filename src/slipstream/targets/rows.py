@@ -29,7 +29,8 @@ class Rows:
     others. repeats: whether rows of these shapes come in every step, so that their layers may run
     compiled; acting: what changes how layers treat the stream rows, if anything does. readout: what
     is to be made of the rows after the layers that run next (captured with them, where they are),
-    and outcome: what it made of them, tensors whose first dimension is B.
+    and outcome: what it made of them, tensors whose first dimension is B. prepared: positions and
+    mask that layers have seen, and what these made of them, for the next span of layers.
     """
 
     hidden: torch.Tensor
@@ -45,6 +46,7 @@ class Rows:
     acting: object = None
     readout: Callable[["Rows"], object] | None = None
     outcome: object = None
+    prepared: tuple = (None, None)
 
     @property
     def num_nodes(self) -> int:

@@ -127,8 +127,10 @@ class Target:
         self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache | None, run_layer: Callable
     ) -> None:
         """The layers one by one, within `our_attention`, each by `run_layer` (as a family's)."""
-        family, groups, masks = self.family, self.family.groups, {}
-        rotary = family.rotary(rows.hidden, rows.positions)
+        family, groups, seen = self.family, self.family.groups, (rows.positions, rows.mask)
+        if rows.prepared[0] is not seen[0] or rows.prepared[1] is not seen[1]:
+            rows.prepared = *seen, family.rotary(rows.hidden, rows.positions), {}
+        rotary, masks = rows.prepared[2:]
         if rows.mask is not None:
             committed = rows.mask.shape[-1] - rows.hidden.shape[1]
         else:

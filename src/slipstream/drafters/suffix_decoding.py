@@ -1,0 +1,174 @@
+"""Suffix decoding: what followed the endings of the text before, in it and in earlier answers.
+
+A suffix tree would know how often each run of tokens occurred; here the places where the last
+token occurred are looked at, which gives the same counts, costs one number a token to keep and
+makes a prompt of any length known at once. Source: Oliaro et al. 2024, "SuffixDecoding: Extreme
+Speculative Decoding for Emerging AI Applications".
+"""
+
+from array import array
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+
+from slipstream.core.drafts import Draft, grow_by_confidence
+from slipstream.core.settings import number, whole
+from slipstream.drafters.base import AttachedHost, Drafter, Request, Verified
+from slipstream.targets.target import Target
+
+LOOKED_AT = 1024
+"""Most places where the last token occurred that are looked at, the latest ones."""
+END = -1
+"""What stands after each text; no token."""
+Places = list[int]
+"""Of the tokens after a run, where it occurred."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far drafts go. depth: longest ending looked for; factor: most tokens of a draft, as a
+    multiple of the ending's length; least: least probable token that is drafted."""
+
+    depth: int
+    factor: float
+    least: float
+
+
+class Texts:
+    """Texts of token ids, and where in them each token occurs; the last one may grow.
+
+    >>> texts = Texts([1, 2, 3, 1, 2, 4, 1, 2])
+    >>> list(texts.after([1, 2], 8))
+    [(2, [2, 5]), (1, [2, 5])]
+
+    After 1, 2 came 3, 4 and nothing yet, each in one place of three:
+
+    >>> draft = texts.best([1, 2], 4, Extent(8, 1.5, 0.1))
+    >>> draft.tokens, draft.parents, [round(each, 2) for each in draft.confidences]
+    ([2, 3, 4, 1], [-1, 0, 0, 1], [1.0, 0.33, 0.33, 0.33])
+    """
+
+    def __init__(self, tokens: Sequence[int] = ()):
+        self.tokens = array("q")
+        self.places: dict[int, array] = defaultdict(lambda: array("q"))
+        self.extend(tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return 2 * self.tokens.itemsize * len(self.tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The last text goes on."""
+        for place, token in enumerate(tokens, len(self.tokens) + 1):
+            self.places[token].append(place)
+        self.tokens.extend(tokens)
+
+    def after(self, ending: Sequence[int], depth: int) -> Iterator[tuple[int, Places]]:
+        """The places after each of the last `depth` endings of a text that occurs, the longest
+        first, with its length. (The end of these texts themselves is none.)"""
+        tokens, found = self.tokens, []
+        places = list(self.places.get(ending[-1], ())[-LOOKED_AT:])
+        if places and places[-1] == len(tokens):
+            places.pop()
+        for size in range(1, 1 + min(depth, len(ending))):
+            token = ending[-size]
+            places = [place for place in places if place >= size and tokens[place - size] == token]
+            if not places:
+                break
+            found.append((size, places))
+        yield from reversed(found)
+
+    def best(self, text: Sequence[int], budget: int, extent: Extent) -> Draft:
+        """Of the trees of up to `budget` nodes that each ending of `text` leads to, the one that
+        should have most tokens right."""
+        best, known = Draft([text[-1]], [-1]), 0
+        # the text itself ends with what has occurred, too: one more place, with nothing after it
+        ends = self.tokens[-1:] == array("q", text[-1:])
+        for size, places in self.after(text, extent.depth):
+            most = min(budget - 1, int(extent.factor * size))
+            if most <= sum(best.confidences[1:]):
+                break  # nor can shorter endings do better
+            if len(places) > known:  # not the same ones as after a longer ending
+                known, draft = len(places), self._grown(text[-1], places, ends, 1 + most)
+                draft = draft.first(sum(own >= extent.least for own in draft.confidences))
+                best = max(best, draft, key=lambda each: sum(each.confidences))
+        return best
+
+    def _grown(self, root: int, places: Places, ends: bool, budget: int) -> Draft:
+        """The most probable continuations at `places`; ends: whether one more has none."""
+
+        def children(node: tuple[int, Places], depth: int):
+            following: dict[int, Places] = defaultdict(list)
+            for place in node[1]:
+                if place < len(self.tokens) and self.tokens[place] != END:
+                    following[self.tokens[place]].append(place + 1)
+            best = nlargest(budget, following.items(), key=lambda item: len(item[1]))
+            count = len(node[1]) + (ends and depth == 1)
+            return best, [len(own) / count for _, own in best]
+
+        draft = grow_by_confidence((root, places), children, budget, budget)
+        return Draft([token for token, _ in draft.tokens], draft.parents, draft.confidences)
+
+
+@dataclass(eq=False)
+class SuffixDecoding(Drafter):
+    """The most probable continuations of the longest endings of the text, as a tree.
+
+    depth: longest ending looked for; factor: most tokens of a draft, as a multiple of the ending's
+    length; least: least probable node that is drafted; kept: tokens of earlier answers that are
+    looked through, too, the latest ones; 0 for none.
+    """
+
+    depth: int = whole(least=1)
+    factor: float = number(above=0)
+    least: float = number(least=0, most=1)
+    kept: int = whole(least=0)
+
+    def attach(self, target: Target) -> "AttachedSuffixes":
+        return AttachedSuffixes(target, self)
+
+
+@dataclass
+class Told:
+    """Of one request: its text so far, and where its answer begins."""
+
+    start: int
+    texts: Texts = field(default_factory=Texts)
+
+
+class AttachedSuffixes(AttachedHost):
+    """Answers are kept in two halves: when the newer one is full, the older one is forgotten."""
+
+    def __init__(self, target: Target, settings: SuffixDecoding):
+        super().__init__(target, settings)
+        self.extent = Extent(settings.depth, settings.factor, settings.least)
+        self.keeps = settings.kept > 0
+        self.forget()
+
+    def forget(self) -> None:
+        self.kept: deque[Texts] = deque([Texts()], maxlen=2)
+
+    def state(self, request: Request, budget: int) -> Told:
+        return Told(len(request.tokens))
+
+    def learn(self, verified: Verified, states: list[Told], brought: None) -> None:
+        for request, state in zip(verified.requests, states, strict=True):
+            state.texts.extend(request.tokens[len(state.texts) :])
+            if self.keeps and request.room == 0:
+                if len(self.kept[-1]) >= self.settings.kept / 2:
+                    self.kept.append(Texts())
+                self.kept[-1].extend([*request.tokens[state.start :], END])
+
+    def drafted(self, request: Request, state: Told, budget: int) -> Draft:
+        budget = min(budget, request.room)
+        found = [
+            texts.best(request.tokens, budget, self.extent) for texts in (state.texts, *self.kept)
+        ]
+        return max(found, key=lambda draft: sum(draft.confidences))
+
+    def memory(self) -> int:
+        return sum(texts.nbytes for texts in (*self.kept, *(own.texts for own in self.states)))
