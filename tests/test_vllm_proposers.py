@@ -15,7 +15,7 @@ from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.prompt_lookup import AdaptiveNgram
 from slipstream.drafters.prompt_lookup import PromptLookup as OurLookup
 from slipstream.drafters.suffixes import SuffixStore
-from slipstream.vllm_proposers import AdaptiveNgrams, PromptLookup, Rest
+from slipstream.vllm_proposers import AdaptiveNgrams, PromptLookup, Rest, SuffixDecoding
 
 
 def made(proposer, most=4, longest=64, **settings):
@@ -54,7 +54,7 @@ def test_nothing_is_drafted_beyond_the_context():
         assert ask(made(PromptLookup, longest=len(text) + left), text) == [[3, 9][:left]]
 
 
-@pytest.mark.parametrize("proposer", [PromptLookup, AdaptiveNgrams])
+@pytest.mark.parametrize("proposer", [PromptLookup, AdaptiveNgrams, SuffixDecoding])
 def test_rows_change_hands_and_requests_leave(proposer):
     """However requests move, drafts are those of a proposer that never saw another text; and what
     was indexed is gone on with."""
@@ -101,6 +101,12 @@ def test_a_corpus_is_drafted_from(tmp_path):
     assert ask(proposer, [9, 2, 3], [9, 1, 2], [9]) == [[4, 5], [3, 4], []]
     assert "store: name the folder" in refused(lambda: made(Rest))
     assert "holds no whole store" in refused(lambda: made(Rest, store=str(tmp_path / "none")))
+
+
+def test_a_chain_of_suffix_decoding_is_as_long_as_the_ending_that_recurs():
+    text = [1, 2, 3, 4, 5, 6, 7, 1, 2]
+    assert ask(made(SuffixDecoding), text, [*text, 3]) == [[3, 4], [4, 5, 6]]
+    assert ask(made(SuffixDecoding, max_ngram=1), [*text, 3]) == [[4]]
 
 
 def test_settings_are_taken_and_unknown_ones_refused():

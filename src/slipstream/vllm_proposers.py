@@ -13,6 +13,7 @@ import numpy as np
 
 from slipstream.core.errors import InputError
 from slipstream.drafters.ngrams import Followers, LastPlaces
+from slipstream.drafters.suffix_decoding import Extent, Texts
 from slipstream.drafters.suffixes import Retrieval, Retrieved, SuffixStore
 
 
@@ -93,6 +94,28 @@ class AdaptiveNgrams(PromptLookup):
 
     defaults: ClassVar = {"max_ngram": 4}
     index = Followers
+
+
+class _Suffixes:
+    """A growing text as the indexes of n-grams have it."""
+
+    def __init__(self, depth: int):
+        self.extent, self.texts = Extent(depth, 1.0, 0.1, width=1), Texts()
+
+    def extend(self, tokens: list[int]) -> None:
+        self.texts.extend(tokens[len(self.texts) :])
+
+    def continuation(self, tokens: list[int], length: int) -> tuple[list[int], list[float]]:
+        """The path of the most probable children, and how probable each node is."""
+        draft = self.texts.best(tokens, length + 1, self.extent)
+        return draft.tokens[1:], draft.confidences[1:]
+
+
+class SuffixDecoding(PromptLookup):
+    """What followed the longest endings of the text most often, as far as they are long."""
+
+    defaults: ClassVar = {"max_ngram": 64}
+    index = _Suffixes
 
 
 class Rest(_Proposer):

@@ -18,6 +18,7 @@ from slipstream.drafters.prompt_lookup import AdaptiveNgram, PromptLookup
 from slipstream.drafters.rest import Rest
 from slipstream.drafters.spectra import Spectra
 from slipstream.drafters.streaming import Streaming
+from slipstream.drafters.suffix_decoding import SuffixDecoding
 from slipstream.drafters.suffixes import Retrieval, SuffixStore
 from slipstream.drafters.unispec import UniSpec
 
@@ -93,6 +94,8 @@ def untrained(texts: list[list[int]]) -> dict[str, object]:
             text=True, retrieval=retrieval(texts), keep=True, unseen_probability=1.0
         ),
         "rest": Rest(retrieval(texts)),
+        "suffix decoding": SuffixDecoding(4, 2.0, 0.05, kept=0),
+        "suffix decoding, kept": SuffixDecoding(4, 2.0, 0.05, kept=64),
         "combined": combined(),
         "auto": Auto({"unispec": unispec(), "prompt_lookup": PromptLookup(2, 3)}),
     }

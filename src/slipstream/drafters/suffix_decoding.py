@@ -28,11 +28,13 @@ Places = list[int]
 @dataclass(frozen=True)
 class Extent:
     """How far drafts go. depth: longest ending looked for; factor: most tokens of a draft, as a
-    multiple of the ending's length; least: least probable token that is drafted."""
+    multiple of the ending's length; least: least probable token that is drafted; width: most
+    children of a node."""
 
     depth: int
     factor: float
     least: float
+    width: int = 64
 
 
 class Texts:
@@ -93,12 +95,15 @@ class Texts:
             if most <= sum(best.confidences[1:]):
                 break  # nor can shorter endings do better
             if len(places) > known:  # not the same ones as after a longer ending
-                known, draft = len(places), self._grown(text[-1], places, ends, 1 + most)
+                known, draft = (
+                    len(places),
+                    self._grown(text[-1], places, ends, 1 + most, extent.width),
+                )
                 draft = draft.first(sum(own >= extent.least for own in draft.confidences))
                 best = max(best, draft, key=lambda each: sum(each.confidences))
         return best
 
-    def _grown(self, root: int, places: Places, ends: bool, budget: int) -> Draft:
+    def _grown(self, root: int, places: Places, ends: bool, budget: int, width: int) -> Draft:
         """The most probable continuations at `places`; ends: whether one more has none."""
 
         def children(node: tuple[int, Places], depth: int):
@@ -106,7 +111,7 @@ class Texts:
             for place in node[1]:
                 if place < len(self.tokens) and self.tokens[place] != END:
                     following[self.tokens[place]].append(place + 1)
-            best = nlargest(budget, following.items(), key=lambda item: len(item[1]))
+            best = nlargest(width, following.items(), key=lambda item: len(item[1]))
             count = len(node[1]) + (ends and depth == 1)
             return best, [len(own) / count for _, own in best]
 
