@@ -69,7 +69,7 @@ class SprinterDecoder(Decoder):
             self.verifier, self.kept = None, verifier
         else:
             self.verifier = opened(verifier, draft, SprinterVerifier, "verifier")
-            _check_models(self.verifier, draft, target)
+            _check_models(self.verifier, draft, target, from_folder=self.verifier is not verifier)
             self.output = self.verifier.output_of(ratio)
         compile_like(draft, target)
 
@@ -182,8 +182,10 @@ class _Reader(CachedModel, Session):
         return Trees.roots(verified.next_tokens)
 
 
-def _check_models(verifier: SprinterVerifier, draft: Target, target: Target) -> None:
-    """`InputError` unless the verifier belongs to these models."""
+def _check_models(
+    verifier: SprinterVerifier, draft: Target, target: Target, from_folder: bool
+) -> None:
+    """`InputError` unless the verifier belongs to these models; a trained one says of which."""
     features = verifier.features
     if features.draft.hidden_size != draft.hidden_size:
         raise InputError(
@@ -191,7 +193,7 @@ def _check_models(verifier: SprinterVerifier, draft: Target, target: Target) -> 
             f"draft model's have {draft.hidden_size}; train one for this draft model"
         )
     judged = verifier.config.judged
-    if judged and target.fingerprint and judged != target.fingerprint:
+    if (judged or from_folder) and target.fingerprint and judged != target.fingerprint:
         raise InputError(
             "verifier: it was trained to judge drafts for another target; train one for this one"
         )
