@@ -25,6 +25,8 @@ VOLATILE = {
     *("_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"),
     "quantization_config",
 }
+MOST_LAYERS = 1000
+"""Several times as many as any model has; a config that names a million would fill the memory."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -72,6 +74,7 @@ def load_target(
         options["quantization_config"] = quantized.settings(quantization, DTYPES[dtype])
     location = locate(name)
     try:
+        _check_config(location)
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)
         model, found = AutoModelForCausalLM.from_pretrained(
             location, output_loading_info=True, trust_remote_code=False, **options
@@ -144,6 +147,20 @@ def _sketch(name: str, architecture: dict | None, dtype: torch.dtype) -> Target:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**architecture), dtype=dtype)
     return Target(model.eval().requires_grad_(False), name=name)
+
+
+def _check_config(location: str) -> None:
+    """ValueError for a config.json that names code of the hub, or an absurd number of layers."""
+    from transformers import PreTrainedConfig
+
+    said, _ = PreTrainedConfig.get_config_dict(location)
+    for name, value in said.items():
+        if "attn_implementation" in name and "/" in str(value):  # kernels: code of the hub
+            raise ValueError(f"its config.json names code to attend with, {value}")
+        if name in ("num_hidden_layers", "n_layer", "num_layers") and not (
+            isinstance(value, int) and 0 < value <= MOST_LAYERS
+        ):
+            raise ValueError(f"its config.json has {name} {str(value)[:20]}")
 
 
 def _check_content(
