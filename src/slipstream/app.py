@@ -115,6 +115,7 @@ def train(config: DictConfig) -> Path:
     config = _checked(config, TRAIN_KEYS, INFER_KEYS)
     import lightning as L
 
+    from slipstream.results.record import recorded
     from slipstream.speculators.checkpoint import check_replaceable, check_writable
     from slipstream.training.run import finish, lightning_in_one_sentence, precision, start
     from slipstream.training.tracking import log_config, log_once
@@ -143,7 +144,7 @@ def train(config: DictConfig) -> Path:
     if config.check:
         print("check: configuration, data and models fit; nothing was trained")
         return output
-    content = OmegaConf.to_container(config, resolve=True)
+    content = recorded(config)
     log_config(trainer.loggers, content)
     with lightning_in_one_sentence(config.trainer):
         start(trainer, module, data, config.resume)
@@ -165,6 +166,7 @@ def infer(config: DictConfig) -> list:
         run_study,
         verify_methods,
     )
+    from slipstream.results.record import recorded
     from slipstream.targets.compiled import compile_target
     from slipstream.targets.packed import is_fused, unpack_linears
 
@@ -182,7 +184,7 @@ def infer(config: DictConfig) -> list:
     if config.verify and is_fused(target.model):  # the products of `generate`, to the last bit
         unpack_linears(target.model)
     sampling, limits = build(config.sampling), build(config.limits)
-    content, output = OmegaConf.to_container(config, resolve=True), Path(config.output_dir)
+    content, output = recorded(config), Path(config.output_dir)
     if config.prompt is not None or config.chat:
         chosen = [name for name, node in config.methods.items() if node is not None]
         if not chosen:

@@ -221,8 +221,8 @@ def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:
 
         name = target.model.name_or_path
         try:
-            target.tokenizer = AutoTokenizer.from_pretrained(locate(name))
-        except (OSError, ValueError) as error:
+            target.tokenizer = AutoTokenizer.from_pretrained(locate(name), trust_remote_code=False)
+        except Exception as error:  # of what others wrote, anything can be wrong
             raise InputError(
                 f"target: no tokenizer is in {name!r}, from where the model came; give the model's "
                 "folder, or Target(model, tokenizer)"

@@ -18,7 +18,7 @@ def first_sentence(error: Exception) -> str:
     >>> first_sentence(OSError("401 Client Error. (Request ID: 5)"))
     '401 Client Error'
     """
-    return re.split(r"[.!]\s|\n", str(error).strip())[0].rstrip(".!")
+    return re.split(r"[.!]\s|\n", str(error).strip())[0].rstrip(".!:")
 
 
 @contextmanager

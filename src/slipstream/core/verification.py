@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from slipstream.core.sampling import draw
 from slipstream.core.trees import Trees
 
+NOT_FINITE = -2
+"""In the place of a token that nothing decides: the target's logits are no numbers."""
+
 
 def follow(trees: Trees, choices: torch.Tensor) -> torch.Tensor:
     """(B,) last accepted nodes: those reached by following the (B, N) tokens chosen after each
@@ -54,6 +57,16 @@ def decided(
     # Replayed for fewer sequences, rows that belong to none may hold anything.
     end = counts[:, None].clamp(max=paths.shape[1])
     return F.pad(tokens, (0, 1), value=-1).scatter_(1, end, following[:, None])[:, 1:]
+
+
+def told(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """(...) tokens as the host is told of them: `NOT_FINITE` where the (..., V) logits that they
+    were chosen from hold NaN, or nothing that is finite.
+
+    >>> told(torch.tensor([3, 0]), torch.tensor([[0.0, -torch.inf], [1.0, torch.nan]])).tolist()
+    [3, -2]
+    """
+    return tokens.masked_fill(~logits.amax(-1).isfinite(), NOT_FINITE)
 
 
 def compared(trees: Trees, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ from requests.adapters import HTTPAdapter, Retry
 
 from slipstream.core.errors import InputError
 from slipstream.data.answers import Answered, Answerer, Question
+from slipstream.data.rendering import text_ids
 from slipstream.data.rows import messages_of
 
 FIELD = "data.regeneration.endpoint"
@@ -109,7 +110,7 @@ class Endpoint(Answerer):
         return self._answered(text or "", ended=choice.get("finish_reason") != "length")
 
     def _answered(self, text: str, ended: bool) -> Answered:
-        ids, end = self.tokenizer(text, add_special_tokens=False).input_ids, []
+        ids, end = text_ids(self.tokenizer, text), []
         if ended and self.tokenizer.eos_token_id is not None:
             end = [self.tokenizer.eos_token_id]
         return Answered(ids + end, ended)

@@ -30,9 +30,10 @@ class PromptCompletionData(L.LightningDataModule):
     many rows that ask for a text to be repeated are added to the training split. generated_rows:
     how many shipped prompts (of synthetic_kinds) are added to it, with answers that the target
     samples at temperature 1; a twentieth as many to the validation split.
-    max_length: longer samples are dropped, counted and reported. batch_tokens: padded tokens of a
-    batch. regenerate: take the target's own answers, of up to max_new_tokens tokens, kept in
-    cache_dir; of conversations to each question in turn. regeneration: how they are made.
+    max_length: longer samples, and those beyond the target's context, are dropped, counted and
+    reported. batch_tokens: padded tokens of a batch. regenerate: take the target's own answers, of
+    up to max_new_tokens tokens, kept in cache_dir; of conversations to each question in turn.
+    regeneration: how they are made.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class PromptCompletionData(L.LightningDataModule):
     def prepare(self, tokenizer, target: Target | None = None) -> None:
         """Render both splits; must be called before training. `target` answers, if asked to."""
         self.tokenizer = tokenizer
+        if target is not None:
+            self.max_length = min(self.max_length, target.max_positions)
         for split in ("train", "validation"):
             rows = self.rows(split)
             if self.regenerate:
@@ -140,7 +143,8 @@ class PromptCompletionData(L.LightningDataModule):
     def _usable(self, samples: list[Sample], split: str) -> list[Sample]:
         most = self.max_length
         kept = [sample for sample in samples if sample.prompt_length < len(sample.ids) <= most]
-        reason = f"that are longer than data.max_length={most} tokens or have no answer"
+        longer = f"longer than {most} tokens (data.max_length, or the target's context)"
+        reason = f"that are {longer} or have no answer"
         _tell_dropped(samples, kept, f"{split} samples {reason}")
         if not any(sample.ids[sample.prompt_length + 1 :] for sample in kept):
             raise InputError(

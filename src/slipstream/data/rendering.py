@@ -4,14 +4,22 @@ Spans come from rendering incrementally (a prompt alone, then with its answer, t
 checked against the template's own `{% generation %}` markers where it has them: the two must
 agree, there is no silent fallback. A tokenizer without a template gets prompt + completion + EOS,
 if it has one.
+
+Special tokens that are spelled in a text are text like any other: what a user writes can forge no
+turn. A tokenizer whose `reads_markers` is true (target.reads_markers) takes them for tokens.
 """
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from jinja2 import TemplateError
 
 from slipstream.core.errors import InputError
-from slipstream.data.rows import Messages, check_messages, messages_of
+from slipstream.data.rows import Messages, check_messages, check_text, messages_of
+
+BREAK = "\ufdd0"
+"""Put into a spelled special token, so that it is none; a noncharacter, which no text has."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,14 @@ class Sample:
         return [*self.earlier, (self.prompt_length, len(self.ids))]
 
 
+def text_ids(tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
+    """Token ids of a text that no chat template goes around; add_special_tokens: those that the
+    tokenizer begins or ends a text with."""
+    split = not _reads_markers(tokenizer)
+    given = dict(add_special_tokens=add_special_tokens, split_special_tokens=split)
+    return tokenizer(text, **given).input_ids
+
+
 def render_prompt(tokenizer, prompt: str | Messages) -> list[int]:
     """Token ids a model is given to answer `prompt`: a text, or the messages of a conversation.
 
@@ -44,7 +60,8 @@ def render_prompt(tokenizer, prompt: str | Messages) -> list[int]:
     tokenizer has no chat template for them, or one that does not take them.
     """
     if isinstance(prompt, str) and tokenizer.chat_template is None:
-        return tokenizer(prompt).input_ids
+        check_text(prompt, "prompt")
+        return text_ids(tokenizer, prompt, add_special_tokens=True)
     messages = messages_of(prompt)
     check_messages(messages)
     if messages[-1]["role"] in ("assistant", "system"):
@@ -62,7 +79,7 @@ def render_sample(tokenizer, prompt: str | Messages, completion: str) -> Sample:
     """
     if isinstance(prompt, str) and tokenizer.chat_template is None:
         prompt_ids = render_prompt(tokenizer, prompt)
-        completion_ids = tokenizer(completion, add_special_tokens=False).input_ids
+        completion_ids = text_ids(tokenizer, completion)
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         return Sample(prompt_ids + completion_ids + end, len(prompt_ids))
     messages, ids, spans = _conversation(prompt, completion), [], []
@@ -114,7 +131,7 @@ def _render(tokenizer, messages: Messages, **options):
             "target.chat_template, or give a plain prompt"
         )
     try:
-        found = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
+        found = _tokenized(tokenizer, messages, options)
         _check_roles(tokenizer, messages)
     except TemplateError as error:
         reason = " ".join(str(error).split()).replace(". ", ", ").rstrip(".")
@@ -123,6 +140,48 @@ def _render(tokenizer, messages: Messages, **options):
             "roles or their order, or set target.chat_template"
         ) from error
     return found
+
+
+def _tokenized(tokenizer, messages: Messages, options: dict[str, bool]) -> dict[str, list[int]]:
+    """What `apply_chat_template` gives, but with special tokens in the messages as text: these are
+    broken, and what broke them is taken out of the tokens."""
+    broken = messages if _reads_markers(tokenizer) else _broken(tokenizer, messages)
+    given = dict(tokenize=True, return_dict=True, **options)
+    if broken == messages:
+        return tokenizer.apply_chat_template(messages, **given)
+    given["tokenizer_kwargs"] = {"return_offsets_mapping": True}
+    found = tokenizer.apply_chat_template(broken, **given)
+    options = {name: on for name, on in options.items() if name == "add_generation_prompt"}
+    text = tokenizer.apply_chat_template(broken, tokenize=False, **options)
+    offsets = found.pop("offset_mapping")
+    kept = [place for place, (start, end) in enumerate(offsets) if text[start:end] != BREAK]
+    return {name: [values[place] for place in kept] for name, values in found.items()}
+
+
+def _broken(tokenizer, part):
+    """`part` of messages, with all special tokens in its texts broken."""
+    if isinstance(part, dict):
+        return {name: _broken(tokenizer, each) for name, each in part.items()}
+    if isinstance(part, list):
+        return [_broken(tokenizer, each) for each in part]
+    if not isinstance(part, str):
+        return part
+    marker, count = _markers(tokenizer, len(tokenizer)), 1
+    while count:  # what overlaps a broken one may be one, too
+        part, count = marker.subn(lambda found: found[0][0] + BREAK + found[0][1:], part)
+    return part
+
+
+@lru_cache(maxsize=8)
+def _markers(tokenizer, size: int) -> re.Pattern:
+    """Finds any special token of a tokenizer of `size` tokens, but single characters."""
+    added = tokenizer.added_tokens_decoder.values()
+    spelled = sorted((each.content for each in added if each.special), key=len, reverse=True)
+    return re.compile("|".join(re.escape(each) for each in spelled if len(each) > 1) or "(?!)")
+
+
+def _reads_markers(tokenizer) -> bool:
+    return getattr(tokenizer, "reads_markers", False)
 
 
 def _check_roles(tokenizer, messages: Messages) -> None:

@@ -10,6 +10,7 @@ read as prompts, too: the first turn of each. This file knows nothing of tokens.
 import gzip
 import json
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +19,11 @@ from slipstream.core.errors import InputError, naming
 
 Item = TypeVar("Item")
 SUFFIXES = (".jsonl", ".jsonl.gz")
+UNPACKED, RATIO = 2**24, 50
+"""A compressed file may unpack to so many bytes, or to so many times its own: texts do to some ten
+times, zip bombs to a thousand."""
+LONGEST_LINE = 2**26
+"""Bytes of a line; no context of any model is as long."""
 Messages = list[dict[str, str]]
 """A conversation: the role ('system', 'user', 'assistant') and the content of each message."""
 
@@ -63,7 +69,7 @@ def read_rows(path: str | Path, split: str, completion_required: bool = True) ->
     if not path.exists():
         raise InputError(f"data.path: {path} does not exist; give a .jsonl or .jsonl.gz file")
     rows = []
-    for number, line in enumerate(_read_text(path).split("\n"), start=1):
+    for number, line in enumerate(_lines(path), start=1):
         if line.strip():
             where = f"data.path: {path} line {number}"
             rows.append(_parse_line(where, line, source, completion_required))
@@ -93,30 +99,46 @@ def spread(items: list[Item], count: int | None) -> list[Item]:
     return [items[place * len(items) // count] for place in range(count)]
 
 
-def _read_text(path: Path) -> str:
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, which line feeds alone end; never more of it than a line at a time."""
+    packed = path.suffix == ".gz"
     try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-        return content.decode("utf-8-sig")  # with or without a byte order mark
+        left = max(UNPACKED, RATIO * path.stat().st_size)
+        with gzip.open(path) if packed else path.open("rb") as file:
+            # A byte order mark is no part of the text.
+            line = file.readline(LONGEST_LINE + 1).removeprefix(b"\xef\xbb\xbf")
+            while line:
+                left -= len(line)
+                if len(line) > LONGEST_LINE:
+                    raise InputError(
+                        f"data.path: {path} has a line of more than {LONGEST_LINE} bytes; split it"
+                    )
+                if packed and left < 0:
+                    raise InputError(
+                        f"data.path: {path} unpacks to more than {RATIO} times its size; give it "
+                        "unpacked if that is meant"
+                    )
+                yield line
+                line = file.readline(LONGEST_LINE + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
             f"data.path: {path} is truncated or not gzip ({error}); fetch the file again"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"data.path: {path} is not UTF-8 at byte {error.start}; convert it to UTF-8"
         ) from error
     except OSError as error:
         raise InputError(f"data.path: {path} cannot be read ({error.strerror})") from error
 
 
-def _parse_line(where: str, line: str, source: str, completion_required: bool) -> Row:
+def _parse_line(where: str, line: bytes, source: str, completion_required: bool) -> Row:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError as error:
         raise InputError(
-            f"{where} is not valid JSON ({error.msg}); the file may be truncated: mend or remove "
+            f"{where} is not UTF-8 at its byte {error.start}; convert the file to UTF-8"
+        ) from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, too
+        reason = getattr(error, "msg", "nested too deeply, or a number is too long")
+        raise InputError(
+            f"{where} is not valid JSON ({reason}); the file may be truncated: mend or remove "
             "that line"
         ) from error
     record = record if isinstance(record, dict) else {}
@@ -130,12 +152,14 @@ def _parse_line(where: str, line: str, source: str, completion_required: bool) -
     if isinstance(turns, list) and turns and "prompt" not in record:
         record["prompt"] = turns[0]
     needed = ["prompt", "completion"] if completion_required else ["prompt"]
-    for name in needed + ["system"] * len(before):
+    given = [name for name in ("system", "completion") if record.get(name) is not None]
+    for name in dict.fromkeys(needed + given):
         if not isinstance(record.get(name), str):
             every = " and ".join(map(repr, needed))
             raise InputError(
                 f"{where} has no text field {name!r}; every row needs {every}, or 'messages'"
             )
+        check_text(record[name], f"{where} {name!r}")
     prompt = [*before, *messages_of(record["prompt"])] if before else record["prompt"]
     return Row(prompt, record.get("completion") or "", source)
 
@@ -154,6 +178,18 @@ def _of_messages(messages: object, source: str, completion_required: bool) -> Ro
     return Row(messages[:-1], messages[-1]["content"], source)
 
 
+def check_text(text: str, field: str) -> None:
+    """`InputError` for a text with halves of a surrogate pair, which no encoding has: JSON may
+    spell them as \\ud800, and what is no UTF-8 on a command line becomes such."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{field}: it has half of a surrogate pair, which is no text, at character "
+            f"{error.start}; mend it or leave it out"
+        ) from error
+
+
 def check_messages(messages: object) -> None:
     """`InputError` unless these are one or more messages with the texts `role` and `content`."""
     if not isinstance(messages, list) or not messages:
@@ -165,3 +201,4 @@ def check_messages(messages: object) -> None:
                     f"messages[{place}]: it has no text {name!r}; every message needs 'role' and "
                     "'content'"
                 )
+            check_text(message[name], f"messages[{place}]")

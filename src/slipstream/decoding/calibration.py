@@ -11,6 +11,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from itertools import product
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from scipy.interpolate import LSQUnivariateSpline
 
 from slipstream.assets import locate
 from slipstream.core.device import device_name
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, first_sentence
 from slipstream.core.files import key_of, write_json
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
@@ -225,17 +226,29 @@ class Calibrations:
 
     def load(self, key: str) -> Calibration:
         """`InputError` where nothing was calibrated under this key."""
+        path = self._path(key)
+        if not path.is_file():
+            raise InputError(
+                "budget: nothing was calibrated for this device, model and drafter; run the same "
+                "command with calibrate=true first, or give a number"
+            )
         try:
-            content = json.loads(self._path(key).read_text(encoding="utf-8"))
+            content = json.loads(path.read_text(encoding="utf-8"))
             content["points"] = {
                 way: [Point(**point) for point in points]
                 for way, points in content["points"].items()
             }
-            return Calibration(**content)
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            found = Calibration(**content)
+            numbers = found.seconds, found.speedup, found.plain_seconds
+            positive = all(isinstance(each, float) and 0 < each < inf for each in numbers)
+            known = found.plain if found.way == "plain" else found.way in found.points
+            if not positive or not known or type(found.budget) is not int or found.budget < 1:
+                raise ValueError("a value is out of range")
+            return found
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(
-                "budget: nothing was calibrated for this device, model and drafter; run the same "
-                "command with calibrate=true first, or give a number"
+                f"budget: {path} cannot be read ({first_sentence(error)}); remove it, and run the "
+                "same command with calibrate=true, or give a number"
             ) from error
 
     def _path(self, key: str) -> Path:

@@ -13,6 +13,7 @@ import torch
 from slipstream.core.sampling import Chance, Sampling
 from slipstream.core.transfer import on_device, right_padded
 from slipstream.core.trees import Trees
+from slipstream.core.verification import told
 from slipstream.decoding.answer import Answer, Generation, Limits, TokenCallback
 from slipstream.decoding.request import Answering, Batch, choose
 from slipstream.drafters.base import Session, Verified
@@ -162,7 +163,8 @@ class Decoder(ABC):
         logits = target.logits(rows.hidden[each, last])
         points = batch.deciding(torch.zeros_like(last)[:, None])
         tokens = choose(batch.samplings, logits[:, None], *points)[:, 0]
-        self._decided(batch, _of_prompts(batch, rows, parts, last, tokens))
+        emitted = told(tokens, logits)
+        self._decided(batch, _of_prompts(batch, rows, parts, last, tokens, emitted))
 
     def _decided(self, batch: Batch, verified: Verified) -> None:
         """Tokens are decided and committed: prepare the next step; at the latest then the requests
@@ -194,12 +196,17 @@ def _part(prompt: list[int], stop: int, rows: int) -> list[int]:
 
 
 def _of_prompts(
-    batch: Batch, rows: Rows, parts: list[list[int]], last: torch.Tensor, tokens: torch.Tensor
+    batch: Batch,
+    rows: Rows,
+    parts: list[list[int]],
+    last: torch.Tensor,
+    tokens: torch.Tensor,
+    emitted: torch.Tensor,
 ) -> Verified:
     """The last parts of the prompts as chains, of which the last node was verified."""
     ids = right_padded(parts, last.device)
     parents = torch.arange(-1, ids.shape[1] - 1, device=last.device).expand_as(ids)
     parents = parents.masked_fill(parents >= last[:, None], -1)
     chains = Trees(ids, parents, torch.ones_like(ids, dtype=torch.float32), ids.shape[1] - 1)
-    found = last[:, None], torch.ones_like(last), last, tokens, tokens[:, None], batch.room - 1
+    found = last[:, None], torch.ones_like(last), last, tokens, emitted[:, None], batch.room - 1
     return batch.verified("prefill", chains, rows, None, *found)

@@ -11,7 +11,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.masks import tree_mask
 from slipstream.core.sampling import Sampling, distributions
 from slipstream.core.trees import Trees
-from slipstream.core.verification import decided, follow, keep_or_reject, paths_to
+from slipstream.core.verification import decided, follow, keep_or_reject, paths_to, told
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering, Batch, choose
@@ -100,7 +100,7 @@ class Engine(Decoder):
             decide = batch.points(batch.decide, depths)
             probabilities = distributions(batch.samplings, logits)
             last, tokens = keep_or_reject(trees, probabilities, accept, decide)
-            found = _outcome(trees, last, tokens, batch.room)
+            found = _outcome(trees, last, tokens, batch.room, logits)
         return batch.verified("verify", trees, rows, logits, *found)
 
 
@@ -128,12 +128,18 @@ def _followed(
     *columns, room, logits = given[:7]
     trees, choices = Trees.known(columns, depth), choose(samplings, logits, *given[7:])
     last = follow(trees, choices)
-    return _outcome(trees, last, choices.gather(1, last[:, None])[:, 0], room)
+    return _outcome(trees, last, choices.gather(1, last[:, None])[:, 0], room, logits)
 
 
 def _outcome(
-    trees: Trees, last: torch.Tensor, tokens: torch.Tensor, room: torch.Tensor
+    trees: Trees,
+    last: torch.Tensor,
+    tokens: torch.Tensor,
+    room: torch.Tensor,
+    logits: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
     """Paths, counts, last nodes, next tokens, decided tokens and the room left of `Verified`."""
     paths, counts = paths_to(trees, last)
-    return paths, counts, last, tokens, decided(trees, paths, counts, tokens), room - counts
+    at_last = logits[torch.arange(len(last), device=last.device), last]
+    emitted = decided(trees, paths, counts, told(tokens, at_last))
+    return paths, counts, last, tokens, emitted, room - counts

@@ -10,6 +10,7 @@ import torch
 from slipstream.core.masks import tree_mask
 from slipstream.core.transfer import on_host
 from slipstream.core.trees import Trees
+from slipstream.core.verification import told
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering, Batch, choose
 from slipstream.drafters.base import Session, Verified
@@ -41,7 +42,7 @@ class PlainDecoder(Decoder):
             tokens = choose(batch.samplings, rows.outcome, *points)
             cache.commit_first([1] * len(ids))
             batch.room, batch.trees = batch.room - 1, Trees.roots(tokens[:, 0])
-            decided = on_host(tokens)[0].tolist()
+            decided = on_host(told(tokens, rows.outcome))[0].tolist()
         for request, own in zip(batch.requests, decided, strict=True):
             request.count(rows=1, accepted=0)
             request.decide(own)

@@ -13,9 +13,11 @@ import torch
 
 from slipstream.core.cache import StepCache
 from slipstream.core.clock import Clock
+from slipstream.core.errors import InputError
 from slipstream.core.sampling import SIBLINGS, Sampling, by_sampling, likeliest
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
+from slipstream.core.verification import NOT_FINITE
 from slipstream.decoding.answer import Answer, Generation, Run
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Request, Session, Verified
@@ -50,7 +52,12 @@ class Answering(Request):
             self.room = 0
 
     def emit(self, token: int, drafted: bool) -> None:
-        """The answer goes on with this token."""
+        """The answer goes on with this token; `InputError` where the target decides none."""
+        if token == NOT_FINITE:
+            raise InputError(
+                "target: its logits are NaN or infinite; compute in another target.dtype (float16 "
+                "overflows), or copy its files again"
+            )
         super().decide([token])
         self.answer.emit(token, drafted)
 

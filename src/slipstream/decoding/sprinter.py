@@ -15,7 +15,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
-from slipstream.core.verification import residual
+from slipstream.core.verification import NOT_FINITE, residual
 from slipstream.decoding.answer import Limits, Run
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering, Batch
@@ -69,7 +69,7 @@ class SprinterDecoder(Decoder):
             self.verifier, self.kept = None, verifier
         else:
             self.verifier = opened(verifier, draft, SprinterVerifier, "verifier")
-            _check_models(self.verifier, draft, target)
+            _check_models(self.verifier, draft, target, from_folder=self.verifier is not verifier)
             self.output = self.verifier.output_of(ratio)
         compile_like(draft, target)
 
@@ -89,10 +89,14 @@ class SprinterDecoder(Decoder):
         if not asking:
             return
         with batch.clock.share("verify"):
-            probabilities = self._ask(unseen, batch)
+            logits = self._ask(unseen, batch)
+            finite = logits.amax(-1).isfinite().tolist()
+            probabilities = self.sampling.probabilities(logits)
         for place in asking:
             request, last = requests[place], probabilities[place]
-            if place in doubted:
+            if not finite[place]:
+                request.emit(NOT_FINITE, drafted=False)
+            elif place in doubted:
                 self._judge(request, last, *doubted[place])
             else:
                 request.emit(request.chance.draw(last), drafted=False)
@@ -148,11 +152,11 @@ class SprinterDecoder(Decoder):
         return not request.finished and len(request.tokens) <= self.draft.max_positions
 
     def _ask(self, unseen: list[list[int]], batch: Batch) -> torch.Tensor:
-        """(B, V): the target's distribution after all that it had not seen; commits that."""
+        """(B, V): the target's logits after all that it had not seen; commits that."""
         width = 0 if self.target.compiled is None else self.budget
         rows = read_on(self.target, unseen, batch.cache, width=width)
         last = rows.hidden[range(len(unseen)), [max(0, len(own) - 1) for own in unseen]]
-        return self.sampling.probabilities(self.target.logits(last))
+        return self.target.logits(last)
 
     def _judge(
         self, request: Answering, probabilities: torch.Tensor, token: int, drawn_from: torch.Tensor
@@ -178,8 +182,10 @@ class _Reader(CachedModel, Session):
         return Trees.roots(verified.next_tokens)
 
 
-def _check_models(verifier: SprinterVerifier, draft: Target, target: Target) -> None:
-    """`InputError` unless the verifier belongs to these models."""
+def _check_models(
+    verifier: SprinterVerifier, draft: Target, target: Target, from_folder: bool
+) -> None:
+    """`InputError` unless the verifier belongs to these models; a trained one says of which."""
     features = verifier.features
     if features.draft.hidden_size != draft.hidden_size:
         raise InputError(
@@ -187,7 +193,7 @@ def _check_models(verifier: SprinterVerifier, draft: Target, target: Target) -> 
             f"draft model's have {draft.hidden_size}; train one for this draft model"
         )
     judged = verifier.config.judged
-    if judged and target.fingerprint and judged != target.fingerprint:
+    if (judged or from_folder) and target.fingerprint and judged != target.fingerprint:
         raise InputError(
             "verifier: it was trained to judge drafts for another target; train one for this one"
         )

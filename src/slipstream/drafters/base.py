@@ -104,7 +104,7 @@ class Verified:
         if self._decided is None:
             with self.wait():
                 decided, *self._brought = on_host(self.decided, *self._brought)
-            self._decided = [[token for token in own if token >= 0] for own in decided.tolist()]
+            self._decided = [[token for token in own if token != -1] for own in decided.tolist()]
             for request, own in zip(self.requests, self._decided, strict=True):
                 request.decide(own)
         return self._decided

@@ -64,13 +64,29 @@ class SuffixStore:
     def open(cls, folder: Path) -> "SuffixStore":
         """The store that was saved in `folder`, mapped into memory. `InputError` if it is none."""
         try:
-            files = folder / "tokens.npy", folder / "order.npy"
-            return cls(*(np.load(file, mmap_mode="r") for file in files))
-        except (OSError, ValueError) as error:
+            found = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "order")]
+            wrong = cls._wrong(*found)
+        except Exception as error:  # a header of numpy's is text that anything may be written in
+            wrong = str(error) or type(error).__name__
+        if wrong:
             raise InputError(
-                f"drafter.store: {folder} holds no whole store ({error}); remove it, and it is "
+                f"drafter.store: {folder} holds no whole store ({wrong}); remove it, and it is "
                 "made anew"
-            ) from error
+            )
+        return cls(*found)
+
+    @classmethod
+    def _wrong(cls, tokens: object, order: object) -> str | None:
+        """What makes these no tokens and no order of their places; reads the order once."""
+        if not isinstance(tokens, np.ndarray) or not isinstance(order, np.ndarray):
+            return "its files are archives"
+        if tokens.dtype != ">u4" or order.dtype not in (np.int32, np.int64):
+            return f"its numbers are {tokens.dtype} and {order.dtype}"
+        if tokens.ndim != 1 or tokens.shape != order.shape or not len(tokens):
+            return f"its files hold {tokens.shape} and {order.shape} numbers"
+        if order.min() < 0 or order.max() >= len(order) or tokens[-1] != cls.END:
+            return "its places are out of range"
+        return None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -14,7 +14,6 @@ from functools import partial
 from itertools import chain
 from statistics import fmean
 
-from rich.markup import escape
 from rich.progress import Progress, track
 
 from slipstream.core.errors import InputError
@@ -149,7 +148,7 @@ def compare(
             runs[name].generations = [answers[place] for place in range(len(ids))]
     for name, method in methods.items():
         if sampling.greedy and method.drafter and method.reference:
-            answers = track(ids, description=f"reference of {escape(name)}")
+            answers = track(ids, description="its reference")
             runs[name].expected = [method.reference.generate(prompt) for prompt in answers]
     return list(runs.values())
 

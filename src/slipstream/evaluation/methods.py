@@ -200,7 +200,13 @@ def calibrated_decoder(
     found = calibrations.load(calibration_key(target, described(drafter), sampling))
     if found.plain:
         return found, undrafted(target, attached, sampling, limits)
-    chosen = drafter.variants(attached)[found.way]
+    variants = drafter.variants(attached)
+    if found.way not in variants:
+        raise InputError(
+            f"budget: {found.way!r}, as calibrated, is no way of this drafter; run the same "
+            "command with calibrate=true, or give a number"
+        )
+    chosen = variants[found.way]
     return found, Engine(target, chosen, sampling, limits, found.budget)
 
 

@@ -5,7 +5,7 @@ from itertools import chain, zip_longest
 
 from slipstream.core.errors import InputError
 from slipstream.data.hub import HubSource
-from slipstream.data.rendering import render_prompt
+from slipstream.data.rendering import render_prompt, text_ids
 from slipstream.data.rows import Messages, by_prompt, messages_of, spread
 from slipstream.data.sources import Sources
 from slipstream.targets.target import Target
@@ -116,6 +116,6 @@ def _cut(prompt: Prompt, target: Target, room: int) -> Prompt:
     """`prompt` without as many of its last tokens as do not fit into `room`."""
     tokenizer = target.tokenizer
     while prompt.question and (excess := len(render_prompt(tokenizer, prompt.text)) - room) > 0:
-        tokens = tokenizer(prompt.question, add_special_tokens=False)["input_ids"]
+        tokens = text_ids(tokenizer, prompt.question)
         prompt = prompt.asking(tokenizer.decode(tokens[:-excess]))
     return prompt

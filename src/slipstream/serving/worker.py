@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
-from slipstream.data.rendering import render_prompt
+from slipstream.data.rendering import render_prompt, text_ids
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
@@ -94,7 +94,7 @@ class Worker:
                     "fewer"
                 )
             if isinstance(job.prompt, str):
-                ids = target.tokenizer(job.prompt).input_ids
+                ids = text_ids(target.tokenizer, job.prompt, add_special_tokens=True)
             else:
                 ids = render_prompt(target.tokenizer, job.prompt)
             told = job.seed, lambda _, __, text: asked.pieces.append(text)

@@ -90,7 +90,8 @@ def read_config(folder: str | Path) -> dict:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         fields = {name: config[name] for name in FIELDS}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        _check_fields(**fields)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(
             f"speculator: {path} cannot be read ({type(error).__name__}); give a folder written "
             "by train.py"
@@ -102,6 +103,27 @@ def read_config(folder: str | Path) -> dict:
             f"{', '.join(known_kinds())}"
         )
     return config
+
+
+def _check_fields(target: object, target_fingerprint: object, arguments: object, **_) -> None:
+    """TypeError for what `save_speculator` does not write."""
+    prints = isinstance(target_fingerprint, dict) and target_fingerprint.values()
+    if not isinstance(arguments, dict) or prints is False or not isinstance(target, str | None):
+        raise TypeError("fields of other types")
+    if not all(isinstance(each, str) for each in prints):
+        raise TypeError("a fingerprint that is no text")
+
+
+def _check_sizes(arguments: object, target: Target, tensors: dict[str, torch.Tensor]) -> None:
+    """`InputError` for whole numbers that nothing here is as large as, before memory is asked for
+    so much."""
+    if isinstance(arguments, dict | list):
+        for each in arguments.values() if isinstance(arguments, dict) else arguments:
+            _check_sizes(each, target, tensors)
+    sizes = (size for each in tensors.values() for size in each.shape)
+    largest = max([target.max_positions, *sizes])
+    if isinstance(arguments, int) and arguments > largest:
+        raise InputError(f"{arguments} is more than any size of its tensors and the target")
 
 
 def load_speculator(folder: str | Path, target: Target) -> Speculator:
@@ -125,16 +147,17 @@ def load_speculator(folder: str | Path, target: Target) -> Speculator:
             f"the {' and '.join(sorted(differs))} of {target.name or 'this target'} "
             "differs; use that target, or train a speculator for this one"
         )
-    kind = speculator_class(config["kind"])
+    kind, path = speculator_class(config["kind"]), folder / WEIGHTS
+    tensors = _read_tensors(path)
     try:
+        _check_sizes(config["arguments"], target, tensors)
         speculator = kind(target, kind.Config.from_arguments(config["arguments"]))
-    except (TypeError, KeyError, InputError) as error:
+    except Exception as error:  # of what others wrote, anything can be wrong
         raise InputError(
             f"speculator: the arguments in {folder / CONFIG} are not those of this version "
-            f"({error}); copy or train it again"
+            f"({first_sentence(error) or type(error).__name__}); copy or train it again"
         ) from error
-    path = folder / WEIGHTS
-    tensors, own = _read_tensors(path), speculator.state_dict()
+    own = speculator.state_dict()
     for name in sorted(own.keys() | tensors.keys()):
         expected, found = (
             f"shape {tuple(each[name].shape)}" if name in each else "none"

@@ -10,11 +10,9 @@ import os
 from typing import TYPE_CHECKING
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 
 from slipstream.assets import locate
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, first_sentence
 from slipstream.targets import quantized
 from slipstream.targets.packed import fuse_linears, pack_linears
 from slipstream.targets.target import Target
@@ -27,6 +25,8 @@ VOLATILE = {
     *("_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"),
     "quantization_config",
 }
+MOST_LAYERS = 1000
+"""Several times as many as any model has; a config that names a million would fill the memory."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -41,6 +41,7 @@ def load_target(
     architecture: dict | None = None,
     device_map: str | dict | None = None,
     tensor_parallel: bool = False,
+    reads_markers: bool = False,
 ) -> Target:
     """Open the model and tokenizer called `name`: a shipped model, a folder, or a hub id.
 
@@ -51,8 +52,10 @@ def load_target(
     own. architecture: what the model's config must say; with device 'meta' a model of these sizes
     is made, without weights and tokenizer. device_map: accelerate's, to spread the layers over
     devices ('auto', or a device for each module); in place of `device`. tensor_parallel: split
-    every layer over the processes that torchrun started, by transformers' own plan. Raises
-    `InputError` for what cannot be opened.
+    every layer over the processes that torchrun started, by transformers' own plan. reads_markers:
+    take special tokens that are spelled in texts for those tokens, as in prompts that were rendered
+    before. Weights are safetensors, or pickles of tensors alone, and no code of a model's folder is
+    run. Raises `InputError` for what cannot be opened.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -71,11 +74,13 @@ def load_target(
         options["quantization_config"] = quantized.settings(quantization, DTYPES[dtype])
     location = locate(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(location)
+        _check_config(location)
+        tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)
         model, found = AutoModelForCausalLM.from_pretrained(
-            location, output_loading_info=True, **options
+            location, output_loading_info=True, trust_remote_code=False, **options
         )
-    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
+        tokenizer.reads_markers = reads_markers
+    except Exception as error:  # of what others wrote, anything can be wrong
         raise InputError(
             f"target.name: {name!r} cannot be opened ({_reason(error)}); give a model folder, a "
             "hub id, or slipstream/small-target"
@@ -144,6 +149,20 @@ def _sketch(name: str, architecture: dict | None, dtype: torch.dtype) -> Target:
     return Target(model.eval().requires_grad_(False), name=name)
 
 
+def _check_config(location: str) -> None:
+    """ValueError for a config.json that names code of the hub, or an absurd number of layers."""
+    from transformers import PreTrainedConfig
+
+    said, _ = PreTrainedConfig.get_config_dict(location)
+    for name, value in said.items():
+        if "attn_implementation" in name and "/" in str(value):  # kernels: code of the hub
+            raise ValueError(f"its config.json names code to attend with, {value}")
+        if name in ("num_hidden_layers", "n_layer", "num_layers") and not (
+            isinstance(value, int) and 0 < value <= MOST_LAYERS
+        ):
+            raise ValueError(f"its config.json has {name} {str(value)[:20]}")
+
+
 def _check_content(
     model: "PreTrainedModel", missing: set[str], architecture: dict, name: str
 ) -> None:
@@ -170,7 +189,7 @@ def _adapted(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":
     try:
         adapted = PeftModel.from_pretrained(model if beside else model.float(), adapter)
         return adapted.get_base_model() if beside else adapted.merge_and_unload(safe_merge=True)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # as above
         raise InputError(
             f"target.adapter: {adapter!r} cannot be merged into this target ({_reason(error)}); "
             "give the folder of an adapter that was trained on it, or null"
@@ -178,7 +197,7 @@ def _adapted(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":
 
 
 def _reason(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")
+    return first_sentence(error) or type(error).__name__
 
 
 def target_of(model: torch.nn.Module) -> Target:

@@ -1,0 +1,199 @@
+"""Whatever bytes stand in a file: it opens, or is refused with one sentence that names it.
+
+Each file of each kind is fuzzed alone, the others of its folder are whole.
+"""
+
+import gzip
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tiny import save_tiny_target, tiny_speculator
+from transformers import logging
+
+from slipstream.core.errors import InputError
+from slipstream.data.answers import Answered, Answerer, Question, kept_answers
+from slipstream.data.rows import read_rows
+from slipstream.decoding.calibration import Calibration, Calibrations, Point
+from slipstream.drafters.suffixes import SuffixStore
+from slipstream.speculators.checkpoint import load_speculator, save_speculator
+from slipstream.targets.loading import load_target
+from slipstream.targets.lora import LoraSettings, save_lora, with_lora
+
+ROW = json.dumps({"messages": [{"role": "user", "content": "w1"}], "system": "w2"})
+FEW, MANY = 25, 2000
+"""Examples of each file in `make test`, and in `make test-all`."""
+
+
+class All7(Answerer):
+    """Answers everything with token 7."""
+
+    def portions(self, questions):
+        return [[number] for number in range(len(questions))]
+
+    def answer(self, questions, portions, done):
+        yield {number: Answered([7], True) for (number,) in portions}
+
+
+def open_rows(folder: Path) -> None:
+    for row in read_rows(folder / "rows.jsonl", "train", completion_required=False):
+        assert isinstance(row.prompt_text, str) and isinstance(row.completion, str)
+
+
+def open_packed_rows(folder: Path) -> None:
+    read_rows(folder / "rows.jsonl.gz", "train", completion_required=False)
+
+
+def open_store(folder: Path) -> None:
+    store = SuffixStore.open(folder)
+    low, high, size = store.longest([1, 2], 4)
+    if low < high:
+        store.after(store.order[low:high] * 0 + low, size, 3)
+
+
+def open_calibration(folder: Path) -> None:
+    found = Calibrations(folder).load("key")
+    assert found.budget >= 1 and 0 < found.seconds < math.inf
+
+
+def open_answers(folder: Path) -> None:
+    questions = [Question("w1", [1], 0.0, 0), Question("w2", [2], 0.0, 1)]
+    found = kept_answers(folder / "answers.jsonl", questions, All7(), "cache_dir")
+    assert all(isinstance(token, int) for each in found for token in each.ids)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A folder of each kind, as we write it."""
+    logging.set_verbosity_error()
+    root = tmp_path_factory.mktemp("whole")
+    target = load_target(str(save_tiny_target(root / "target")), packed=False)
+    save_speculator(root / "speculator", tiny_speculator(target).float(), target, 9, "# card")
+    adapted, _ = with_lora(target, LoraSettings(rank=2))
+    (root / "adapter").mkdir()
+    save_lora(root / "adapter", adapted)
+    SuffixStore.of_texts([[1, 2, 3], [1, 2, 4]]).save(root / "store", {})
+    points = {"a": [Point(2, 0.1, 2.0)]}
+    calibrations = Calibrations(root / "calibration")
+    calibrations.save("key", Calibration("a", 2, 0.1, 1.5, 0.1, points))
+    for name in ("rows", "packed", "answers"):
+        (root / name).mkdir()
+    (root / "rows" / "rows.jsonl").write_text(f"{ROW}\n{ROW}\n")
+    (root / "packed" / "rows.jsonl.gz").write_bytes(gzip.compress(f"{ROW}\n".encode()))
+    open_answers(root / "answers")
+    return root
+
+
+def reader(kind: str, whole: Path):
+    """What opens a folder of this kind."""
+    if kind in ("speculator", "adapter"):
+        target = load_target(str(whole / "target"), packed=False)
+        if kind == "speculator":
+            return lambda folder: load_speculator(folder, target)
+        return lambda folder: load_target(str(whole / "target"), adapter=str(folder))
+    return {
+        "rows": open_rows,
+        "packed": open_packed_rows,
+        "store": open_store,
+        "calibration": open_calibration,
+        "answers": open_answers,
+        "target": lambda folder: load_target(str(folder), packed=False),
+    }[kind]
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 10**12), st.floats(), st.text(max_size=5)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+def changed(draw, content: object):
+    """JSON with one value replaced, left out or nested absurdly deep."""
+    if isinstance(content, dict | list) and content and draw(st.integers(0, 9)):
+        keys = sorted(content) if isinstance(content, dict) else range(len(content))
+        key = draw(st.sampled_from(keys))
+        copied = content.copy()
+        if draw(st.integers(0, 7)):
+            copied[key] = changed(draw, content[key])
+        else:
+            del copied[key]
+        return copied
+    return draw(VALUES)
+
+
+@st.composite
+def broken(draw, content: bytes):
+    """Other bytes, the bytes with some replaced, or as JSON with another value."""
+    way = draw(st.sampled_from(("random", "spliced", "spliced", "json", "json", "deep")))
+    if way == "random":
+        return draw(st.binary(max_size=300))
+    if way == "deep":
+        return b"[" * 100_000
+    if way == "json":
+        try:
+            return json.dumps(changed(draw, json.loads(content))).encode()
+        except ValueError:
+            pass
+    place = draw(st.integers(0, len(content)))
+    left_out = draw(st.integers(0, 40) | st.just(len(content)))
+    return content[:place] + draw(st.binary(max_size=40)) + content[place + left_out :]
+
+
+def one_sentence(error: InputError) -> bool:
+    return "\n" not in str(error) and len(str(error)) < 1500
+
+
+FILES = [
+    ("rows", "rows.jsonl"),
+    ("packed", "rows.jsonl.gz"),
+    ("store", "tokens.npy"),
+    ("store", "order.npy"),
+    ("calibration", "key.json"),
+    ("answers", "answers.jsonl"),
+    ("speculator", "config.json"),
+    ("speculator", "model.safetensors"),
+    ("target", "config.json"),
+    ("target", "generation_config.json"),
+    ("target", "model.safetensors"),
+    ("target", "tokenizer.json"),
+    ("target", "tokenizer_config.json"),
+    ("adapter", "adapter_config.json"),
+    ("adapter", "adapter_model.safetensors"),
+]
+SLOW = ("target", "adapter")
+
+
+def fuzz(kind: str, name: str, whole: Path, folder: Path, count: int) -> None:
+    shutil.copytree(whole / kind, folder)
+    opens, content = reader(kind, whole), (whole / kind / name).read_bytes()
+    opens(folder)  # as it is, it does
+
+    @settings(max_examples=count, database=None)
+    @given(broken(content))
+    def check(bytes_: bytes) -> None:
+        (folder / name).write_bytes(bytes_)
+        try:
+            opens(folder)
+        except InputError as error:
+            assert one_sentence(error)
+
+    check()
+
+
+@pytest.mark.parametrize(("kind", "name"), FILES)
+def test_any_bytes_open_or_are_refused(kind, name, whole, tmp_path):
+    fuzz(kind, name, whole, tmp_path / "x", FEW // 5 if kind in SLOW else FEW)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("kind", "name"), FILES)
+def test_many_bytes_open_or_are_refused(kind, name, whole, tmp_path):
+    fuzz(kind, name, whole, tmp_path / "x", MANY // 10 if kind in SLOW else MANY)
