@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from slipstream.core.errors import InputError
+from slipstream.core.files import is_intact
 from slipstream.core.settings import Settings, whole
 from slipstream.targets.target import Target
 
@@ -65,6 +66,8 @@ class SuffixStore:
         """The store that was saved in `folder`, mapped into memory. `InputError` if it is none."""
         try:
             files = folder / "tokens.npy", folder / "order.npy"
+            if not all(map(is_intact, files)):
+                raise ValueError("its checksums are others")
             return cls(*(np.load(file, mmap_mode="r") for file in files))
         except (OSError, ValueError) as error:
             raise InputError(
