@@ -7,7 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -113,18 +113,28 @@ def _checked(config: DictConfig, own: frozenset[str], others: frozenset[str]) ->
 def train(config: DictConfig) -> Path:
     """Train what the config says; returns the folder that was written."""
     config = _checked(config, TRAIN_KEYS, INFER_KEYS)
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    from slipstream.core.resuming import stoppable
+    from slipstream.speculators.checkpoint import check_replaceable, owned
+
+    output = Path(config.output_dir)
+    model = output / "model"
+    with stoppable(output), nullcontext() if rank_zero_only.rank else owned(output, "output_dir"):
+        if config.get("speculator") or not any(model.glob("*config.json")):
+            check_replaceable(model)
+        return _train(config, output)
+
+
+def _train(config: DictConfig, output: Path) -> Path:
     import lightning as L
 
-    from slipstream.speculators.checkpoint import check_replaceable, check_writable
+    from slipstream.training.resuming import Finished, identity, state_of
     from slipstream.training.run import finish, lightning_in_one_sentence, precision, start
     from slipstream.training.tracking import log_config, log_once
 
     log_once()
-    output = Path(config.output_dir)
-    check_writable(output, "output_dir")
-    model = output / "model"
-    if config.get("speculator") or not any(model.glob("*config.json")):
-        check_replaceable(model)
+    state = state_of(config.resume, output)
     L.seed_everything(config.seed)
     dtype = config.target.get("dtype") or "float32"
     config.trainer.precision = precision(
@@ -140,14 +150,26 @@ def train(config: DictConfig) -> Path:
     module = build(config.training, **{name: part for name, part in parts.items() if part})
     data = build(config.data)
     module.prepare(data)
+    content = OmegaConf.to_container(config, resolve=True)
+    module.run = identity(module, content)
+    finished = Finished(output, module.run, content["trainer"])
     if config.check:
         print("check: configuration, data and models fit; nothing was trained")
         return output
-    content = OmegaConf.to_container(config, resolve=True)
+    if config.resume == "auto":
+        if finished.says_so():
+            print(f"finished: {output / 'model'} is there, and nothing is left to do")
+            return output / "model"
+        print(
+            f"resume: {f'from {state}' if state else 'nothing to go on from, so it is a new run'}"
+        )
     log_config(trainer.loggers, content)
     with lightning_in_one_sentence(config.trainer):
-        start(trainer, module, data, config.resume)
-    return finish(trainer, module, output, content)
+        start(trainer, module, data, state)
+    folder = finish(trainer, module, output, content)
+    if trainer.is_global_zero:
+        finished.note()
+    return folder
 
 
 def infer(config: DictConfig) -> list:

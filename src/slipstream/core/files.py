@@ -63,9 +63,8 @@ def save_tensors(path: str | Path, content: object) -> None:
     def write(file: BinaryIO) -> None:
         try:
             torch.save(content, file)
-        except RuntimeError as error:  # PyTorch's words for a full disk do not name it
-            cause = error.__context__
-            raise (cause if isinstance(cause, OSError) else error) from None
+        except RuntimeError as error:  # PyTorch's words for what `file` raised
+            raise (error.__context__ or error) from None
 
     write_atomically(path, write)
 
