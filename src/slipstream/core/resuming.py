@@ -7,14 +7,16 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TypeVar
 
 from slipstream.core.errors import InputError
-from slipstream.core.files import appended, line_of, lines_of
+from slipstream.core.files import appended, key_of, line_of, lines_of
 
+T = TypeVar("T")
 # Exit codes, as shells have them: 128 and the signal's number.
 TERMINATED, BY_CTRL_C = 143, 130
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
@@ -83,52 +85,53 @@ def check_same(then: dict[str, object], now: dict[str, object]) -> None:
 class Journal:
     """What a command has found so far, each finding a line of a file under the place it belongs to.
 
-    run: what it is a run of; the file's first line says it, and `InputError` what differs.
+    run: what it is a run of; the file's first line says it, and `InputError` what differs. What is
+    there stays until the first finding comes; without `resume` it goes then.
     """
 
     def __init__(self, path: Path, run: dict[str, object], resume: bool):
-        if not resume:
-            path.unlink(missing_ok=True)
-        lines, self.num_parts = lines_of(path), 0
-        run = json.loads(json.dumps(run))
+        self.path, self.run, self.num_parts = path, json.loads(json.dumps(run)), 0
+        lines = lines_of(path) if resume else []
         if lines:
-            check_same(lines[0].get("run", {}), run)
-        self._found = {json.dumps(each["place"]): each["found"] for each in lines[1:]}
-        self._open = ExitStack()
-        self._add = self._open.enter_context(appended(path))
-        if not lines:
-            self._add(line_of({"run": run}))
-        if self._found:
-            print(f"resume: {len(self._found)} findings of {path} are taken over")
+            check_same(lines[0].get("run", {}), self.run)
+            print(f"resume: {len(lines) - 1} findings of {path} are taken over")
+        self.goes_on, self.opened = bool(lines), ExitStack()
+        self.found = {json.dumps(each["place"]): each["found"] for each in lines[1:]}
+        self._write: Callable[[str], None] | None = None
 
-    def get(self, *place: object) -> object | None:
-        """What was found at this place; None where nothing was."""
-        return self._found.get(json.dumps(place))
-
-    def add(self, *place_and_found: object) -> None:
-        """Keep the last argument under the place that the others are."""
-        *place, found = place_and_found
-        self._add(line_of({"place": place, "found": found}))
-
-    def close(self) -> None:
-        self._open.close()
+    def add(self, place: tuple, found: object) -> None:
+        if self._write is None:
+            if not self.goes_on:
+                self.path.unlink(missing_ok=True)
+            self._write = self.opened.enter_context(appended(self.path))
+            if not self.goes_on:
+                self._write(line_of({"run": self.run}))
+        self._write(line_of({"place": place, "found": found}))
 
 
 class Part:
-    """Findings of one of the calls that a command makes, told from others by its number."""
+    """Findings of one of the calls that a command makes, told from others by its number. Where no
+    journal is open it keeps nothing. of: what it is about, as JSON."""
 
-    def __init__(self) -> None:
+    def __init__(self, of: object):
         self._journal = _journal.get()
         if self._journal is not None:
-            self._number = self._journal.num_parts
+            self._number = f"{self._journal.num_parts} {key_of(of)}"
             self._journal.num_parts += 1
 
-    def get(self, *place: object) -> object | None:
-        return None if self._journal is None else self._journal.get(self._number, *place)
+    def has(self, *place: object) -> bool:
+        journal = self._journal
+        return journal is not None and json.dumps([self._number, *place]) in journal.found
 
-    def add(self, *place_and_found: object) -> None:
+    def kept(self, place: tuple, find: Callable[[], T], anew: bool = False) -> T:
+        """What was found at this place, or, if nothing was or it is to be found anew, what `find`
+        finds now."""
+        if self.has(*place) and not anew:
+            return self._journal.found[json.dumps([self._number, *place])]
+        found = find()
         if self._journal is not None:
-            self._journal.add(self._number, *place_and_found)
+            self._journal.add((self._number, *place), found)
+        return found
 
 
 _journal: ContextVar[Journal | None] = ContextVar("journal", default=None)
@@ -136,11 +139,11 @@ _journal: ContextVar[Journal | None] = ContextVar("journal", default=None)
 
 @contextmanager
 def journal(path: Path, run: dict[str, object], resume: bool) -> Iterator[None]:
-    """Within, what every `Part` adds is kept at `path`; with `resume` it has what is kept there."""
+    """Within, what every `Part` finds is kept at `path`; with `resume`, what is there is known."""
     opened = Journal(path, run, resume)
     token = _journal.set(opened)
-    try:
-        yield
-    finally:
-        _journal.reset(token)
-        opened.close()
+    with opened.opened:
+        try:
+            yield
+        finally:
+            _journal.reset(token)
