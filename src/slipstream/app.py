@@ -7,9 +7,10 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # oneDNN compiles a kernel for every new shape; with its default of 1,024 a training run would
 # compile some again and again. It reads this when first used.
@@ -20,6 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 from slipstream.configuration import RENAMED, REPLACED, build, check_keys, own_part
 from slipstream.core.errors import InputError
 
+if TYPE_CHECKING:
+    from slipstream.core.sampling import Sampling
+    from slipstream.decoding.answer import Limits
+    from slipstream.targets.target import Target
+
 TRAIN_KEYS = frozenset(
     "target draft speculator data training trainer logger callbacks seed check resume "
     "output_dir".split()
@@ -27,7 +33,7 @@ TRAIN_KEYS = frozenset(
 INFER_KEYS = frozenset(
     "target draft drafter speculator_path batch_size data methods leave_out_unfit study sampling "
     "limits budget engine prompt chat verify calibrate calibration num_prompts repeats seed "
-    "threads output_dir".split()
+    "threads resume output_dir".split()
 )
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
@@ -113,19 +119,29 @@ def _checked(config: DictConfig, own: frozenset[str], others: frozenset[str]) ->
 def train(config: DictConfig) -> Path:
     """Train what the config says; returns the folder that was written."""
     config = _checked(config, TRAIN_KEYS, INFER_KEYS)
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    from slipstream.core.resuming import stoppable
+    from slipstream.speculators.checkpoint import check_replaceable, owned
+
+    output = Path(config.output_dir)
+    model = output / "model"
+    with stoppable(output), nullcontext() if rank_zero_only.rank else owned(output, "output_dir"):
+        if config.get("speculator") or not any(model.glob("*config.json")):
+            check_replaceable(model)
+        return _train(config, output)
+
+
+def _train(config: DictConfig, output: Path) -> Path:
     import lightning as L
 
     from slipstream.results.record import recorded
-    from slipstream.speculators.checkpoint import check_replaceable, check_writable
+    from slipstream.training.resuming import Finished, identity, state_of
     from slipstream.training.run import finish, lightning_in_one_sentence, precision, start
     from slipstream.training.tracking import log_config, log_once
 
     log_once()
-    output = Path(config.output_dir)
-    check_writable(output, "output_dir")
-    model = output / "model"
-    if config.get("speculator") or not any(model.glob("*config.json")):
-        check_replaceable(model)
+    state = state_of(config.resume, output)
     L.seed_everything(config.seed)
     dtype = config.target.get("dtype") or "float32"
     config.trainer.precision = precision(
@@ -141,14 +157,26 @@ def train(config: DictConfig) -> Path:
     module = build(config.training, **{name: part for name, part in parts.items() if part})
     data = build(config.data)
     module.prepare(data)
+    content = recorded(config)
+    module.run = identity(module, content)
+    finished = Finished(output, module.run, content["trainer"])
     if config.check:
         print("check: configuration, data and models fit; nothing was trained")
         return output
-    content = recorded(config)
+    if config.resume == "auto":
+        if finished.says_so():
+            print(f"finished: {output / 'model'} is there, and nothing is left to do")
+            return output / "model"
+        print(
+            f"resume: {f'from {state}' if state else 'nothing to go on from, so it is a new run'}"
+        )
     log_config(trainer.loggers, content)
     with lightning_in_one_sentence(config.trainer):
-        start(trainer, module, data, config.resume)
-    return finish(trainer, module, output, content)
+        start(trainer, module, data, state)
+    folder = finish(trainer, module, output, content)
+    if trainer.is_global_zero:
+        finished.note()
+    return folder
 
 
 def infer(config: DictConfig) -> list:
@@ -156,17 +184,12 @@ def infer(config: DictConfig) -> list:
     config = _checked(config, INFER_KEYS, TRAIN_KEYS)
     import torch
 
-    from slipstream.evaluation.methods import made_at, prepared
-    from slipstream.evaluation.prompts import fitting
-    from slipstream.evaluation.run import (
-        answer_one,
-        compare_methods,
-        converse,
-        decoder_of,
-        run_study,
-        verify_methods,
-    )
-    from slipstream.results.record import recorded
+    from slipstream.core.resuming import flattened, journal, stoppable
+    from slipstream.decoding.calibration import described
+    from slipstream.evaluation.methods import made_at
+    from slipstream.evaluation.run import answer_one, converse, decoder_of
+    from slipstream.results.record import environment, recorded
+    from slipstream.speculators.checkpoint import owned
     from slipstream.targets.compiled import compile_target
     from slipstream.targets.packed import is_fused, unpack_linears
 
@@ -193,6 +216,31 @@ def infer(config: DictConfig) -> list:
         if config.chat:
             return converse(decoder_of(method, target, sampling, limits), config.seed)
         return answer_one(target, method, sampling, limits, config.prompt, config.seed)
+    run = described(content) | {"target": target.fingerprint, "environment": environment(target)}
+    del run["output_dir"], run["resume"]
+    if config.resume not in (None, "auto"):
+        raise InputError("resume: give auto, to go on with what is kept in output_dir, or null")
+    with (
+        stoppable(output),
+        owned(output, "output_dir"),
+        journal(output / "findings.jsonl", flattened(run), config.resume == "auto"),
+    ):
+        return _measure(config, target, sampling, limits, output, content)
+
+
+def _measure(
+    config: DictConfig,
+    target: "Target",
+    sampling: "Sampling",
+    limits: "Limits",
+    output: Path,
+    content: dict,
+) -> list:
+    """Compare methods, verify, calibrate or run a study; returns the result records."""
+    from slipstream.evaluation.methods import prepared
+    from slipstream.evaluation.prompts import fitting
+    from slipstream.evaluation.run import compare_methods, run_study, verify_methods
+
     data = build(config.data)
     cut_to = target.max_positions - limits.max_new_tokens if data.cut else None
     if config.calibrate:

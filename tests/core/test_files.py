@@ -2,13 +2,24 @@
 
 import errno
 import os
+import resource
 import stat
+import threading
+import time
 
 import pytest
+import torch
 
 from slipstream.core.files import (
+    SUMS,
     appended,
+    is_intact,
+    line_of,
+    lines_of,
+    load_tensors,
+    locked,
     replaced_folder,
+    save_tensors,
     write_atomically,
     write_json,
     write_text,
@@ -53,7 +64,7 @@ def test_a_folder_is_replaced_when_the_new_one_is_complete(tmp_path):
         with replaced_folder(path) as made:
             (made / content).write_text(content)
             assert not (path / content).exists()
-        assert os.listdir(path) == [content]
+        assert sorted(os.listdir(path)) == [SUMS, content]
     assert os.listdir(path.parent) == ["folder"]
 
 
@@ -78,3 +89,69 @@ def test_lines_are_added_and_a_torn_tail_is_cut_off_with_a_sentence(tmp_path, ca
         add("two")
     assert path.read_text() == "one\ntwo\n"
     assert "its last 2 bytes were cut off" in capsys.readouterr().out
+
+
+def test_tensors_come_back_and_a_flipped_bit_is_noticed(tmp_path):
+    path = tmp_path / "state"
+    save_tensors(path, {"a": torch.arange(1000), "b": [1, 2]})
+    assert load_tensors(path)["b"] == [1, 2]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1  # `torch.load` takes it for a number
+    path.write_bytes(content)
+    with pytest.raises(OSError, match="is damaged"):
+        load_tensors(path)
+    path.write_bytes(content[:-100])
+    with pytest.raises(OSError, match="is damaged"):
+        load_tensors(path)
+
+
+def test_a_full_disk_is_called_so(tmp_path):
+    """PyTorch's own error does not name it; the file of before stays."""
+    path, limits = tmp_path / "state", resource.getrlimit(resource.RLIMIT_FSIZE)
+    save_tensors(path, {"a": torch.zeros(10)})
+    before = path.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            save_tensors(path, {"a": torch.zeros(1_000_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["state"]
+
+
+def test_lines_that_are_damaged_are_left_out(tmp_path):
+    path = tmp_path / "lines"
+    lines = [line_of({"n": n, "x": [0.1, "é"]}) for n in range(4)]
+    lines[1] = lines[1].replace('"n": 1', '"n": 7')
+    lines[2] = lines[2][:-5]
+    path.write_text("\n".join([*lines, '{"n": 4}', "5"]))
+    assert [each["n"] for each in lines_of(path)] == [0, 3, 4]
+    assert lines_of(tmp_path / "none") == []
+
+
+def test_a_file_of_a_folder_is_checked(tmp_path):
+    with replaced_folder(tmp_path / "folder") as made:
+        (made / "a").write_text("a")
+    assert is_intact(tmp_path / "folder" / "a")
+    (tmp_path / "folder" / "a").write_text("b")
+    assert not is_intact(tmp_path / "folder" / "a")
+    (tmp_path / "folder" / SUMS).unlink()  # an older folder
+    assert is_intact(tmp_path / "folder" / "a")
+
+
+def test_a_lock_is_waited_for_or_not(tmp_path):
+    path, order = tmp_path / "lock", []
+
+    def second():
+        with locked(path) as own:
+            order.append(own)
+
+    with locked(path) as own, locked(path, wait=False) as other:
+        assert own and not other
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        time.sleep(0.2)
+        order.append("first")
+    waiting.join()
+    assert order == ["first", True] and not path.exists()

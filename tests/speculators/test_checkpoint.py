@@ -14,6 +14,7 @@ import torch
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
 from slipstream.core.errors import InputError
+from slipstream.core.files import SUMS
 from slipstream.speculators.checkpoint import (
     load_speculator,
     read_config,
@@ -104,6 +105,7 @@ def refused(folder: Path, target: Target) -> str:
 
 
 def change_tensors(folder: Path, change) -> None:
+    (folder / SUMS).unlink(missing_ok=True)
     path = folder / "model.safetensors"
     tensors = safetensors.torch.load_file(path)
     change(tensors)
@@ -139,7 +141,9 @@ def test_a_round_trip_gives_back_every_tensor_and_argument(target, folder):
 
 
 def test_the_folder_holds_its_own_description_and_trained_tensors_only(target, folder):
-    expected = {"config.json", "model.safetensors", "README.md", "custom_generate/generate.py"}
+    expected = {
+        "config.json", "model.safetensors", "README.md", "custom_generate/generate.py", SUMS,
+    }  # fmt: skip
     assert set(content(folder)) == expected
     assert (folder / "README.md").read_text() == "# A"
     config = read_config(folder)
@@ -270,7 +274,9 @@ def test_another_config_is_refused(folder, tmp_path):
 def test_overwriting_replaces_the_whole_folder(folder, target):
     (folder / "left-over").write_text("of an earlier format")
     save_speculator(folder, random_speculator(target, seed=1), target, 5, "# B")
-    expected = {"config.json", "model.safetensors", "README.md", "custom_generate/generate.py"}
+    expected = {
+        "config.json", "model.safetensors", "README.md", "custom_generate/generate.py", SUMS,
+    }  # fmt: skip
     assert set(content(folder)) == expected
     loaded = load_speculator(folder, target)
     assert torch.equal(loaded.embeddings, random_speculator(target, seed=1).embeddings)

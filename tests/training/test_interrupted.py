@@ -90,10 +90,6 @@ def run(request, world, tmp_path_factory):
     return Run(request.param, world, tmp_path_factory.mktemp("whole"))
 
 
-def resume(output) -> str:
-    return f"resume={output}/checkpoints/interrupted.ckpt"
-
-
 @pytest.mark.parametrize(("share",), sparing(zip([0.3, 0.5, 0.7, 0.9]), lambda share: share == 0.5))
 def test_ctrl_c_in_a_batch_loses_nothing(run, tmp_path, share):
     """Twice in the same run, and each time it goes on where it stopped."""
@@ -108,9 +104,9 @@ def test_ctrl_c_in_a_batch_loses_nothing(run, tmp_path, share):
     assert ended.value.code == 130 and not (tmp_path / "model").exists()
     stop = 2
     with pytest.raises(SystemExit):
-        run.watched(tmp_path, strike, resume(tmp_path))
+        run.watched(tmp_path, strike, "resume=auto")
     stop = None
-    assert weights(run.watched(tmp_path, strike, resume(tmp_path))) == run.whole
+    assert weights(run.watched(tmp_path, strike, "resume=auto")) == run.whole
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +139,10 @@ def test_a_signal_waits_for_the_end_of_the_batch(streaming, tmp_path, capsys, na
     assert ended.value.code == code and not (tmp_path / "model").exists()
     assert signal.getsignal(signal.SIGINT) is before
     state = tmp_path / "checkpoints" / "interrupted.ckpt"
-    assert capsys.readouterr().out.splitlines()[-1].endswith(f"resume={state}")
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.endswith(f"output_dir={tmp_path} and resume=auto")
     assert torch.load(state, weights_only=True)["global_step"] == stop
-    resumed = streaming.watched(tmp_path, lambda number: None, resume(tmp_path))
+    resumed = streaming.watched(tmp_path, lambda number: None, "resume=auto")
     assert weights(resumed) == streaming.whole
 
 
@@ -162,7 +159,7 @@ def test_a_validation_that_is_broken_off_is_repeated(world, tmp_path, monkeypatc
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(whole.module, "validation_step", counting)
         whole.watched(tmp_path / "run", lambda number: None)
-    resumed = whole.watched(tmp_path / "run", lambda number: None, resume(tmp_path / "run"))
+    resumed = whole.watched(tmp_path / "run", lambda number: None, "resume=auto")
     assert weights(resumed) == whole.whole
     told = [(tmp_path / name / "metrics" / "metrics.csv").read_text() for name in ("whole", "run")]
     assert told[1].splitlines()[-1].split(",")[1:] == told[0].splitlines()[-1].split(",")[1:]
@@ -186,7 +183,8 @@ def test_train_py_saves_on_sigterm_and_goes_on(world, tmp_path):
     started.terminate()
     printed = started.communicate(timeout=60)[0]
     assert started.returncode == 143
-    assert printed.strip().splitlines()[-1] == f"interrupted; go on with resume={state}"
+    said = printed.strip().splitlines()[-1]
+    assert said.endswith(f"output_dir={tmp_path / 'out'} and resume=auto")
     assert not (tmp_path / "out" / "model").exists()
     assert torch.load(state, weights_only=True)["global_step"] < 40
     resumed = train(world, tmp_path / "out", *common, f"resume={state}")

@@ -1,15 +1,27 @@
 """Every file the project writes is written here: a reader finds the old content or the new one,
-and never half of it. It does not know what the files hold.
+and never half of it; what a disk has spoiled since is noticed by a checksum. It does not know what
+the files hold.
 """
 
 import hashlib
 import json
+import logging
 import os
 import shutil
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+import torch
+from filelock import FileLock, Timeout
+
+log = logging.getLogger(__name__)
+
+SUMS = "SHA256SUMS"
+"""The checksums of a folder's files, as `sha256sum --check` reads them."""
 
 
 def write_atomically(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
@@ -44,6 +56,30 @@ def write_json(path: str | Path, content: object) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
+def save_tensors(path: str | Path, content: object) -> None:
+    """Replace the file at `path` by tensors and what they lie in, as `torch.save` writes it: a zip
+    file, which has a checksum of each of its parts."""
+
+    def write(file: BinaryIO) -> None:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:  # PyTorch's words for what `file` raised
+            raise (error.__context__ or error) from None
+
+    write_atomically(path, write)
+
+
+def load_tensors(path: str | Path) -> object:
+    """What `save_tensors` wrote; OSError where it cannot be read or is not what was written."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if (damaged := archive.testzip()) is not None:
+                raise zipfile.BadZipFile(f"{damaged} has another checksum")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (zipfile.BadZipFile, EOFError, zlib.error, RuntimeError) as error:
+        raise OSError(f"{path} is damaged ({error})") from error
+
+
 def key_of(*content: object) -> str:
     """24 letters and digits, the same for the same content (anything that JSON has): the name of a
     file that keeps what was made from it."""
@@ -52,7 +88,8 @@ def key_of(*content: object) -> str:
 
 @contextmanager
 def replaced_folder(path: str | Path) -> Iterator[Path]:
-    """Within, an empty folder to fill; after, it stands at `path`, its files on the disk.
+    """Within, an empty folder to fill; after, it stands at `path`, its files and their checksums
+    on the disk.
 
     A folder that stands there stays until the new one is complete; after an error (OSError, or one
     raised within) it is there as it was.
@@ -65,6 +102,9 @@ def replaced_folder(path: str | Path) -> Iterator[Path]:
     made.mkdir(parents=True)
     try:
         yield made
+        files = sorted(each for each in made.rglob("*") if each.is_file())
+        sums = [f"{sum_of(each)}  {each.relative_to(made).as_posix()}\n" for each in files]
+        (made / SUMS).write_text("".join(sums), encoding="utf-8")
         for each in [*made.rglob("*"), made]:
             _sync(each)
         if path.exists():
@@ -78,6 +118,64 @@ def replaced_folder(path: str | Path) -> Iterator[Path]:
         _sync(path.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def sum_of(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_intact(path: Path) -> bool:
+    """Whether a file of a folder is as it was written there; True where no checksum was kept."""
+    try:
+        lines = (path.parent / SUMS).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return True
+    kept = {name: known for known, _, name in (line.partition("  ") for line in lines)}
+    return path.name not in kept or kept[path.name] == sum_of(path)
+
+
+def line_of(content: dict) -> str:
+    """A line of JSON with a checksum, for `appended` and `write_text`."""
+    text = json.dumps(content)
+    return json.dumps(content | {"crc32": zlib.crc32(text.encode())})
+
+
+def lines_of(path: Path) -> list[dict]:
+    """What is in the lines of a file, none where there is no file; a line that was cut off or
+    damaged is left out. Lines without a checksum count."""
+    found = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return found
+    for line in lines:
+        with suppress(ValueError, AttributeError, TypeError):
+            content = json.loads(line)
+            known = content.pop("crc32", None)
+            if known in (None, zlib.crc32(json.dumps(content).encode())):
+                found.append(content)
+    return found
+
+
+@contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Within, no other process holds the lock file at `path`: the second one waits, or, where it
+    shall not, goes on with False. A process that is killed lets go."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    with suppress(Timeout):
+        lock.acquire(blocking=False)
+    if wait and not lock.is_locked:
+        log.warning("waiting for another process that works in %s", path.parent)
+        lock.acquire()
+    try:
+        yield lock.is_locked
+    finally:
+        if lock.is_locked:
+            path.unlink(missing_ok=True)  # who waits for it notices
+        lock.release()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ lines are keyed by prompt. When all prompts have answers the first process write
 into the one file that every process reads, and the parts go. It does not know who answers.
 """
 
-import json
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from slipstream.core.files import appended, write_text
+from slipstream.core.files import appended, line_of, lines_of, locked, write_text
 from slipstream.core.processes import launched
 from slipstream.data.rows import Messages
 from slipstream.speculators.checkpoint import check_writable
@@ -72,30 +71,47 @@ def kept_answers(
     Raises `InputError` where answers are missing and the folder, of config `field`, cannot be
     written.
     """
-    known, (rank, count) = _read(path), launched()
+    known = _read(path)
     if len(known) < len(questions) or not path.exists():
         check_writable(path.parent, field)
-        portions = answerer.portions(questions)
-        portions = portions[rank::count] if answerer.shared else portions
-        missing = [own for own in portions if any(number not in known for number in own)]
-        if missing:
-            num_own, num_missing = sum(map(len, portions)), sum(map(len, missing))
-            with (
-                appended(path.with_suffix(f".part-{rank}.jsonl")) as add,
-                tqdm(
-                    total=num_own, initial=num_own - num_missing, desc="answering", unit="prompt",
-                    disable=rank > 0,
-                ) as bar,
-            ):  # fmt: skip
-                for found in answerer.answer(questions, missing, bar.update):
-                    known |= found
-                    add(_lines(found))
-        _wait_for_others(path, known, len(questions))
-        if rank == 0:
-            write_text(path, _lines(known) + "\n")
-            for part in _parts(path):
-                part.unlink()
+        rank, count = launched()
+        # A run of its own that wants the same answers waits, and finds them.
+        with locked(path.with_suffix(f".{rank}.lock")):
+            known = _read(path)
+            if len(known) < len(questions) or not path.exists():
+                _fill(path, known, questions, answerer, rank, count)
     return [known[number] for number in range(len(questions))]
+
+
+def _fill(
+    path: Path,
+    known: dict[int, Answered],
+    questions: Sequence[Question],
+    answerer: Answerer,
+    rank: int,
+    count: int,
+) -> None:
+    """Add what is missing to `known`: the share of this process, and those of the others."""
+    portions = answerer.portions(questions)
+    portions = portions[rank::count] if answerer.shared else portions
+    missing = [own for own in portions if any(number not in known for number in own)]
+    if missing:
+        num_own, num_missing = sum(map(len, portions)), sum(map(len, missing))
+        with (
+            appended(path.with_suffix(f".part-{rank}.jsonl")) as add,
+            tqdm(
+                total=num_own, initial=num_own - num_missing, desc="answering", unit="prompt",
+                disable=rank > 0,
+            ) as bar,
+        ):  # fmt: skip
+            for found in answerer.answer(questions, missing, bar.update):
+                known |= found
+                add(_lines(found))
+    _wait_for_others(path, known, len(questions))
+    if rank == 0:
+        write_text(path, _lines(known) + "\n")
+        for part in _parts(path):
+            part.unlink()
 
 
 def _wait_for_others(path: Path, known: dict[int, Answered], count: int) -> None:
@@ -114,20 +130,15 @@ def _parts(path: Path) -> list[Path]:
 def _lines(answers: dict[int, Answered]) -> str:
     """In the order of the prompts."""
     kept = [{"prompt": number} | vars(answers[number]) for number in sorted(answers)]
-    return "\n".join(map(json.dumps, kept))
+    return "\n".join(map(line_of, kept))
 
 
 def _read(path: Path) -> dict[int, Answered]:
     """The answers of a file and its parts; lines that an interruption cut off are passed over."""
     found: dict[int, Answered] = {}
     for each in (path, *_parts(path)):
-        try:
-            lines = each.read_bytes().split(b"\n")
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # never written, or a part that has gone into the whole since
-        for line in lines:
+        for kept in lines_of(each):  # none of a part that has gone into the whole since
             try:
-                kept = json.loads(line)
                 answer = Answered([int(token) for token in kept["ids"]], bool(kept["ended"]))
                 found[int(kept["prompt"])] = answer
             except (ValueError, TypeError, KeyError):

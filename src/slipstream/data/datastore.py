@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from slipstream.core.errors import InputError
-from slipstream.core.files import key_of, replaced_folder
+from slipstream.core.files import key_of, locked, replaced_folder
 from slipstream.data.batches import collate
 from slipstream.data.hub import HubSource
 from slipstream.data.regeneration import Regeneration
@@ -70,12 +70,17 @@ class TrainingTexts:
                     "corpus: it has no text; raise corpus.max_rows, or name other data with "
                     "corpus.path"
                 )
-            kept = refined(samples, target, self.share)
-            log.info("sorting the suffixes of %d texts", len(kept))
-            store = SuffixStore.of_texts([sample.ids for sample in kept])
-            with replaced_folder(folder) as made:
-                store.save(made, {"texts": len(kept), "of": len(samples), "tokens": len(store)})
+            with locked(self.cache_dir / f"{key}.lock"):
+                if not (folder / "store.json").exists():  # another process may have made it
+                    self._make(folder, samples, target)
         return SuffixStore.open(folder)
+
+    def _make(self, folder: Path, samples: list[Sample], target: Target) -> None:
+        kept = refined(samples, target, self.share)
+        log.info("sorting the suffixes of %d texts", len(kept))
+        store = SuffixStore.of_texts([sample.ids for sample in kept])
+        with replaced_folder(folder) as made:
+            store.save(made, {"texts": len(kept), "of": len(samples), "tokens": len(store)})
 
     def _samples(self, target: Target) -> list[Sample]:
         if not self.sources.given:

@@ -8,16 +8,14 @@ hash of both models, the texts and the settings, so an interrupted run goes on w
 """
 
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 import torch
 from tqdm import tqdm
 
 from slipstream.core.errors import InputError
-from slipstream.core.files import key_of, write_atomically
+from slipstream.core.files import key_of, load_tensors, locked, save_tensors
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import check_writable
@@ -81,18 +79,24 @@ def labelled_drafts(
     models = [[model.fingerprint, str(model.dtype)] for model in (draft, target)]
     texts = [[sample.ids, sample.prompt_length] for sample in samples]
     folder = Path(cache_dir) / key_of(models, texts, (max_new_tokens, seed, batch_size))
-    check_writable(folder, "training.cache_dir")
-    parts = []
-    for start in tqdm(range(0, len(samples), batch_size), desc="labelling"):
-        path = folder / f"part_{start // batch_size:05d}.safetensors"
-        part = _opened(path)
-        if part is None:
-            generator = torch.Generator().manual_seed(seed + start)
-            batch = samples[start : start + batch_size]
-            part = _labelled(draft, target, batch, start, max_new_tokens, generator)
-            content = safetensors.torch.save(part)
-            write_atomically(path, lambda file, content=content: file.write(content))
-        parts.append(part)
+    starts = range(0, len(samples), batch_size)
+    paths = [folder / f"part_{start // batch_size:05d}.pt" for start in starts]
+    parts = [_opened(path) for path in paths]
+    # Processes share the parts: first each makes those that no other is making, then it waits.
+    for wait in (False, True):
+        missing = [number for number, part in enumerate(parts) if part is None]
+        if missing:
+            check_writable(folder, "training.cache_dir")
+        for number in tqdm(missing, desc="labelling", disable=wait):
+            with locked(paths[number].with_suffix(".lock"), wait) as own:
+                parts[number] = _opened(paths[number])
+                if own and parts[number] is None:
+                    start = starts[number]
+                    generator = torch.Generator().manual_seed(seed + start)
+                    batch = samples[start : start + batch_size]
+                    given = draft, target, batch, start, max_new_tokens, generator
+                    parts[number] = _labelled(*given)
+                    save_tensors(paths[number], parts[number])
     if not any(len(part["tokens"]) for part in parts):
         raise InputError(
             "data: no text has a second token that could be drafted; give longer completions, or a "
@@ -108,10 +112,9 @@ def _together(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 def _opened(path: Path) -> dict[str, torch.Tensor] | None:
     """A part that was written before; None where there is none, or a damaged one."""
     try:
-        part = safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError):
+        return load_tensors(path)
+    except OSError:
         return None
-    return part if part.keys() == {field.name for field in fields(LabelledDrafts)} else None
 
 
 @torch.inference_mode()

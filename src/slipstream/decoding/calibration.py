@@ -23,6 +23,7 @@ from slipstream.assets import locate
 from slipstream.core.device import device_name
 from slipstream.core.errors import InputError, first_sentence
 from slipstream.core.files import key_of, write_json
+from slipstream.core.resuming import Part
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
@@ -193,11 +194,15 @@ def measured(
         # Compiled steps wait for the first rows of each shape.
         for prompt in prompts if decoder.target.compiled else prompts[:1]:
             decoder.generate(prompt)
-    turns = list(product(range(repeats), enumerate(prompts), decoders.items()))
+    turns, kept = list(product(range(repeats), enumerate(prompts), decoders.items())), Part(prompts)
     for seed, (place, prompt), (key, decoder) in track(turns, "calibrating"):
-        if isinstance(decoder, Engine):  # one drafter serves all budgets
-            decoder.attached.forget()
-        found[key][place] += decoder.generate(prompt, seed).statistics
+
+        def took(decoder=decoder, prompt=prompt, seed=seed) -> dict:
+            if isinstance(decoder, Engine):  # one drafter serves all budgets
+                decoder.attached.forget()
+            return asdict(decoder.generate(prompt, seed).statistics)
+
+        found[key][place] += Statistics(**kept.kept((seed, place, *key), took))
     return found
 
 

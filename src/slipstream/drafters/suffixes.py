@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from slipstream.core.errors import InputError
+from slipstream.core.files import is_intact
 from slipstream.core.settings import Settings, whole
 from slipstream.targets.target import Target
 
@@ -64,8 +65,10 @@ class SuffixStore:
     def open(cls, folder: Path) -> "SuffixStore":
         """The store that was saved in `folder`, mapped into memory. `InputError` if it is none."""
         try:
-            found = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "order")]
-            wrong = cls._wrong(*found)
+            files = [folder / f"{name}.npy" for name in ("tokens", "order")]
+            found = [np.load(file, mmap_mode="r") for file in files]
+            intact = all(map(is_intact, files))
+            wrong = cls._wrong(*found) if intact else "its checksums are others"
         except Exception as error:  # a header of numpy's is text that anything may be written in
             wrong = str(error) or type(error).__name__
         if wrong:

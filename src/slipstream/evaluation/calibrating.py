@@ -44,7 +44,6 @@ class Calibrating:
         config: dict,
     ) -> list[dict]:
         """Calibrate `drafter`, keep the choice, print and write what was measured."""
-        check_writable(output, "output_dir")
         check_writable(self.calibrations.folder, "calibration.folder")
         key = calibration_key(target, described(drafter), sampling)
         variants = drafter.variants(drafter.attach(target))

@@ -4,12 +4,17 @@ Each prompt is answered by all methods in turn before the next prompt, in an ord
 time, in several passes over all prompts; per prompt and method the median run counts. So drift of
 the machine, and what a method leaves in its caches, hit all alike. What a method learns from its
 answers it forgets between passes.
+
+Where a journal is open (`core/resuming.py`) each answer is kept with its times as it is decided.
+The same command goes on behind the last prompt of a pass that every method had answered, so the
+answers to a prompt that are compared always come from one process; a method that learns from its
+answers first reads those prompts again, untimed.
 """
 
 import random
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from statistics import fmean
@@ -17,6 +22,7 @@ from statistics import fmean
 from rich.progress import Progress, track
 
 from slipstream.core.errors import InputError
+from slipstream.core.resuming import Part
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation, Limits
@@ -121,26 +127,37 @@ def compare(
     def took(answers: list[Generation]) -> float:
         return sum(answer.statistics.seconds for answer in answers)
 
+    def asked(method: Method, batch: list[int]) -> list[Generation]:
+        method.expect(prompts[batch[0]].source)
+        return method.generate([ids[place] for place in batch], [seed + place for place in batch])
+
+    def found(method: Method, batch: list[int]) -> list:
+        answers = asked(method, batch)
+        return [[asdict(answer) for answer in answers], method.store_bytes, method.details]
+
     with Progress() as progress:
         task = progress.add_task("decoding", total=len(ids) * len(names) * repeats)
         for method in methods.values():
             # Compilation waits for the first rows of each shape: let all shapes come before timing.
             for batch in ([0], *(batches if target.compiled else batches[:1])):
-                method.expect(prompts[batch[0]].source)
-                method.generate([ids[place] for place in batch], [seed] * len(batch))
+                asked(method, batch)
         tries: dict[str, list] = {name: [[] for _ in batches] for name in names}
-        for _ in range(repeats):
+        kept = Part(ids)
+        for turn in range(repeats):
+            done = _num_done(kept, turn, names, len(batches))
             for method in methods.values():
                 method.forget()  # the answers of this pass are new to it
+                for batch in batches[:done] if method.learns and done < len(batches) else ():
+                    asked(method, batch)
             for number, batch in enumerate(batches):
-                given, source = [ids[place] for place in batch], prompts[batch[0]].source
-                seeds = [seed + place for place in batch]
+                source = prompts[batch[0]].source
                 for name in chance.sample(names, len(names)):
                     method, run = methods[name], runs[name]
-                    method.expect(source)
-                    tries[name][number].append(method.generate(given, seeds))
-                    most = max(run.store_bytes.get(source, 0), method.store_bytes)
-                    run.store_bytes[source], run.details[source] = most, method.details
+                    find = partial(found, method, batch)
+                    said = kept.kept((turn, number, name), find, anew=number >= done)
+                    answers, store_bytes, run.details[source] = said
+                    tries[name][number].append([Generation.of(each) for each in answers])
+                    run.store_bytes[source] = max(run.store_bytes.get(source, 0), store_bytes)
                     progress.advance(task, len(batch))
         for name in names:
             median = [sorted(own, key=took)[len(own) // 2] for own in tries[name]]
@@ -151,6 +168,12 @@ def compare(
             answers = track(ids, description="its reference")
             runs[name].expected = [method.reference.generate(prompt) for prompt in answers]
     return list(runs.values())
+
+
+def _num_done(kept: Part, turn: int, names: list[str], count: int) -> int:
+    """How many batches of a pass, from its first, have an answer of every method."""
+    done = (all(kept.has(turn, number, name) for name in names) for number in range(count))
+    return next((number for number, each in enumerate(done) if not each), count)
 
 
 def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record]:

@@ -37,7 +37,8 @@ class Method:
     exact: whether the output keeps the target's distribution; drafter: name, or None; reference:
     what its greedy output must equal, None for plain decoding of the run's target; store_bytes:
     memory of what drafts are looked up in, for the last batch; details: what its name does not say
-    of how it answers the prompt set that was last expected; path: where its config stands, "" if
+    of how it answers the prompt set that was last expected; learns: whether later answers depend on
+    earlier ones, until it forgets; path: where its config stands, "" if
     Python code made it.
     """
 
@@ -46,6 +47,7 @@ class Method:
     reference: Reference | None = None
     store_bytes: int = 0
     details: str = ""
+    learns: bool = False
     path: str = ""
     decoder: Decoder
     _ready_for: tuple[Target, Sampling, Limits] | None = None
@@ -138,6 +140,10 @@ class Speculative(Method):
     @property
     def store_bytes(self) -> int:
         return 0 if self._attached is None else self._attached.memory()
+
+    @property
+    def learns(self) -> bool:
+        return type(self._attached).forget is not Attached.forget
 
     @property
     def details(self) -> str:

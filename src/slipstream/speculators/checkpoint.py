@@ -9,6 +9,8 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +22,7 @@ import torch
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError, first_sentence
-from slipstream.core.files import replaced_folder
+from slipstream.core.files import SUMS, is_intact, locked, replaced_folder
 from slipstream.speculators.base import (
     DraftingSpeculator,
     Speculator,
@@ -36,6 +38,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 GENERATE = "custom_generate/generate.py"
 """Where transformers looks for another way to generate; the same in every folder."""
+PARTS = [CONFIG, WEIGHTS, CARD, GENERATE, SUMS]
 
 
 def save_speculator(
@@ -75,7 +78,7 @@ def located(name: str | Path) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(str(name), allow_patterns=[CONFIG, WEIGHTS, CARD, GENERATE]))
+        return Path(snapshot_download(str(name), allow_patterns=PARTS))
     except (OSError, ValueError) as error:  # ours, theirs and those of requests are such
         raise InputError(
             f"speculator: {name} is no folder here and cannot be fetched from the hub "
@@ -229,6 +232,11 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise InputError(
             f"speculator: {path} has {wrong} in tensor {name!r}; copy or train it again"
         )
+    if not is_intact(path):
+        raise InputError(
+            f"speculator: {path} is not what was written (its checksum in {SUMS} is another); "
+            "copy or train it again"
+        )
     return tensors
 
 
@@ -254,3 +262,17 @@ def check_writable(folder: Path, field: str) -> None:
         raise InputError(
             f"{field}: cannot write to {folder} ({error.strerror}); choose another folder"
         ) from error
+
+
+@contextmanager
+def owned(folder: Path, field: str) -> Iterator[None]:
+    """Within, files can be written to `folder` and no other process does so (`InputError`
+    otherwise)."""
+    check_writable(folder, field)
+    with locked(folder / ".lock", wait=False) as own:
+        if not own:
+            raise InputError(
+                f"{field}: another process is writing to {folder}; wait until it has ended, or "
+                "choose another folder"
+            )
+        yield

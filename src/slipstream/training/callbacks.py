@@ -3,19 +3,24 @@ no longer finite."""
 
 import signal
 import threading
+from contextlib import suppress
 from itertools import chain
+from pathlib import Path
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 from rich.text import Text
 
 from slipstream.core.errors import InputError
 from slipstream.core.processes import alone
+from slipstream.core.resuming import how_to_go_on
 from slipstream.data.rendering import Sample
 from slipstream.training.checkpoints import go_back_to_last_step
 from slipstream.training.memory import GIB, MemoryEstimate, largest_batch, step_bytes
+from slipstream.training.resuming import random_state, set_random_state
 
 
 class RunSummary(L.Callback):
@@ -61,7 +66,8 @@ def _masked(sample: Sample, tokenizer) -> Text:
 
 
 class SaveWhenInterrupted(L.Callback):
-    """On any signal or exception (but bad input), saves a checkpoint to go on from with `resume=`.
+    """Keeps what `resume=auto` goes on from: on any signal or exception (but bad input) it saves a
+    checkpoint, and every checkpoint has the random numbers of the last optimiser step's end.
 
     The first Ctrl-C waits for the end of the batch, as Lightning does on SIGTERM: an optimiser step
     that is broken off cannot be resumed. A second one does not wait. Among several processes none
@@ -69,10 +75,20 @@ class SaveWhenInterrupted(L.Callback):
     """
 
     def __init__(self, path: str):
-        self.path = path
-        self.interrupted = False
+        self.path = Path(path)
+        self.interrupted = self.stepping = False
+        self.steps, self.random = 0, random_state()
+
+    def on_load_checkpoint(self, trainer: L.Trainer, _, checkpoint: dict) -> None:
+        self.random = checkpoint.get("random", self.random)
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        if not trainer.global_step and trainer.is_global_zero:  # of the run that was here before
+            for path in (*self.path.parent.glob("*.ckpt"), self.path.parent / "finished.json"):
+                path.unlink(missing_ok=True)
+        if trainer.global_step:
+            set_random_state(self.random)
+        self.steps, self.random = trainer.global_step, random_state()
         if trainer.world_size == 1 and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._wait)  # Lightning's teardown takes it back
 
@@ -86,12 +102,23 @@ class SaveWhenInterrupted(L.Callback):
 
     on_validation_batch_start = on_train_end = on_train_batch_start
 
+    def on_before_optimizer_step(self, *_) -> None:
+        self.stepping = True
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_) -> None:
+        if self.steps != trainer.global_step:
+            self.stepping, self.steps, self.random = False, trainer.global_step, random_state()
+
     def on_exception(self, trainer: L.Trainer, _, exception: BaseException) -> None:
-        if trainer.global_step and not isinstance(exception, InputError):
-            trainer.save_checkpoint(self.path)
-            print(f"interrupted; go on with resume={self.path}")
+        # A step that was broken off has changed some weights: the state before it is on the disk.
+        if trainer.global_step and not self.stepping and not isinstance(exception, InputError):
+            with suppress(OSError):
+                trainer.save_checkpoint(self.path)
+        if not isinstance(exception, InputError | KeyboardInterrupt | SIGTERMException):
+            print(f"interrupted; {how_to_go_on(self.path.parent.parent)}")
 
     def on_save_checkpoint(self, trainer: L.Trainer, _, checkpoint: dict) -> None:
+        checkpoint["random"] = self.random
         go_back_to_last_step(trainer, checkpoint)
 
 

@@ -3,10 +3,9 @@
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from slipstream.core.files import write_atomically
+from slipstream.core.files import save_tensors
 
 
 class WholeCheckpoints(TorchCheckpointIO):
@@ -17,7 +16,7 @@ class WholeCheckpoints(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict, path: str, storage_options: Any = None) -> None:
-        write_atomically(path, lambda file: torch.save(checkpoint, file))
+        save_tensors(path, checkpoint)
 
 
 def go_back_to_last_step(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import lightning as L
 import torch
 
 from slipstream.core.errors import InputError
+from slipstream.core.resuming import check_same
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.training.memory import Step
 
@@ -34,6 +35,7 @@ class TrainingModule(L.LightningModule):
         self.warmup_steps = warmup_steps
         self.strict_loading = not self.checkpointed
         self.data: PromptCompletionData | None = None
+        self.run: dict[str, object] = {}  # what it is a run of: `resuming.identity`
 
     def prepare(self, data: PromptCompletionData) -> None:
         """Render the data (and let the target answer it, where asked to); fail early if nothing is
@@ -95,7 +97,10 @@ class TrainingModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         state = checkpoint["state_dict"]
         kept = {name: tensor for name, tensor in state.items() if self.checkpointed in name}
-        checkpoint["state_dict"] = kept
+        checkpoint["state_dict"], checkpoint["run"] = kept, self.run
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        check_same(checkpoint.get("run") or self.run, self.run)
 
 
 def check_numbers(**numbers: float | None) -> None:

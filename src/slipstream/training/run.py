@@ -14,25 +14,22 @@ import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from slipstream.core.errors import InputError
+from slipstream.core.resuming import BY_CTRL_C, TERMINATED
 from slipstream.targets.packed import packing_available
 from slipstream.training.tracking import log_folder
 
-# Exit codes, as shells have them: 128 and the signal's number.
-TERMINATED, BY_CTRL_C = 143, 130
 # How PyTorch says on a CPU that there is no memory left; on a device it has an error of its own.
 ON_CPU = "DefaultCPUAllocator: can't allocate memory"
 
 
-def start(trainer: L.Trainer, module: L.LightningModule, data, resume: str | None) -> None:
-    """Fit, from the state in the checkpoint `resume` if one is given.
+def start(trainer: L.Trainer, module: L.LightningModule, data, state: Path | None) -> None:
+    """Fit, from the checkpoint `state` if one is given.
 
     A run that is interrupted ends the process, with 143 (SIGTERM) or 130 (Ctrl-C).
     """
-    if resume is not None and not Path(resume).is_file():
-        raise InputError(f"resume: {resume} does not exist; give a .ckpt file of an earlier run")
     started = time.perf_counter()
     try:
-        trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+        trainer.fit(module, datamodule=data, ckpt_path=state, weights_only=True)
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not isinstance(error, torch.OutOfMemoryError) and ON_CPU not in str(error):
             raise

@@ -151,6 +151,7 @@ class VerifierTraining(TrainingModule):
         checkpoint["features"] = {"mean": self.mean, "scale": self.scale}
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
+        super().on_load_checkpoint(checkpoint)
         known = checkpoint["features"]
         if not all(known[name].equal(getattr(self, name).cpu()) for name in known):
             raise InputError(

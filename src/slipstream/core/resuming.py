@@ -1,0 +1,149 @@
+"""What lets a command that was ended go on where it was: how it ends, what it is a run of, and what
+it has found so far. It does not know what is found.
+"""
+
+import errno
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TypeVar
+
+from slipstream.core.errors import InputError
+from slipstream.core.files import appended, key_of, line_of, lines_of
+
+T = TypeVar("T")
+# Exit codes, as shells have them: 128 and the signal's number.
+TERMINATED, BY_CTRL_C = 143, 130
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+"""What systems say of a disk, a quota or a file that can take no more."""
+
+
+def how_to_go_on(output: Path) -> str:
+    return f"go on with the same command, output_dir={output} and resume=auto"
+
+
+@contextmanager
+def stoppable(output: Path) -> Iterator[None]:
+    """Within, SIGTERM and Ctrl-C end the process with 143 and 130, and a full disk is an
+    `InputError`; each says how to go on in `output`."""
+
+    def stop(*_) -> None:
+        # While Lightning trains it has a handler of its own, which calls this one, too.
+        if signal.getsignal(signal.SIGTERM) is stop:
+            sys.exit(TERMINATED)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, stop) if in_main else None
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as ended:
+        code = getattr(ended, "code", BY_CTRL_C)
+        if code in (TERMINATED, BY_CTRL_C):
+            print(f"interrupted; {how_to_go_on(output)}", flush=True)
+        sys.exit(code)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise InputError(
+            f"output_dir: a file cannot be written ({error.strerror}); make room and "
+            f"{how_to_go_on(output)}"
+        ) from error
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def flattened(content: object, name: str = "") -> dict[str, object]:
+    """The values of a config, by their dotted names.
+
+    >>> flattened({"a": {"b": 1, "c": [2]}, "d": None})
+    {'a.b': 1, 'a.c': [2], 'd': None}
+    """
+    if not isinstance(content, dict):
+        return {name: content}
+    found: dict[str, object] = {}
+    for key, value in content.items():
+        found |= flattened(value, f"{name}.{key}" if name else str(key))
+    return found
+
+
+def check_same(then: dict[str, object], now: dict[str, object]) -> None:
+    """`InputError` that names the first thing in which a run differs from the one it goes on."""
+    for name in now | then:
+        if then.get(name) != now.get(name):
+            raise InputError(
+                f"resume: that run had {name}={then.get(name)}, and this one has "
+                f"{now.get(name)}; go on with the same, or give another output_dir"
+            )
+
+
+class Journal:
+    """What a command has found so far, each finding a line of a file under the place it belongs to.
+
+    run: what it is a run of; the file's first line says it, and `InputError` what differs. What is
+    there stays until the first finding comes; without `resume` it goes then.
+    """
+
+    def __init__(self, path: Path, run: dict[str, object], resume: bool):
+        self.path, self.run, self.num_parts = path, json.loads(json.dumps(run)), 0
+        lines = lines_of(path) if resume else []
+        if lines:
+            check_same(lines[0].get("run", {}), self.run)
+            print(f"resume: {len(lines) - 1} findings of {path} are taken over")
+        self.goes_on, self.opened = bool(lines), ExitStack()
+        self.found = {json.dumps(each["place"]): each["found"] for each in lines[1:]}
+        self._write: Callable[[str], None] | None = None
+
+    def add(self, place: tuple, found: object) -> None:
+        if self._write is None:
+            if not self.goes_on:
+                self.path.unlink(missing_ok=True)
+            self._write = self.opened.enter_context(appended(self.path))
+            if not self.goes_on:
+                self._write(line_of({"run": self.run}))
+        self._write(line_of({"place": place, "found": found}))
+
+
+class Part:
+    """Findings of one of the calls that a command makes, told from others by its number. Where no
+    journal is open it keeps nothing. of: what it is about, as JSON."""
+
+    def __init__(self, of: object):
+        self._journal = _journal.get()
+        if self._journal is not None:
+            self._number = f"{self._journal.num_parts} {key_of(of)}"
+            self._journal.num_parts += 1
+
+    def has(self, *place: object) -> bool:
+        journal = self._journal
+        return journal is not None and json.dumps([self._number, *place]) in journal.found
+
+    def kept(self, place: tuple, find: Callable[[], T], anew: bool = False) -> T:
+        """What was found at this place, or, if nothing was or it is to be found anew, what `find`
+        finds now."""
+        if self.has(*place) and not anew:
+            return self._journal.found[json.dumps([self._number, *place])]
+        found = find()
+        if self._journal is not None:
+            self._journal.add((self._number, *place), found)
+        return found
+
+
+_journal: ContextVar[Journal | None] = ContextVar("journal", default=None)
+
+
+@contextmanager
+def journal(path: Path, run: dict[str, object], resume: bool) -> Iterator[None]:
+    """Within, what every `Part` finds is kept at `path`; with `resume`, what is there is known."""
+    opened = Journal(path, run, resume)
+    token = _journal.set(opened)
+    with opened.opened:
+        try:
+            yield
+        finally:
+            _journal.reset(token)

@@ -1,0 +1,105 @@
+"""Which state a training goes on from, and whether it is one of the same run."""
+
+import json
+from pathlib import Path
+
+import lightning as L
+import torch
+
+from slipstream.core.errors import InputError
+from slipstream.core.files import key_of, load_tensors, write_json
+from slipstream.core.resuming import check_same, flattened
+
+FREE = (
+    "trainer.accelerator", "trainer.default_root_dir", "trainer.devices", "trainer.enable_",
+    "trainer.log_every_n_steps", "trainer.max_", "trainer.num_nodes", "trainer.plugins",
+    "trainer.strategy", "training.cache_dir", "training.draft.device", "training.draft.packed",
+)  # fmt: skip
+"""Beginnings of settings in which a run may differ from the one it goes on with."""
+UNTIL = "max_epochs", "max_steps", "max_time"
+
+
+def identity(module: L.LightningModule, config: dict) -> dict[str, object]:
+    """What decides about the weights of a run: the kind of speculator, target, data, settings."""
+    trained, data = getattr(module, "verifier", getattr(module, "speculator", None)), module.data
+    target = getattr(module, "target", None)
+    samples = [
+        [sample.ids, sample.supervised] for split in data.samples.values() for sample in split
+    ]
+    parts = {name: config[name] for name in ("speculator", "training", "trainer", "seed")}
+    parts["data"] = {"batch_tokens": config["data"]["batch_tokens"]}
+    settings = {
+        name: value for name, value in flattened(parts).items() if not name.startswith(FREE)
+    }
+    found = {
+        "speculator.kind": getattr(trained, "kind", None),
+        "target": None if target is None else [target.fingerprint, str(target.dtype)],
+        "data": f"{len(samples)} samples {key_of(samples)}",
+    }
+    return json.loads(json.dumps(found | settings))
+
+
+def state_of(resume: str | None, output: Path) -> Path | None:
+    """The checkpoint to go on from; with 'auto' the one of most steps that is whole, if any.
+
+    Raises `InputError` for a file that is missing or damaged.
+    """
+    if resume is None:
+        return None
+    if resume != "auto":
+        if not Path(resume).is_file():
+            raise InputError(
+                f"resume: {resume} does not exist; give auto, or a .ckpt file of an earlier run"
+            )
+        _steps(Path(resume))
+        return Path(resume)
+    # beside ours those that Lightning writes where SLURM asks for a job's place
+    found: list[tuple[int, float, Path]] = []
+    for path in (*output.glob("checkpoints/*.ckpt"), *output.glob("hpc_ckpt_*.ckpt")):
+        try:
+            found.append((_steps(path), path.stat().st_mtime, path))
+        except InputError as error:
+            print(f"note: {error}")
+    return max(found, default=(0, 0.0, None))[2]
+
+
+def _steps(path: Path) -> int:
+    try:
+        return load_tensors(path)["global_step"]
+    except (OSError, KeyError, TypeError) as error:
+        raise InputError(
+            f"resume: {path} is no whole checkpoint ({error}); give auto, or another .ckpt file"
+        ) from error
+
+
+class Finished:
+    """The note of a run that has ended; it stands beside its checkpoints."""
+
+    def __init__(self, output: Path, run: dict[str, object], trainer_settings: dict):
+        self.path = output / "checkpoints" / "finished.json"
+        until = {name: trainer_settings.get(name) for name in UNTIL}
+        self.run, self.until = run, json.loads(json.dumps(until))
+
+    def says_so(self) -> bool:
+        """Whether this run has ended before, with as many steps; `InputError` for another run."""
+        try:
+            known = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        check_same(known["run"], self.run)
+        return known["until"] == self.until
+
+    def note(self) -> None:
+        write_json(self.path, {"run": self.run, "until": self.until})
+
+
+def random_state() -> dict[str, object]:
+    """Of all random numbers that a training step may draw."""
+    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+
+
+def set_random_state(state: dict[str, object]) -> None:
+    """Go on with the numbers that came next; on other devices than then, those of the CPU alone."""
+    torch.set_rng_state(state["cpu"])
+    if len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
