@@ -143,7 +143,7 @@ def _train(config: DictConfig, output: Path) -> Path:
     log_once()
     state = state_of(config.resume, output)
     L.seed_everything(config.seed)
-    dtype = config.target.get("dtype") or "float32"
+    dtype = OmegaConf.select(config, "target.dtype") or "float32"
     config.trainer.precision = precision(
         config.trainer.precision, config.trainer.accelerator, dtype
     )
