@@ -5,11 +5,12 @@ import os
 import resource
 from pathlib import Path
 
-import safetensors.torch  # noqa: F401  imported before processes are forked
+import safetensors.torch  # noqa: F401
 import torch
 from tests.commands import config_of
 from tests.training import worlds
 
+import slipstream.training.run  # noqa: F401  imported before processes are forked
 from slipstream import app
 from slipstream.core.files import load_tensors
 from slipstream.training.speculator import SpeculatorTraining  # noqa: F401

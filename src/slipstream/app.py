@@ -138,6 +138,7 @@ def _train(config: DictConfig, output: Path) -> Path:
     from slipstream.results.record import recorded
     from slipstream.training.resuming import Finished, identity, state_of
     from slipstream.training.run import finish, lightning_in_one_sentence, precision, start
+    from slipstream.training.together import launch
     from slipstream.training.tracking import log_config, log_once
 
     log_once()
@@ -153,6 +154,7 @@ def _train(config: DictConfig, output: Path) -> Path:
             logger=list(map(build, (config.logger or {}).values())),
             callbacks=[build(node) for node in (config.callbacks or {}).values() if node],
         )
+    launch(trainer, output)
     parts = {"target": build(config.target), "speculator": build(config.get("speculator"))}
     module = build(config.training, **{name: part for name, part in parts.items() if part})
     data = build(config.data)
@@ -172,7 +174,7 @@ def _train(config: DictConfig, output: Path) -> Path:
         )
     log_config(trainer.loggers, content)
     with lightning_in_one_sentence(config.trainer):
-        start(trainer, module, data, state)
+        start(trainer, module, data, state, output)
     folder = finish(trainer, module, output, content)
     if trainer.is_global_zero:
         finished.note()

@@ -141,6 +141,6 @@ def _read(path: Path) -> dict[int, Answered]:
             try:
                 answer = Answered([int(token) for token in kept["ids"]], bool(kept["ended"]))
                 found[int(kept["prompt"])] = answer
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 continue
     return found

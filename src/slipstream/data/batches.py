@@ -2,7 +2,8 @@
 or rows of tensors.
 
 An epoch's order depends on seed and epoch alone, so a loader that remembers epoch and position
-goes on, bit for bit, where an interrupted run stopped. Data-parallel processes share every batch.
+goes on, bit for bit, where an interrupted run stopped. Data-parallel processes share every batch;
+a run that goes on with another number of them shares the same batches in another way.
 """
 
 from abc import ABC, abstractmethod
@@ -35,7 +36,10 @@ class ResumableBatches(ABC):
 
     Every epoch has as many batches. Of n processes each gets every n-th row of a batch, and each
     batch has a row for every process. Raises `InputError` for fewer rows than processes.
+    made_for: how many processes the batches are made for: those of the run's first start.
     """
+
+    made_for: int | None = None
 
     def __init__(self, num_rows: int, seed: int, shuffle: bool):
         self.num_rows, self.seed, self.shuffle = num_rows, seed, shuffle
@@ -43,8 +47,8 @@ class ResumableBatches(ABC):
         self._resuming = False
 
     @abstractmethod
-    def order(self, generator: torch.Generator) -> list[list[int]]:
-        """Rows of each batch; `generator` shuffles this epoch's."""
+    def order(self, generator: torch.Generator, processes: int) -> list[list[int]]:
+        """Rows of each batch of so many processes; `generator` shuffles this epoch's."""
 
     @abstractmethod
     def batch(self, rows: list[int]) -> object:
@@ -59,6 +63,12 @@ class ResumableBatches(ABC):
             self.epoch, self.position = self.epoch + 1, 0
         self._resuming = False
         order = self._order(self.epoch)
+        fewest = min(map(len, order))
+        if fewest < num_processes():
+            raise InputError(
+                f"trainer.devices: a batch of the run that goes on has {fewest} samples, too few "
+                f"for {num_processes()} processes; give at most {fewest}"
+            )
         while self.position < len(order):
             rows = order[self.position][process_rank() :: num_processes()]
             self.position += 1
@@ -79,9 +89,10 @@ class ResumableBatches(ABC):
                 f"data: {self.num_rows} samples are not enough for {num_processes()} "
                 "processes; give more, or set trainer.devices=1"
             )
+        made_for = self.made_for or num_processes()
         generator = torch.Generator().manual_seed(self.seed + (epoch if self.shuffle else 0))
-        batches = self.order(generator)
-        if len(batches) > 1 and len(batches[-1]) < num_processes():
+        batches = self.order(generator, made_for)
+        if len(batches) > 1 and len(batches[-1]) < made_for:
             batches[-2] += batches.pop()
         if self.shuffle:
             batches = [batches[i] for i in torch.randperm(len(batches), generator=generator)]
@@ -99,16 +110,16 @@ class TokenBatches(ResumableBatches):
     def batch(self, rows: list[int]) -> Batch:
         return collate([self.samples[row] for row in rows])
 
-    def order(self, generator: torch.Generator) -> list[list[int]]:
+    def order(self, generator: torch.Generator, processes: int) -> list[list[int]]:
         lengths = torch.tensor(list(map(padded_length, self.samples)))
         ranks = lengths.double()
         if self.shuffle:
             ranks += torch.rand(len(lengths), generator=generator, dtype=torch.float64)
         batches: list[list[int]] = [[]]
-        room = self.batch_tokens * num_processes()
+        room = self.batch_tokens * processes
         for row in ranks.argsort(stable=True).tolist():
             full = (len(batches[-1]) + 1) * int(lengths[row]) > room
-            if full and len(batches[-1]) >= num_processes():  # a row for every process
+            if full and len(batches[-1]) >= processes:  # a row for every process
                 batches.append([])
             batches[-1].append(row)
         return batches
@@ -126,11 +137,11 @@ class RowBatches(ResumableBatches):
     def batch(self, rows: list[int]) -> list[torch.Tensor]:
         return [tensor[rows] for tensor in self.tensors]
 
-    def order(self, generator: torch.Generator) -> list[list[int]]:
+    def order(self, generator: torch.Generator, processes: int) -> list[list[int]]:
         rows = torch.arange(self.num_rows)
         if self.shuffle:
             rows = torch.randperm(self.num_rows, generator=generator)
-        return [part.tolist() for part in rows.split(self.batch_size * num_processes())]
+        return [part.tolist() for part in rows.split(self.batch_size * processes)]
 
 
 def padded_length(sample: Sample) -> int:

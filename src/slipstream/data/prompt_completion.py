@@ -10,6 +10,7 @@ from dataclasses import replace
 import lightning as L
 
 from slipstream.core.errors import InputError
+from slipstream.core.processes import num_processes
 from slipstream.data.batches import TokenBatches
 from slipstream.data.copying import copying_rows
 from slipstream.data.hub import HubSource
@@ -131,6 +132,14 @@ class PromptCompletionData(L.LightningDataModule):
 
     def val_dataloader(self) -> TokenBatches:
         return self.loaders["validation"]
+
+    def state_dict(self) -> dict[str, int]:
+        """How many processes the batches are made for."""
+        return {"made_for": self.loaders["train"].made_for or num_processes()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        for loader in self.loaders.values():
+            loader.made_for = state["made_for"]
 
     def _answered(self, rows: list[Row], target: Target | None, how: Regeneration) -> list[Sample]:
         if target is None:

@@ -133,7 +133,9 @@ def _render(tokenizer, messages: Messages, **options):
     try:
         found = _tokenized(tokenizer, messages, options)
         _check_roles(tokenizer, messages)
-    except TemplateError as error:
+    except InputError:
+        raise
+    except Exception as error:  # a template is a program, and what runs it gives no way out of it
         reason = " ".join(str(error).split()).replace(". ", ", ").rstrip(".")
         raise InputError(
             f"messages: the target's chat template does not take them ({reason}); change their "

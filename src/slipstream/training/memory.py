@@ -138,5 +138,5 @@ def step_bytes(
 
 def largest_batch(batches) -> Batch:
     """Of `TokenBatches` the one whose streams, padded to the longest answer, are most."""
-    found = map(batches.batch, batches.order(torch.Generator().manual_seed(0)))
+    found = map(batches.batch, batches.order(torch.Generator().manual_seed(0), 1))
     return max(found, key=lambda batch: (batch.supervised.sum(1).max() * len(batch.ids)).item())

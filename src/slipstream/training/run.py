@@ -16,21 +16,27 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from slipstream.core.errors import InputError
 from slipstream.core.resuming import BY_CTRL_C, TERMINATED
 from slipstream.targets.packed import packing_available
+from slipstream.training.together import end_alone, was_lost
 from slipstream.training.tracking import log_folder
 
 # How PyTorch says on a CPU that there is no memory left; on a device it has an error of its own.
 ON_CPU = "DefaultCPUAllocator: can't allocate memory"
 
 
-def start(trainer: L.Trainer, module: L.LightningModule, data, state: Path | None) -> None:
+def start(
+    trainer: L.Trainer, module: L.LightningModule, data, state: Path | None, output: Path
+) -> None:
     """Fit, from the checkpoint `state` if one is given.
 
-    A run that is interrupted ends the process, with 143 (SIGTERM) or 130 (Ctrl-C).
+    A run that is interrupted ends the process, with 143 (SIGTERM) or 130 (Ctrl-C), and one that
+    lost a process of several with 1.
     """
     started = time.perf_counter()
     try:
         trainer.fit(module, datamodule=data, ckpt_path=state, weights_only=True)
     except (torch.OutOfMemoryError, RuntimeError) as error:
+        if trainer.world_size > 1 and was_lost(error):
+            end_alone(output)
         if not isinstance(error, torch.OutOfMemoryError) and ON_CPU not in str(error):
             raise
         raise InputError(

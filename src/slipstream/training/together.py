@@ -1,0 +1,84 @@
+"""The processes of one run: they start before the data is prepared, so that they share that work,
+too, and they end together."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import lightning as L
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+
+from slipstream.core.errors import InputError
+from slipstream.core.resuming import BY_CTRL_C, TERMINATED, how_to_go_on
+
+LOOK_SECONDS, WAIT_SECONDS, SAVE_SECONDS = 0.5, 2.0, 60.0
+"""Between two looks at the other processes; from a loss to the end of this one, which may end in
+its own words; the same where the other one was asked to end, for this one is saving."""
+
+
+def launch(trainer: L.Trainer, output: Path) -> None:
+    """Start the other processes of a run now, where Lightning would when it fits, and watch over
+    them. Raises `InputError` for more processes on a CPU than it has cores."""
+    check_cores(trainer)
+    launcher = trainer.strategy.launcher
+    if trainer.world_size == 1 or not isinstance(launcher, _SubprocessScriptLauncher):
+        return
+    if not launcher.cluster_environment.creates_processes_externally:
+        launcher._call_children_scripts()  # as `launch` does, whose observer kills without a word
+        _watch(lambda: _worst(launcher.procs), launcher.procs, output)
+    elif launcher.cluster_environment.local_rank() and "TORCHELASTIC_RUN_ID" not in os.environ:
+        parent = os.getppid()
+        _watch(lambda: int(os.getppid() != parent), [], output)
+    trainer.strategy.set_world_ranks()
+    os.environ |= {"RANK": str(trainer.global_rank), "WORLD_SIZE": str(trainer.world_size)}
+
+
+def check_cores(trainer: L.Trainer) -> None:
+    # two can be tried anywhere
+    most = max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
+    if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > most:
+        raise InputError(
+            f"trainer.devices: {trainer.num_devices} processes on a CPU would wait for one another "
+            f"here; give at most {most}"
+        )
+
+
+def was_lost(error: Exception) -> bool:
+    """Whether an error of PyTorch says that another process has gone."""
+    from torch.distributed import DistError
+
+    return isinstance(error, DistError) or "gloo/transport" in str(error)
+
+
+def end_alone(output: Path) -> None:
+    """End this process, whatever it waits for, and say why."""
+    print(
+        "error: another process of this run was lost, so this one ends, too; "
+        f"{how_to_go_on(output)}, with as many processes as you like",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    os._exit(1)
+
+
+def _worst(processes: list[subprocess.Popen]) -> int:
+    """The exit code of a process that did not end well, 0 if there is none."""
+    return next((code for each in processes if (code := each.poll())), 0)
+
+
+def _watch(lost: Callable[[], int], others: list[subprocess.Popen], output: Path) -> None:
+    """In a thread: end this process, and the others, after `lost` gives an exit code."""
+
+    def look() -> None:
+        while not (code := lost()):
+            time.sleep(LOOK_SECONDS)
+        time.sleep(SAVE_SECONDS if code in (TERMINATED, BY_CTRL_C) else WAIT_SECONDS)
+        for other in others:
+            other.kill()
+        end_alone(output)
+
+    threading.Thread(target=look, daemon=True, name="others").start()
