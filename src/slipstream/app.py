@@ -17,18 +17,9 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 from omegaconf import DictConfig, OmegaConf
 
-from slipstream.configuration import RENAMED, REPLACED, build, check_keys, own_part
+from slipstream.configuration import RENAMED, REPLACED, Command, build, check_config, own_part
 from slipstream.core.errors import InputError
 
-TRAIN_KEYS = frozenset(
-    "target draft speculator data training trainer logger callbacks seed check resume "
-    "output_dir".split()
-)
-INFER_KEYS = frozenset(
-    "target draft drafter speculator_path batch_size data methods leave_out_unfit study sampling "
-    "limits budget engine prompt chat verify calibrate calibration num_prompts repeats seed "
-    "threads output_dir".split()
-)
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
 
@@ -98,10 +89,10 @@ def in_own_folder(config: DictConfig) -> DictConfig:
     return config
 
 
-def _checked(config: DictConfig, own: frozenset[str], others: frozenset[str]) -> DictConfig:
+def _checked(config: DictConfig, own: type[Command], others: type[Command]) -> DictConfig:
     """The config of one command; `InputError` for what no run can use."""
     config = own_part(config, own, others)
-    check_keys(config, own)
+    check_config(config, own)
     if OmegaConf.select(config, "target.device") == "meta":
         raise InputError(
             "target.device: a target on 'meta' has neither weights nor a tokenizer, so nothing can "
@@ -112,13 +103,14 @@ def _checked(config: DictConfig, own: frozenset[str], others: frozenset[str]) ->
 
 def train(config: DictConfig) -> Path:
     """Train what the config says; returns the folder that was written."""
-    config = _checked(config, TRAIN_KEYS, INFER_KEYS)
     import lightning as L
 
+    from slipstream.commands import Infer, Train
     from slipstream.speculators.checkpoint import check_replaceable, check_writable
     from slipstream.training.run import finish, lightning_in_one_sentence, precision, start
     from slipstream.training.tracking import log_config, log_once
 
+    config = _checked(config, Train, Infer)
     log_once()
     output = Path(config.output_dir)
     check_writable(output, "output_dir")
@@ -152,9 +144,9 @@ def train(config: DictConfig) -> Path:
 
 def infer(config: DictConfig) -> list:
     """Answer one prompt, converse, or compare methods on many; returns the result records."""
-    config = _checked(config, INFER_KEYS, TRAIN_KEYS)
     import torch
 
+    from slipstream.commands import Infer, Train
     from slipstream.evaluation.methods import made_at, prepared
     from slipstream.evaluation.prompts import fitting
     from slipstream.evaluation.run import (
@@ -168,6 +160,7 @@ def infer(config: DictConfig) -> list:
     from slipstream.targets.compiled import compile_target
     from slipstream.targets.packed import is_fused, unpack_linears
 
+    config = _checked(config, Infer, Train)
     others = config.calibrate or config.study is not None or config.prompt is not None
     if config.verify and (others or config.chat):
         raise InputError(
@@ -216,9 +209,9 @@ def infer(config: DictConfig) -> list:
 
 def serve(config: DictConfig) -> None:
     """Answer requests over HTTP until the process is told to end."""
-    from slipstream.serving.server import KEYS, Server, decoder_of, settings_of
+    from slipstream.serving.server import Serve, Server, decoder_of, settings_of
 
-    config = _checked(config, KEYS, frozenset())
+    config = _checked(config, Serve, Serve)
     OmegaConf.resolve(config)  # workers are processes of their own
     logging.getLogger("slipstream.serving").setLevel(logging.INFO)
     server: Server = build(config.server)
