@@ -118,7 +118,7 @@ def train(config: DictConfig) -> Path:
     if config.get("speculator") or not any(model.glob("*config.json")):
         check_replaceable(model)
     L.seed_everything(config.seed)
-    dtype = config.target.get("dtype") or "float32"
+    dtype = (config.target or {}).get("dtype") or "float32"
     config.trainer.precision = precision(
         config.trainer.precision, config.trainer.accelerator, dtype
     )

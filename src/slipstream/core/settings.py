@@ -15,13 +15,14 @@ from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Len, Lt
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import core_schema
 
 from slipstream.core.errors import InputError
 
 # Above every count that a machine could serve, and within 32 bits: no product of two overflows.
 MOST = 2**31 - 1
+UNTOLD = (Le(MOST),)
 Count = Annotated[int, Ge(1), Le(MOST)]
 Amount = Annotated[int, Ge(0), Le(MOST)]
 # A side of a matrix, a level of a tree: a thousand times more would fit no memory.
@@ -104,9 +105,10 @@ def arguments_of(component: Callable) -> dict[str, tuple[TypeAdapter, object, bo
         untold = parameter.annotation is parameter.empty
         annotation = Any if untold else parameter.annotation
         annotation = NARROWED.get(component, {}).get(name, annotation)
+        own = isinstance(annotation, type) and issubclass(annotation, Settings)
         try:
-            adapter = TypeAdapter(annotation, config=STRICT)
-        except Exception:  # of another package: a name that it alone knows
+            adapter = TypeAdapter(annotation, config=None if own else STRICT)
+        except (PydanticUserError, NameError):  # of another package: a name that it alone knows
             adapter, annotation = TypeAdapter(Any), Any
         found[name] = adapter, annotation, parameter.default is parameter.empty
     return found
@@ -141,18 +143,22 @@ def expected(annotation: object) -> str:
     >>> expected(Annotated[int, Ge(1)] | None)
     'a whole number, at least 1, or null'
     >>> expected(list[Share] | Literal["auto"])
-    'a list, of each a finite number, at least 0 and at most 1, or auto'
+    'a list whose items are each a finite number, at least 0 and at most 1, or auto'
     """
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
+        said = expected(inner[0])
+        for length in [each for each in inner[1:] if isinstance(each, Len)]:
+            some = "non-empty " if length.max_length is None else f"{length.max_length}-item "
+            said = f"a {some}{said.removeprefix('a ')}"
         bounds = " and ".join(filter(None, map(_bound, inner[1:])))
-        return f"{expected(inner[0])}, {bounds}" if bounds else expected(inner[0])
+        return f"{said}, {bounds}" if bounds else said
     if origin is Literal:
         return ("one of " if len(inner) > 1 else "") + ", ".join(map(str, inner))
     if origin is dict:
         return f"a mapping of names, each to {expected(inner[1])}"
     if origin is not None and isinstance(origin, type) and issubclass(origin, Sequence):
-        return f"a list, of each {expected(inner[0])}"
+        return f"a list whose items are each {expected(inner[0])}"
     if inner and origin is not frozenset:  # a union
         said = list(dict.fromkeys(expected(each) for each in sorted(inner, key=_is_null)))
         long = any("," in each for each in said)
@@ -161,11 +167,8 @@ def expected(annotation: object) -> str:
 
 
 def _bound(bound: object) -> str:
-    if isinstance(bound, Len):
-        return "not empty" if bound.max_length is None else f"of length {bound.max_length}"
-    word = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}[type(bound)]
-    (number,) = astuple(bound)
-    return "" if number == MOST else f"{word} {number}"
+    word = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}.get(type(bound))
+    return "" if word is None or bound in UNTOLD else f"{word} {astuple(bound)[0]}"
 
 
 def _is_null(annotation: object) -> bool:
