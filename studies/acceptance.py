@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from statistics import fmean
 
+from slipstream.core.settings import Budget
 from slipstream.core.trees import Trees
 from slipstream.drafters.base import HostSession, Session, Verified
 from slipstream.drafters.guesses import AttachedGuessing
@@ -21,7 +22,7 @@ def acceptance(
     prompts: list[Prompt],
     spectra: Spectra,
     unispec: dict[str, UniSpec],
-    budget: int,
+    budget: Budget,
 ) -> Result:
     """Greedy decoding with `spectra`, and with UNISPEC's trees scored in each of the ways of
     `unispec`, by name; trees have `budget` nodes. What every source had to say is held against the

@@ -8,6 +8,7 @@ row with it, in a paired bootstrap.
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from safetensors import safe_open
 
 from slipstream.core.errors import InputError
 from slipstream.core.files import write_json
+from slipstream.core.settings import Budget, Seed, Size, Text
 from slipstream.evaluation.metrics import paired_bootstrap
 from slipstream.results.record import commit
 from slipstream.speculators.checkpoint import WEIGHTS
@@ -38,11 +40,11 @@ def applications(
     target: Target,
     prompts: list[Prompt],
     tasks: dict[str, dict],
-    seeds: list[int],
-    budget: int,
-    top_k: int,
-    folder: str,
-    overrides: list[str],
+    seeds: Sequence[Seed],
+    budget: Budget,
+    top_k: Size,
+    folder: Text,
+    overrides: Sequence[Text],
 ) -> Result:
     """The settings of `tasks` are explained in conf/study/applications.yaml; budget, top_k: trees
     of the shared mode; overrides: of every train.py."""

@@ -1,6 +1,6 @@
 """What a decoding step costs after ever more committed tokens (appendix O)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from unittest.mock import patch
@@ -9,6 +9,7 @@ import torch
 from rich.progress import track
 
 from slipstream.core.masks import tree_mask
+from slipstream.core.settings import Count, Size
 from slipstream.evaluation.row_cost import row_costs
 from slipstream.targets import attention
 from slipstream.targets.compiled import CompiledLayers
@@ -19,7 +20,11 @@ ROUNDS = 5
 
 
 def context(
-    target: Target, prompts: list[Prompt], lengths: list[int], row_counts: list[int], repeats: int
+    target: Target,
+    prompts: list[Prompt],
+    lengths: Sequence[Count],
+    row_counts: Sequence[Size],
+    repeats: Count,
 ) -> Result:
     """Steps of each of `row_counts` rows (one: plain decoding) at each of `lengths` committed
     tokens, and the same steps with attention left out: the keys and values that attention must read

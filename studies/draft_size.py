@@ -1,6 +1,9 @@
 """Calibrated draft sizes against a search of sizes (UNISPEC, Figure 5, Tables 13 and 15 to 17)."""
 
+from collections.abc import Sequence
+
 from slipstream.core.errors import InputError
+from slipstream.core.settings import Budget, Count
 from slipstream.decoding.calibration import Curve, calibrate, fastest, measured, point_of
 from slipstream.drafters.base import Drafter
 from slipstream.evaluation.prompts import divided
@@ -14,12 +17,12 @@ def draft_size(
     target: Target,
     prompts: list[Prompt],
     drafters: dict[str, Drafter],
-    budgets: list[int],
-    step: int,
-    deviations: list[int],
-    usual: dict[str, int],
-    calibration_prompts: int,
-    repeats: int,
+    budgets: Sequence[Budget],
+    step: Count,
+    deviations: Sequence[Count],
+    usual: dict[str, Budget],
+    calibration_prompts: Count,
+    repeats: Count,
 ) -> Result:
     """Each of `drafters` is calibrated with the sizes `budgets` on `calibration_prompts` prompts;
     then sizes from the smallest to the largest, in steps of `step`, decode the others.

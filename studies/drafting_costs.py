@@ -1,9 +1,11 @@
 """What drafting itself costs, by the size of the vocabulary and of a corpus."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
+from slipstream.core.settings import Budget, Count
 from slipstream.decoding.answer import Limits
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.suffixes import SuffixStore
@@ -19,10 +21,10 @@ def drafting_costs(
     target: Target,
     prompts: list[Prompt],
     drafters: dict[str, Drafter],
-    budget: int,
-    vocabularies: list[int],
-    corpora: list[int],
-    lookups: int,
+    budget: Budget,
+    vocabularies: Sequence[Count],
+    corpora: Sequence[Count],
+    lookups: Count,
 ) -> Result:
     """`drafters` that know only tokens and the target's predictions, with trees of `budget` nodes,
     for the run's target and for random ones of one layer with `vocabularies`, whose answers have
@@ -56,7 +58,7 @@ def drafting_costs(
 class ZipfCorpus:
     """A corpus of random texts in any target's tokens (`drafters.suffixes.Corpus`)."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: Count):
         self.size = size
 
     def store(self, target: Target) -> SuffixStore:

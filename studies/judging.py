@@ -6,7 +6,7 @@ two answers to the same prompt the one with the larger score wins.
 """
 
 import json
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from studies import Prompt, Target
 from studies.approximation import states
 
 
+@runtime_checkable
 class Judge(Protocol):
     def scores(
         self, target: Target, prompts: list[Prompt], answers: list[Generation]

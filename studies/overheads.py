@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from slipstream.core.settings import Count
 from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
@@ -27,11 +28,11 @@ COLUMNS = "extra parameters", "GFLOPs per draft", "GFLOPs of the pruning head"
 def overheads(
     target: Target,
     prompts: list[Prompt],
-    gamma: int,
-    num_msa_layers: int,
-    attended: int,
-    nodes: int,
-    drafted: int,
+    gamma: Count,
+    num_msa_layers: Count,
+    attended: Count,
+    nodes: Count,
+    drafted: Count,
     targets: list[dict],
     drafts: list[dict],
 ) -> Result:

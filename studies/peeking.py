@@ -5,6 +5,7 @@ The rows that see the future are apart from the context, as streams are: a row o
 had peeked would tell later rows the very token that they are to predict.
 """
 
+from collections.abc import Sequence
 from itertools import chain, repeat
 from statistics import fmean
 
@@ -14,6 +15,7 @@ from rich.progress import track
 
 from slipstream.core.errors import InputError
 from slipstream.core.masks import causal_mask, stream_mask
+from slipstream.core.settings import Amount, Count, NotNegative
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.rendering import render_sample
@@ -29,9 +31,9 @@ def peeking(
     prompts: list[Prompt],
     data: PromptCompletionData,
     lora: LoraSettings,
-    gammas: list[int],
-    steps: int,
-    learning_rate: float,
+    gammas: Sequence[Amount],
+    steps: Count,
+    learning_rate: NotNegative,
 ) -> Result:
     """LoRA fine-tuning on `data` for `steps` steps, once for each number of future tokens in
     `gammas` (0: ordinary fine-tuning); measured on its validation rows, and by writing answers to

@@ -5,20 +5,22 @@ The prompts are decoded without pruning while the early exit's transitions are r
 threshold and a cap would have dropped, and whether it was needed, is then known for every tree.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
+from typing import Literal
 
 import torch
 
 from slipstream.core.drafts import Draft
 from slipstream.core.errors import InputError
+from slipstream.core.settings import Budget, Count, PositiveShare, Size, Text
 from slipstream.core.trees import Trees, survivors
 from slipstream.decoding.answer import Limits
 from slipstream.drafters.base import Session, Verified
 from slipstream.drafters.stream_sessions import Pruning
-from slipstream.drafters.streaming import Streaming
+from slipstream.drafters.streaming import SCHEDULES, Streaming
 from slipstream.evaluation.methods import Method, Plain, Speculative
 from slipstream.evaluation.prompts import divided
 from slipstream.speculators.checkpoint import load_speculator
@@ -31,9 +33,9 @@ def pruning(
     target: Target,
     prompts: list[Prompt],
     drafter: Streaming,
-    budget: int,
-    calibration_prompts: int,
-    keep: list[float],
+    budget: Budget,
+    calibration_prompts: Count,
+    keep: Sequence[PositiveShare],
 ) -> Result:
     """The first `calibration_prompts` choose threshold and cap, the others test them. keep: which
     share of accepted drafts must survive; looser and stricter ones are shown beside it."""
@@ -56,14 +58,14 @@ def pruning(
 def trees(
     target: Target,
     prompts: list[Prompt],
-    speculator: str,
-    schedule: str,
-    gammas: list[int],
-    top_ks: list[int],
-    largest: int,
-    keep: float,
-    calibration_prompts: int,
-    repeats: int,
+    speculator: Text,
+    schedule: Literal[SCHEDULES],
+    gammas: Sequence[Size],
+    top_ks: Sequence[Size],
+    largest: Budget,
+    keep: PositiveShare,
+    calibration_prompts: Count,
+    repeats: Count,
 ) -> Result:
     """Trees of `gammas` levels with `top_ks` children each: full ones of up to `largest` nodes,
     beyond that their most probable `largest` nodes. With pruning, threshold and cap are calibrated

@@ -3,10 +3,12 @@ by its weights. Sizes are written once, as folders (`studies.enlargement`)."""
 
 import gc
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.core.files import key_of, write_json
 from slipstream.core.sampling import Sampling
+from slipstream.core.settings import Below1, Budget, Count, NotNegative, Size, Text
 from slipstream.decoding.calibration import Calibrations, calibrate, calibration_key, described
 from slipstream.drafters.auto import Auto
 from slipstream.drafters.base import Drafter
@@ -30,17 +32,17 @@ CALL, AFTER = "vs generate, whole calls", "vs plain, after the prefill"
 def scale(
     target: Target,
     prompts: list[Prompt],
-    sizes: list[str],
+    sizes: Sequence[Text],
     untrained: dict[str, Drafter],
-    top_k: int,
-    prune_threshold: float,
-    temperatures: list[float],
-    budgets: list[int],
+    top_k: Size,
+    prune_threshold: Below1,
+    temperatures: Sequence[NotNegative],
+    budgets: Sequence[Budget],
     calibration: PromptSets,
-    calibration_prompts: int,
-    repeats: int,
-    folder: str,
-    dtype: str,
+    calibration_prompts: Count,
+    repeats: Count,
+    folder: Text,
+    dtype: Text,
 ) -> Result:
     """At each of `sizes` (of `studies.enlargement.SHAPES`, or 'small' for the shipped models):
     transformers' `generate` and assisted generation, plain decoding, streams of both schedules and

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from rich.progress import track
 
 from slipstream.core.errors import InputError
+from slipstream.core.settings import Count, Text
 from slipstream.data.batches import TokenBatches
 from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import load_speculator
@@ -24,7 +25,11 @@ MEDUSA = "Medusa heads"
 
 @torch.no_grad()
 def similarity(
-    target: Target, prompts: list[Prompt], speculator: str, training_prompts: int, medusa_steps: int
+    target: Target,
+    prompts: list[Prompt],
+    speculator: Text,
+    training_prompts: Count,
+    medusa_steps: Count,
 ) -> Result:
     """Cosine of stream (t, j) with the main row of position t + j, after each MSA layer.
 

@@ -10,14 +10,17 @@ decoding's answers, and the distance to the target, measured and as SPRINTER's t
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+from annotated_types import Len
 from scipy.optimize import brentq
 from transformers.pytorch_utils import Conv1D
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
+from slipstream.core.settings import Count, NotNegative, Seed, Size, Text
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
@@ -40,19 +43,19 @@ def sprinter(
     target: Target,
     prompts: list[Prompt],
     draft: Target,
-    verifier: str,
+    verifier: Text,
     lengths: dict[str, DraftLength | None],
-    num_tokens: int,
-    longest: int,
-    points: list[tuple[float, float]],
+    num_tokens: Size,
+    longest: Size,
+    points: Sequence[Annotated[Sequence[float], Len(2, 2)]],
     calibration: PromptSets,
-    calibration_prompts: int,
-    tolerance: float,
+    calibration_prompts: Count,
+    tolerance: NotNegative,
     judge: Judge,
     sampling: Sampling,
     limits: Limits,
-    repeats: int,
-    seed: int,
+    repeats: Count,
+    seed: Seed,
 ) -> Result:
     """draft: writes all drafts; verifier: folder of SPRINTER's; lengths: rules that end drafts, by
     name, None where one is left out (and so are those that do not fit the draft model, with a

@@ -10,12 +10,14 @@ are not. The verifier's own time and a cap on runs are left out. Rates outside [
 might never end) and negative numbers of acceptable tokens raise `InputError`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import torch
 
 from slipstream.core.errors import InputError
+from slipstream.core.settings import Count, Positive, Share
 from studies import Plot, Prompt, Result, Target
 
 TRUE_POSITIVES = [*(tenths / 10 for tenths in range(10)), 0.95, 0.99]
@@ -25,10 +27,10 @@ LENGTH, TIME, SIMULATED = "E[N]", "E[T_stop], s", ", simulated"
 def sprinter_theory(
     target: Target,
     prompts: list[Prompt],
-    acceptable: int,
-    false_positives: list[float],
-    draft_seconds: float,
-    samples: int,
+    acceptable: Count,
+    false_positives: Sequence[Share],
+    draft_seconds: Positive,
+    samples: Count,
 ) -> Result:
     """Theorems 2 and 3, and a simulation of `samples` runs for each pair of rates. draft_seconds:
     for one token. It needs no model."""

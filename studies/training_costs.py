@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import re
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rich.progress import track
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from slipstream.core.settings import Count, Text
 from slipstream.data.batches import collate
 from slipstream.data.rendering import Sample
 from slipstream.speculators.base import new_speculator
@@ -32,9 +34,9 @@ def segments(
     target: Target,
     prompts: list[Prompt],
     speculator: StreamingConfig,
-    lengths: list[int],
-    segments: list[int],
-    repeats: int,
+    lengths: Sequence[Count],
+    segments: Sequence[Count],
+    repeats: Count,
 ) -> Result:
     """Forward and backward of one sample of random tokens, a quarter of it prompt; 'dense' holds
     all streams of all completion positions at once. Memory is the peak of what the step's operators
@@ -67,7 +69,7 @@ def memory(
     prompts: list[Prompt],
     speculator: StreamingConfig,
     models: list[dict],
-    num_segments: int | None,
+    num_segments: Count | None,
 ) -> Result:
     """The estimate of a run's peak memory for `models` of random weights in bfloat16, from their
     configs alone; and, of those of which `measured` says so, what a new process takes.
@@ -143,7 +145,7 @@ def _most_resident() -> int:
 
 
 def gradients(
-    target: Target, prompts: list[Prompt], speculator: StreamingConfig, trained: dict[str, str]
+    target: Target, prompts: list[Prompt], speculator: StreamingConfig, trained: dict[str, Text]
 ) -> Result:
     """Shared mode: norms over the prompts' answers, for untrained streams (`speculator` is their
     config) and for `trained` ones: names and folders of speculators of the same kind."""

@@ -5,6 +5,7 @@ accelerator the wait for a forward may fall outside of its share.
 """
 
 from slipstream.core.errors import InputError
+from slipstream.core.settings import Budget, Count
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.comparison import Record, summarise, total_of
@@ -21,8 +22,8 @@ def two_models(
     prompts: list[Prompt],
     draft_model: DraftModel,
     streaming: Streaming,
-    budget: int,
-    repeats: int,
+    budget: Budget,
+    repeats: Count,
 ) -> Result:
     """Both decode the prompts side by side, interleaved, beside plain decoding. Streams of shared
     mode verify with their own fine-tuned target, as in Table 5.

@@ -8,6 +8,7 @@ import torch
 from torchmetrics.functional.classification import binary_auroc
 
 from slipstream.core.errors import InputError
+from slipstream.core.settings import Count, Seed, Text
 from slipstream.data.labelled_drafts import labelled_drafts
 from slipstream.data.rendering import render_sample
 from slipstream.evaluation.comparison import ALL_SETS
@@ -22,10 +23,10 @@ def verifier(
     target: Target,
     prompts: list[Prompt],
     draft: Target,
-    verifier: str,
-    max_new_tokens: int,
-    cache_dir: str,
-    seed: int,
+    verifier: Text,
+    max_new_tokens: Count,
+    cache_dir: Text,
+    seed: Seed,
 ) -> Result:
     """Area under the ROC curve of `verifier` (a folder), for what `draft` drafts; max_new_tokens:
     of the completions that prefixes are taken from; cache_dir, seed: of the labels.

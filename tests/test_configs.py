@@ -9,8 +9,8 @@ from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 from tests.commands import ROOT, config_of
 
-from slipstream.app import INFER_KEYS, TRAIN_KEYS
-from slipstream.configuration import RENAMED, build, check_keys, own_part
+from slipstream.commands import Infer, Train
+from slipstream.configuration import RENAMED, build, check_config, own_part
 
 OLD_NAMES = {
     "data": "dialogsum e2e e2e_wikisql given jsonl lm1b prompts prompts_dialogsum prompts_e2e "
@@ -51,12 +51,12 @@ def parameters_of(node) -> set[str]:
 def test_every_experiment_composes(name):
     both = name not in DECODING and "both_commands" in config_of("train", f"experiment={name}")
     if name in DECODING or both:
-        config = own_part(config_of("infer", f"experiment={name}"), INFER_KEYS, TRAIN_KEYS)
-        check_keys(config, INFER_KEYS)
+        config = own_part(config_of("infer", f"experiment={name}"), Infer, Train)
+        check_config(config, Infer)
         if not both:
             return
-    config = own_part(config_of("train", f"experiment={name}"), TRAIN_KEYS, INFER_KEYS)
-    check_keys(config, TRAIN_KEYS)
+    config = own_part(config_of("train", f"experiment={name}"), Train, Infer)
+    check_config(config, Train)
     for part in (config.training, config.data):
         assert set(part) - {"_target_"} == parameters_of(part) - {"target", "speculator"}, part
     build(config.speculator)
@@ -74,9 +74,9 @@ def test_every_successor_composes(name):
     decodes = re.match(
         "drafter|study|data/prompts|methods|experiment/(evidence|streaming_budgets)", name
     )
-    command, own = ("infer", INFER_KEYS) if decodes else ("train", TRAIN_KEYS)
-    config = own_part(config_of(command, *RENAMED[name].split()), own, INFER_KEYS | TRAIN_KEYS)
-    check_keys(config, own)
+    command, own, other = ("infer", Infer, Train) if decodes else ("train", Train, Infer)
+    config = own_part(config_of(command, *RENAMED[name].split()), own, other)
+    check_config(config, own)
 
 
 def test_data_sets_of_the_hub_come_together():
@@ -92,13 +92,13 @@ def test_data_sets_of_the_hub_come_together():
 def test_a_rule_for_the_length_goes_with_any_drafter(drafter, override):
     config = config_of("infer", f"drafter={drafter}", f"{override}=gammatune_plus")
     assert build(config.drafter.length).threshold == 0.3
-    check_keys(config, INFER_KEYS)
+    check_config(config, Infer)
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_can_be_built(name):
     config = config_of("infer", f"study={name}")
-    check_keys(config, INFER_KEYS)
+    check_config(config, Infer)
     if config.study is not None:  # else it is a multirun: tests/studies/test_multiruns.py
         study = instantiate(config.study, _partial_=True, _convert_="all")
         given = {"target", "prompts", *study.keywords}

@@ -27,14 +27,14 @@ from tests.pages import CODE, FENCE, PAGES, SECTIONS, TEXTS, Command, Section, s
 from tests.serving.conftest import ended, started
 
 from slipstream import app
-from slipstream.app import INFER_KEYS, TRAIN_KEYS
 from slipstream.assets import PROMPTS
-from slipstream.configuration import check_keys, own_part
+from slipstream.commands import Infer, Train
+from slipstream.configuration import check_config, own_part
 from slipstream.core.errors import InputError
 from slipstream.data.rows import read_rows
-from slipstream.serving.server import KEYS as SERVE_KEYS
+from slipstream.serving.server import Serve
 
-KEYS = {"train": TRAIN_KEYS, "infer": INFER_KEYS, "serve": SERVE_KEYS}
+COMMANDS = {"train": Train, "infer": Infer, "serve": Serve}
 FEW = {
     "tools.synthetic": "--train 2 --validation 2 --test 2 --folder invented",
     "tools.load": "--clients 1 2 --seconds 2 --rounds 1 --overload 0.1",
@@ -110,8 +110,9 @@ def composed(command: Command, *more: str) -> DictConfig:
     script, given = command.script, command.overrides
     if Path("conf").is_dir():
         given.append(f"hydra.searchpath=[file://{Path('conf').absolute()}]")
-    config = own_part(config_of(script, *given, *more), KEYS[script], TRAIN_KEYS | INFER_KEYS)
-    check_keys(config, KEYS[script])
+    own, other = COMMANDS[script], Infer if script == "train" else Train
+    config = own_part(config_of(script, *given, *more), own, other)
+    check_config(config, own)
     return config
 
 

@@ -11,7 +11,8 @@ from tokenizers.pre_tokenizers import Split
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from slipstream import app
-from slipstream.configuration import build, check_keys
+from slipstream.commands import Train
+from slipstream.configuration import build, check_config
 from slipstream.data.rendering import check_generation_markers, render_prompt, render_sample
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 
@@ -133,7 +134,7 @@ def test_the_experiment_composes_and_has_the_expected_sizes(name):
     config = config_of(
         "train", "experiment=real_target", "speculator=streaming_paper", f"target={name}"
     )
-    check_keys(config, app.TRAIN_KEYS)
+    check_config(config, Train)
     target = build(config.target, device="meta")
     assert {parameter.device.type for parameter in target.model.parameters()} == {"meta"}
     assert sum(parameter.numel() for parameter in target.model.parameters()) == PARAMETERS[name]

@@ -18,7 +18,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 from omegaconf import DictConfig, OmegaConf
 
-from slipstream.configuration import RENAMED, REPLACED, build, check_keys, own_part
+from slipstream.configuration import RENAMED, REPLACED, Command, build, check_config, own_part
 from slipstream.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,15 +26,6 @@ if TYPE_CHECKING:
     from slipstream.decoding.answer import Limits
     from slipstream.targets.target import Target
 
-TRAIN_KEYS = frozenset(
-    "target draft speculator data training trainer logger callbacks seed check resume "
-    "output_dir".split()
-)
-INFER_KEYS = frozenset(
-    "target draft drafter speculator_path batch_size data methods leave_out_unfit study sampling "
-    "limits budget engine prompt chat verify calibrate calibration num_prompts repeats seed "
-    "threads resume output_dir".split()
-)
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
 
@@ -104,10 +95,10 @@ def in_own_folder(config: DictConfig) -> DictConfig:
     return config
 
 
-def _checked(config: DictConfig, own: frozenset[str], others: frozenset[str]) -> DictConfig:
+def _checked(config: DictConfig, own: type[Command], others: type[Command]) -> DictConfig:
     """The config of one command; `InputError` for what no run can use."""
     config = own_part(config, own, others)
-    check_keys(config, own)
+    check_config(config, own)
     if OmegaConf.select(config, "target.device") == "meta":
         raise InputError(
             "target.device: a target on 'meta' has neither weights nor a tokenizer, so nothing can "
@@ -118,12 +109,13 @@ def _checked(config: DictConfig, own: frozenset[str], others: frozenset[str]) ->
 
 def train(config: DictConfig) -> Path:
     """Train what the config says; returns the folder that was written."""
-    config = _checked(config, TRAIN_KEYS, INFER_KEYS)
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
+    from slipstream.commands import Infer, Train
     from slipstream.core.resuming import stoppable
     from slipstream.speculators.checkpoint import check_replaceable, owned
 
+    config = _checked(config, Train, Infer)
     output = Path(config.output_dir)
     model = output / "model"
     with stoppable(output), nullcontext() if rank_zero_only.rank else owned(output, "output_dir"):
@@ -183,9 +175,9 @@ def _train(config: DictConfig, output: Path) -> Path:
 
 def infer(config: DictConfig) -> list:
     """Answer one prompt, converse, or compare methods on many; returns the result records."""
-    config = _checked(config, INFER_KEYS, TRAIN_KEYS)
     import torch
 
+    from slipstream.commands import Infer, Train
     from slipstream.core.resuming import flattened, journal, stoppable
     from slipstream.decoding.calibration import described
     from slipstream.evaluation.methods import made_at
@@ -195,6 +187,7 @@ def infer(config: DictConfig) -> list:
     from slipstream.targets.compiled import compile_target
     from slipstream.targets.packed import is_fused, unpack_linears
 
+    config = _checked(config, Infer, Train)
     others = config.calibrate or config.study is not None or config.prompt is not None
     if config.verify and (others or config.chat):
         raise InputError(
@@ -220,8 +213,6 @@ def infer(config: DictConfig) -> list:
         return answer_one(target, method, sampling, limits, config.prompt, config.seed)
     run = described(content) | {"target": target.fingerprint, "environment": environment(target)}
     del run["output_dir"], run["resume"]
-    if config.resume not in (None, "auto"):
-        raise InputError("resume: give auto, to go on with what is kept in output_dir, or null")
     with (
         stoppable(output),
         owned(output, "output_dir"),
@@ -268,9 +259,9 @@ def _measure(
 
 def serve(config: DictConfig) -> None:
     """Answer requests over HTTP until the process is told to end."""
-    from slipstream.serving.server import KEYS, Server, decoder_of, settings_of
+    from slipstream.serving.server import Serve, Server, decoder_of, settings_of
 
-    config = _checked(config, KEYS, frozenset())
+    config = _checked(config, Serve, Serve)
     OmegaConf.resolve(config)  # workers are processes of their own
     logging.getLogger("slipstream.serving").setLevel(logging.INFO)
     server: Server = build(config.server)

@@ -1,16 +1,21 @@
-"""Configs: unknown keys are errors, and so is anything that a constructor does not take.
+"""Configs: every key is checked by the constructor that takes it, before anything is built.
 
-Hydra itself accepts `+key=1`; this file does not. It knows no component.
+Hydra itself accepts `+key=1`, and any `_target_`; this file does not. It knows no component.
 """
 
-import inspect
 import re
+from collections.abc import Callable, Collection, Mapping
+from importlib.metadata import entry_points
+from inspect import isabstract, isclass, isfunction, signature
+from typing import ClassVar
 
 import hydra
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from slipstream.core.errors import InputError, naming
+from slipstream.core.errors import InputError, first_sentence
+from slipstream.core.settings import Settings, arguments_of, check, shown
 
 _GIVEN = "data=jsonl data.regenerate=false"
 _GPT2 = "experiment=sprinter_real target=gpt2_xl draft=openai-community/gpt2"
@@ -68,26 +73,118 @@ REPLACED = dict.fromkeys(
 """What stands in the place of a key that is gone."""
 
 
-def own_part(config: DictConfig, own: frozenset[str], others: frozenset[str]) -> DictConfig:
+PROJECT = "slipstream", "studies"
+GROUP = "slipstream.speculators"
+LIGHTNING = tuple(
+    f"lightning.pytorch.{name}"
+    for name in "Trainer callbacks. loggers. plugins. profilers. strategies.".split()
+)
+"""What else than the project, and packages with speculators of their own, a config may name."""
+
+
+class Command(Settings):
+    """Base of the schemas of commands: what their keys may be, in the order in which they are
+    checked. given: of the part under a key, the arguments that come from other keys, or the run."""
+
+    given: ClassVar[Mapping[str, Collection[str]]] = {}
+
+
+def own_part(config: DictConfig, own: type[Command], others: type[Command]) -> DictConfig:
     """Without the keys of the other command, where an experiment says that it is for both."""
     if not OmegaConf.select(config, "both_commands"):
         return config
-    left_out = {"both_commands"} | (others - own)
+    left_out = {"both_commands"} | (arguments_of(others).keys() - arguments_of(own).keys())
     return OmegaConf.masked_copy(config, [key for key in config if key not in left_out])
 
 
-def check_keys(config: DictConfig, allowed: frozenset[str]) -> None:
-    """`InputError` for an unknown or an unset key, anywhere in the config."""
-    unknown = sorted(set(map(str, config)) - allowed)
-    if unknown:
+def check_config(config: DictConfig, command: type[Command]) -> None:
+    """`InputError` for what the schema of the command, or a constructor named anywhere in the
+    config, does not allow; nothing is built but settings."""
+    try:
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            raise InputError(f"{missing[0]}: has no value; give one with {missing[0]}=...")
+        content = OmegaConf.to_container(config, resolve=True)
+    except (OmegaConfBaseException, RecursionError) as error:
+        key = getattr(error, "full_key", None) or "config"
+        raise InputError(f"{key}: {first_sentence(error)}; mend what refers there") from error
+    allowed = arguments_of(command)
+    nodes = [key for key in allowed if isinstance(content.get(key), dict | list)]
+    plain = {key: each for key, each in content.items() if key not in nodes}
+    check(command, plain, later=nodes)
+    parts = dict(plain)
+    for key in nodes:
+        own = allowed[key][1]
+        schema = own if isinstance(own, type) and issubclass(own, Command) else None
+        parts[key] = _stand_in(content[key], key, schema, command.given.get(key, ()))
+        check(command, {key: parts[key]}, later=allowed)
+    for key in command.given.keys() & set(nodes):
+        component = component_of(content[key]["_target_"], key)
+        named = [name for name in command.given[key] if name in allowed]
+        _check_given(component, {name: parts.get(name) for name in named}, key)
+
+
+def _check_given(component: Callable, parts: Mapping[str, object], key: str) -> None:
+    """`InputError` unless `component` takes the parts that are there, and does without others."""
+    for name, part in parts.items():
+        if name in arguments_of(component):
+            check(component, {name: part}, later=arguments_of(component))
+        elif part is not None:
+            which = component.__name__
+            raise InputError(f"{name}: {which} takes none; give {name}=null, or another {key}")
+
+
+def _stand_in(
+    node: object, path: str, schema: type[Command] | None = None, later: Collection[str] = ()
+) -> object:
+    """What passes for the part that is to be built of a node, whose arguments are checked: settings
+    are made, of others there is an empty object. schema: of a node without `_target_`; later:
+    arguments that are not in the config."""
+    if isinstance(node, list):
+        return [_stand_in(each, f"{path}[{place}]") for place, each in enumerate(node)]
+    if not isinstance(node, dict):
+        return node
+    component = component_of(node["_target_"], path) if "_target_" in node else schema
+    given = {
+        key: _stand_in(each, f"{path}.{key}") for key, each in node.items() if key != "_target_"
+    }
+    if component is None:
+        return given
+    check(component, given, path, later)
+    kind = component if isinstance(component, type) else signature(component).return_annotation
+    if not isinstance(kind, type) or isabstract(kind):
+        raise InputError(f"{path}._target_: {component.__name__} makes no part; choose another")
+    if not issubclass(kind, Settings) or kind is not component or later:
+        return object.__new__(kind)
+    try:
+        return component(**given)
+    except InputError as error:
+        raise InputError(_with_path(path, str(error))) from None
+
+
+def component_of(name: object, path: str) -> Callable:
+    """The class or function that `_target_` names; `InputError` for one that a config may not."""
+    roots = {*PROJECT, *(each.module.partition(".")[0] for each in entry_points(group=GROUP))}
+    if not isinstance(name, str) or not (
+        name.partition(".")[0] in roots or name.startswith(LIGHTNING)
+    ):
         raise InputError(
-            f"{unknown[0]}: unknown config key; the keys here are {', '.join(sorted(allowed))}"
+            f"{path}._target_: {shown(name)} cannot be imported here; name a part of "
+            f"{', '.join(sorted(roots))}, or Lightning's Trainer, callbacks, loggers, plugins, "
+            "profilers or strategies"
         )
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise InputError(f"{missing[0]}: has no value; give one with {missing[0]}=...")
-    for key in config:
-        _check_node(config[key], str(key))
+    try:
+        found = hydra.utils.get_object(name)
+    except Exception as error:
+        cause = error.__cause__ or error
+        raise InputError(
+            f"{path}._target_: {name!r} cannot be imported ({type(cause).__name__}: "
+            f"{first_sentence(cause)}); check the name, and the file it names"
+        ) from error
+    home = str(getattr(found, "__module__", "")).partition(".")[0]
+    if home not in {*roots, "lightning"} or not (isclass(found) or isfunction(found)):
+        raise InputError(f"{path}._target_: {name!r} names no part of the project; choose another")
+    return found
 
 
 def build(node: DictConfig | None, **objects):
@@ -100,48 +197,17 @@ def build(node: DictConfig | None, **objects):
     except InstantiationException as error:
         cause, where = error.__cause__, re.search(r"full_key: (\S+)", str(error))
         if isinstance(cause, InputError) and where is not None:
-            with naming(_path_before(where[1], str(cause))):
-                raise cause from None
+            raise InputError(_with_path(where[1], str(cause))) from None
         raise cause or error from None
 
 
-def _path_before(path: str, sentence: str) -> str:
-    """The part of a config path that a sentence about what stands there leaves out.
+def _with_path(path: str, sentence: str) -> str:
+    """A sentence about what stands at a config path, with what it leaves out of the path.
 
-    >>> _path_before("methods.mine.drafter", "drafter.schedule: must be one of fused, deferred")
-    'methods.mine'
+    >>> _with_path("methods.mine.drafter", "drafter.ranks: give more")
+    'methods.mine: drafter.ranks: give more'
     """
     first = re.split(r"[.:]", sentence, maxsplit=1)[0]
     before, found, _ = f".{path}.".rpartition(f".{first}.")
-    return before[1:] if found else path
-
-
-def _check_node(node: object, path: str) -> None:
-    if isinstance(node, ListConfig):
-        for place, item in enumerate(node):
-            _check_node(item, f"{path}[{place}]")
-    if not isinstance(node, DictConfig):
-        return
-    if node.get("_target_") is not None:
-        _check_arguments(node, path)
-    for key in node:
-        _check_node(node[key], f"{path}.{key}")
-
-
-def _check_arguments(node: DictConfig, path: str) -> None:
-    """Every key of a node must be an argument of what it names."""
-    try:
-        component = hydra.utils.get_object(node["_target_"])
-    except Exception as error:
-        cause = error.__cause__ or error
-        raise InputError(
-            f"{path}._target_: {node['_target_']!r} cannot be imported ({type(cause).__name__}: "
-            f"{cause}); check the name, and the file it names"
-        ) from error
-    parameters = inspect.signature(component).parameters
-    for key in node:
-        if not str(key).startswith("_") and key not in parameters:
-            raise InputError(
-                f"{path}.{key}: unknown config key; {node['_target_'].rpartition('.')[2]} takes "
-                f"{', '.join(name for name in parameters if name != 'self')}"
-            )
+    before = before[1:] if found else path
+    return f"{before}: {sentence}" if before else sentence

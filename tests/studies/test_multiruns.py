@@ -14,8 +14,8 @@ from tests.commands import ROOT, config_of, refused
 from tests.tiny import save_tiny_target, tiny_speculator
 
 from slipstream import app
-from slipstream.app import INFER_KEYS
-from slipstream.configuration import build, check_keys
+from slipstream.commands import Infer
+from slipstream.configuration import build, check_config
 from slipstream.results.record import Rows
 from slipstream.speculators.checkpoint import save_speculator
 from slipstream.targets.loading import load_target
@@ -40,7 +40,7 @@ def test_every_run_of_a_sweep_composes(study):
     for values in product(*SWEPT[study].values()):
         given = [f"{key}={value}" for key, value in zip(SWEPT[study], values, strict=True)]
         config = config_of("infer", f"study={study}", *given)
-        check_keys(config, INFER_KEYS)
+        check_config(config, Infer)
         assert config.study is None
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         hydra = compose("infer", [f"study={study}"], return_hydra_config=True).hydra

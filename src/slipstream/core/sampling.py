@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from slipstream.core.settings import Settings, number, whole
+from slipstream.core.settings import Count, NotNegative, PositiveShare, Settings
 from slipstream.core.transfer import on_device
 
 BLOCK = 512
@@ -28,9 +28,9 @@ class Sampling(Settings):
     """How tokens are chosen: greedy at temperature 0, else temperature, then top-k, then top-p."""
 
     section = "sampling"
-    temperature: float = number(0.0, least=0)
-    top_k: int | None = whole(None, null=True, least=1)
-    top_p: float | None = number(None, null=True, above=0, most=1)
+    temperature: NotNegative = 0.0
+    top_k: Count | None = None
+    top_p: PositiveShare | None = None
 
     @property
     def greedy(self) -> bool:

@@ -13,12 +13,12 @@ from tqdm import tqdm
 
 from slipstream.core.errors import InputError
 from slipstream.core.files import key_of, locked, replaced_folder
+from slipstream.core.settings import Count, PositiveShare, Seed, Text
 from slipstream.data.batches import collate
-from slipstream.data.hub import HubSource
 from slipstream.data.regeneration import Regeneration
 from slipstream.data.rendering import Sample, render_sample
 from slipstream.data.rows import Row, read_rows, spread
-from slipstream.data.sources import Sources
+from slipstream.data.sources import HubSets, Kinds, Paths, Sources
 from slipstream.drafters.suffixes import SuffixStore
 from slipstream.speculators.base import causal_rows
 from slipstream.speculators.checkpoint import check_writable
@@ -44,16 +44,14 @@ class TrainingTexts:
 
     def __init__(
         self,
-        path: str | list[str] | None,
-        hub: dict[str, HubSource] | None,
-        synthetic_kinds: list[str] | None,
-        max_rows: int | None,
-        share: float,
-        cache_dir: str,
-        seed: int,
+        path: Paths,
+        hub: HubSets,
+        synthetic_kinds: Kinds,
+        max_rows: Count | None,
+        share: PositiveShare,
+        cache_dir: Text,
+        seed: Seed,
     ):
-        if not 0 < share <= 1:
-            raise InputError("corpus.share: must be above 0 and at most 1")
         self.sources = Sources(path, hub, synthetic_kinds, seed)
         self.max_rows, self.share = max_rows, share
         self.cache_dir = Path(cache_dir)

@@ -3,12 +3,16 @@
 It knows nothing of tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Annotated, Literal
+
+from annotated_types import Len
 
 from slipstream.core.errors import InputError
+from slipstream.core.settings import Amount, Count, Settings, Text
 from slipstream.data.rows import Row
 
 
@@ -25,20 +29,24 @@ def loading(name: str) -> Iterator[None]:
         ) from error
 
 
+SPLITS = ("train", "validation", "test")
+
+
 @dataclass(frozen=True)
-class HubSource:
+class HubSource(Settings):
     """A data set with templates that turn its columns into prompt and completion.
 
     splits: what the hub calls a split where that differs, slices included ("train[:90%]");
     revision: branch or commit, e.g. the hub's own conversion to Parquet of a scripted data set.
     """
 
-    name: str
+    section = "data.hub"
+    name: Text
     prompt: str
     completion: str
-    source: str
-    splits: dict[str, str] = field(default_factory=dict)
-    revision: str | None = None
+    source: Text
+    splits: dict[Literal[SPLITS], Text] = field(default_factory=dict)
+    revision: Text | None = None
 
     def rows(self, split: str) -> list[Row]:
         """Download `split` and render it; raises as `loading` does."""
@@ -53,7 +61,7 @@ class HubSource:
 
 
 @dataclass(frozen=True)
-class TextSource:
+class TextSource(Settings):
     """Texts, whose first words are prompts, and those that follow completions. SPRINTER is trained
     on such (Wikipedia summaries, LM1B). They are streamed, so a few thousand texts of a large set
     do not cost its download.
@@ -64,23 +72,22 @@ class TextSource:
     `datasets.load_dataset`.
     """
 
-    name: str
-    text: str
-    source: str
-    prompt_words: int
-    completion_words: int
-    texts: dict[str, list[int]]
-    split: str = "train"
-    data_files: str | None = None
-    revision: str | None = None
+    section = "data.hub"
+    name: Text
+    text: Text
+    source: Text
+    prompt_words: Count
+    completion_words: Count
+    texts: dict[Literal[SPLITS], Annotated[Sequence[Amount], Len(2, 2)]]
+    split: Text = "train"
+    data_files: Text | None = None
+    revision: Text | None = None
 
     def rows(self, split: str) -> list[Row]:
         """Stream `split` and divide its texts. Raises `InputError` as `loading` does, and where no
         text is long enough."""
         from datasets import load_dataset
 
-        if self.prompt_words < 1 or self.completion_words < 1:
-            raise InputError("data.hub: prompt_words and completion_words must be at least 1")
         if split not in self.texts:
             raise InputError(f"data.hub: {self.source} has no {split} split; add it to texts")
         first, count = self.texts[split]

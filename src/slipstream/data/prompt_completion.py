@@ -11,13 +11,13 @@ import lightning as L
 
 from slipstream.core.errors import InputError
 from slipstream.core.processes import num_processes
+from slipstream.core.settings import Amount, Count, Seed, Text
 from slipstream.data.batches import TokenBatches
 from slipstream.data.copying import copying_rows
-from slipstream.data.hub import HubSource
 from slipstream.data.regeneration import Regeneration
 from slipstream.data.rendering import Sample, check_generation_markers, render_sample
 from slipstream.data.rows import Row, by_prompt, messages_of, spread
-from slipstream.data.sources import Sources
+from slipstream.data.sources import HubSets, Kinds, Paths, Sources
 from slipstream.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -39,20 +39,20 @@ class PromptCompletionData(L.LightningDataModule):
 
     def __init__(
         self,
-        path: str | list[str] | None,
-        hub: dict[str, HubSource] | None,
-        synthetic_kinds: list[str] | None,
-        max_train_rows: int | None,
-        max_validation_rows: int | None,
-        copying_rows: int,
-        generated_rows: int,
-        max_length: int,
-        batch_tokens: int,
+        path: Paths,
+        hub: HubSets,
+        synthetic_kinds: Kinds,
+        max_train_rows: Count | None,
+        max_validation_rows: Count | None,
+        copying_rows: Amount,
+        generated_rows: Amount,
+        max_length: Count,
+        batch_tokens: Count,
         regenerate: bool,
         regeneration: Regeneration,
-        max_new_tokens: int,
-        cache_dir: str,
-        seed: int,
+        max_new_tokens: Count,
+        cache_dir: Text,
+        seed: Seed,
     ):
         super().__init__()
         self.sources = Sources(path, hub, synthetic_kinds, seed)

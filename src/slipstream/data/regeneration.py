@@ -5,13 +5,17 @@ other files.
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Annotated
+
+from annotated_types import Len
 
 from slipstream.core.errors import InputError
 from slipstream.core.files import key_of
+from slipstream.core.settings import NotNegative, Positive, Settings, Size, Text
 from slipstream.data.answers import Answered, Answerer, Question, kept_answers
 from slipstream.data.endpoint import Endpoint
 from slipstream.data.refill import OwnAnswers
@@ -23,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Regeneration:
+class Regeneration(Settings):
     """How prompts are answered.
 
     temperature: 0 is greedy; of a list each prompt takes one, by the seed and its number.
@@ -33,24 +37,18 @@ class Regeneration:
     variable with its key. Raises `InputError` for values that cannot be.
     """
 
-    temperature: float | list[float] = 0.0
-    memory_gib: float = 8.0
-    endpoint: str | None = None
-    model: str | None = None
-    concurrency: int = 32
-    key_variable: str | None = None
+    temperature: NotNegative | Annotated[Sequence[NotNegative], Len(1)] = 0.0
+    memory_gib: Positive = 8.0
+    endpoint: Text | None = None
+    model: Text | None = None
+    concurrency: Size = 32
+    key_variable: Text | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = self.temperature
-        self.temperatures = list(given) if isinstance(given, list | tuple) else [given]
-        numbers = [isinstance(each, int | float) for each in self.temperatures]
-        if not (numbers and all(numbers) and all(0 <= t < math.inf for t in self.temperatures)):
-            raise InputError("temperature: give 0 (greedy) or a larger number, or a list of such")
-        if not self.memory_gib > 0:
-            raise InputError("memory_gib: must be above 0")
-        if self.concurrency < 1:
-            raise InputError("concurrency: must be at least 1")
-        if self.endpoint is not None and not self.model:
+        self.temperatures = list(given) if isinstance(given, Sequence) else [given]
+        if self.endpoint is not None and self.model is None:
             raise InputError("model: say what the server at the endpoint calls the target")
 
     def samples(

@@ -1,15 +1,22 @@
 """Where rows come from: local files, else data sets of the hub, else the prompts that ship."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Annotated, Literal
+
+from annotated_types import Len
 
 from slipstream.assets import PROMPTS
 from slipstream.core.errors import InputError
-from slipstream.data.hub import HubSource
+from slipstream.core.settings import Seed, Text
+from slipstream.data.hub import SPLITS, HubSource, TextSource
 from slipstream.data.rows import Row, read_rows
 
 KINDS = ("data_to_text", "text_to_sql")
-SPLITS = ("train", "validation", "test")
+Paths = Text | Path | Annotated[Sequence[Text | Path], Len(1)] | None
+HubSets = dict[str, HubSource | TextSource] | None
+Kinds = Sequence[Literal[KINDS]] | None
 
 
 class Sources:
@@ -19,10 +26,10 @@ class Sources:
 
     def __init__(
         self,
-        path: str | list[str] | None,
-        hub: dict[str, HubSource] | None,
-        synthetic_kinds: list[str] | None,
-        seed: int,
+        path: Paths,
+        hub: HubSets,
+        synthetic_kinds: Kinds,
+        seed: Seed,
     ):
         self.paths = [path] if isinstance(path, str | Path) else list(path or [])
         self.hub = list((hub or {}).values())

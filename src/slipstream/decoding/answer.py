@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import InputError
+from slipstream.core.settings import Count, Settings, Text
 from slipstream.decoding.statistics import Statistics
 from slipstream.targets.target import Target
 
@@ -13,21 +14,17 @@ settles: whole characters, of which none may begin a stop string. Pieces add up 
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Settings):
     """When an answer ends: after `max_new_tokens`, once its text holds one of `stop` (a string, or
     several), or with one of `end_ids`, None for the target's own end tokens."""
 
-    max_new_tokens: int = 96
-    stop: str | Sequence[str] = ()
+    max_new_tokens: Count = 96
+    stop: Text | Sequence[Text] = ()
     end_ids: frozenset[int] | None = None
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise InputError("max_new_tokens: must be at least 1")
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
-        several = isinstance(stop, list | tuple)
-        if not several or not all(isinstance(each, str) and each for each in stop):
-            raise InputError("stop: give a text of at least one character, or a list of such texts")
+        super().__post_init__()
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
         object.__setattr__(self, "stop", tuple(stop))
 
     def check_prompts(self, target: Target, prompts: list[list[int]]) -> list[int]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from slipstream.core.errors import InputError
 from slipstream.core.masks import tree_mask
 from slipstream.core.sampling import Sampling, distributions
+from slipstream.core.settings import Budget, checked
 from slipstream.core.trees import Trees
 from slipstream.core.verification import decided, follow, keep_or_reject, paths_to, told
 from slipstream.decoding.answer import Limits
@@ -25,16 +25,15 @@ class Engine(Decoder):
     """Speculative decoding of `target` with `drafter`, attached to it or not; budget: nodes of a
     tree, root included."""
 
+    @checked
     def __init__(
         self,
         target: Target,
         drafter: Drafter | Attached,
         sampling: Sampling,
         limits: Limits,
-        budget: int,
+        budget: Budget,
     ):
-        if budget < 1:
-            raise InputError("budget: a tree needs at least 1 node")
         self.attached = drafter.attach(target) if isinstance(drafter, Drafter) else drafter
         super().__init__(self.attached.target, sampling, limits, budget)
         compile_like(self.target, target)

@@ -8,11 +8,13 @@ stays, and the target's own next token follows. What is written has not the targ
 """
 
 from collections.abc import Sequence
+from os import PathLike
 
 import torch
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
+from slipstream.core.settings import Inside, Positive, Share, Size, checked
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
 from slipstream.core.verification import NOT_FINITE, residual
@@ -40,16 +42,17 @@ class SprinterDecoder(Decoder):
 
     exact = False
 
+    @checked
     def __init__(
         self,
         target: Target,
         draft: Target,
-        verifier: SprinterVerifier | str | float,
+        verifier: SprinterVerifier | str | PathLike | Share,
         sampling: Sampling,
         limits: Limits,
-        ratio: float,
-        threshold: float,
-        cap: int,
+        ratio: Positive,
+        threshold: Inside,
+        cap: Size,
     ):
         super().__init__(target, sampling, limits, budget=cap + 1)
         if sampling.greedy:
@@ -57,15 +60,9 @@ class SprinterDecoder(Decoder):
                 "sampling.temperature: SPRINTER samples, as its verifier was trained to; set it "
                 "above 0"
             )
-        if not 0 < threshold < 1:
-            raise InputError("threshold: must be between 0 and 1, both excluded")
-        if cap < 1:
-            raise InputError("cap: must be at least 1")
         check_vocabularies(target, draft, "draft")
         self.draft, self.threshold, self.cap = draft, threshold, cap
         if isinstance(verifier, float):
-            if not 0 <= verifier <= 1:
-                raise InputError("verifier: a probability must be between 0 and 1")
             self.verifier, self.kept = None, verifier
         else:
             self.verifier = opened(verifier, draft, SprinterVerifier, "verifier")

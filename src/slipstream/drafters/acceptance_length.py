@@ -1,10 +1,10 @@
 """Rules for the length of a draft that ask a trained acceptance head: SpecDec++ and DISCO."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from slipstream.core.errors import InputError
-from slipstream.core.settings import number
+from slipstream.core.settings import Inside
 from slipstream.drafters.draft_length import DraftLength, Drawn
 from slipstream.speculators.checkpoint import opened
 from slipstream.speculators.classifiers import AcceptanceHead
@@ -22,7 +22,7 @@ class LastRejected(DraftLength):
 
     looks_at = "states"
     head: str | AcceptanceHead
-    threshold: float = number(above=0, below=1)
+    threshold: Inside = field()
 
     def attach(self, model: Target | None = None) -> Self:
         attached = super().attach()

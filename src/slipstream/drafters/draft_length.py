@@ -10,14 +10,22 @@ import copy
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Self
 
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.settings import Settings, number
+from slipstream.core.settings import (
+    AtLeast1,
+    Inside,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    Settings,
+    Share,
+)
 from slipstream.core.trees import Trees
 from slipstream.core.verification import agreement
 from slipstream.drafters.base import Verified
@@ -141,7 +149,7 @@ class _Counting(DraftLength, ABC):
     the length that was reached last.
     """
 
-    initial: float = number(least=1)
+    initial: AtLeast1
     carry: bool
 
     def __post_init__(self) -> None:
@@ -191,11 +199,11 @@ class GammaTune(_Counting):
     length, and changes nothing.
     """
 
-    rate: float = number(above=0, most=1)
-    bonus: float = number(least=0)
-    least: float = number(least=1)
-    most: float = number(least=1)
-    threshold: float | None = number(null=True, above=0, below=1)
+    rate: PositiveShare
+    bonus: NotNegative
+    least: AtLeast1
+    most: AtLeast1
+    threshold: Inside | None = field()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -228,7 +236,7 @@ class AssistantThreshold(DraftLength):
     model itself is less sure than the threshold."""
 
     looks_at = "confidence"
-    threshold: float = number(above=0, below=1)
+    threshold: Inside = field()
 
     def scores(self, drawn: Drawn) -> list[float]:
         probabilities = drawn.logits.float().softmax(-1)
@@ -248,12 +256,12 @@ class EntropyBound(DraftLength):
     """
 
     looks_at = "logits"
-    scale: float = number(above=0)
-    threshold: float = number()
-    goal: float = number(least=0, most=1)
-    step: float = number(least=0)
-    memory: float = number(least=0, most=1)
-    inertia: float = number(least=0, most=1)
+    scale: Positive
+    threshold: float = field()
+    goal: Share
+    step: NotNegative
+    memory: Share
+    inertia: Share
 
     def start(self) -> Self:
         request = super().start()

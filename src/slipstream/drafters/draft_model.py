@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from slipstream.core.sampling import distributions, draw
-from slipstream.core.settings import whole
+from slipstream.core.settings import Size
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Drawn, Trees
 from slipstream.drafters import draft_length
@@ -31,7 +31,7 @@ class DraftModel(Drafter):
     """
 
     model: Target
-    num_tokens: int = whole(least=1)
+    num_tokens: Size
     length: DraftLength | None = None
 
     def __post_init__(self) -> None:

@@ -9,11 +9,13 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 
 from slipstream.core.drafts import Draft, PathTree
-from slipstream.core.settings import whole
+from slipstream.core.settings import Size
 from slipstream.core.transfer import on_device
 from slipstream.drafters.base import AttachedHost, Brought, Drafter, Request, Verified
 from slipstream.drafters.memory import bytes_of
@@ -112,8 +114,8 @@ class Guessing(Drafter):
     """
 
     ranks = 1
-    ngram: int = whole(least=2)
-    guesses: int = whole(least=1)
+    ngram: Annotated[int, Ge(2), Le(65536)]
+    guesses: Size
     text: bool
     retrieval: Retrieval | None
     keep: bool

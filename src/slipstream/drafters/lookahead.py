@@ -10,7 +10,7 @@ the root, and the younger tokens of a column hang from its oldest one. Source: F
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.core.settings import whole
+from slipstream.core.settings import Size
 from slipstream.drafters.guesses import Branches, Guessing, GuessPool, num_branches
 
 
@@ -18,7 +18,7 @@ from slipstream.drafters.guesses import Branches, Guessing, GuessPool, num_branc
 class Lookahead(Guessing):
     """window: most columns (W); for the others see `Guessing`."""
 
-    window: int = whole(least=1)
+    window: Size
 
     def stored(self) -> GuessPool:
         return GuessPool(self.ngram, self.guesses)

@@ -10,7 +10,7 @@ from itertools import accumulate
 from operator import mul
 
 from slipstream.core.drafts import Draft
-from slipstream.core.settings import whole
+from slipstream.core.settings import Size
 from slipstream.drafters.base import AttachedHost, Drafter, Request, Verified
 from slipstream.drafters.draft_length import DraftLength, check_length
 from slipstream.drafters.memory import bytes_of
@@ -27,8 +27,8 @@ class PromptLookup(Drafter):
     """
 
     index = LastPlaces
-    max_ngram: int = whole(least=1)
-    num_tokens: int = whole(least=1)
+    max_ngram: Size
+    num_tokens: Size
     length: DraftLength | None = None
 
     def __post_init__(self) -> None:

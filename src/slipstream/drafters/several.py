@@ -1,17 +1,22 @@
 """What drafters made of several others share: one that merges their trees, and one that chooses."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from slipstream.core.errors import InputError
 from slipstream.drafters.base import Attached, Drafter, Request, Session, Verified
 from slipstream.targets.target import Target
 
 
+@dataclass(eq=False)
 class Several(Drafter):
     """Settings of a drafter that has `drafters`, by name, None where one is left out."""
 
-    def __init__(self, drafters: dict[str, Drafter | None]):
-        self.drafters = {name: each for name, each in drafters.items() if each is not None}
+    drafters: dict[str, Drafter | None]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.drafters = {name: each for name, each in self.drafters.items() if each is not None}
         if not self.drafters:
             raise InputError("drafter.drafters: name at least one drafter")
 

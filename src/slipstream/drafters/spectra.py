@@ -8,8 +8,9 @@ Algorithm 1, lines 7 to 17 of which are the order `forward_first`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from slipstream.core.settings import number, one_of, whole
+from slipstream.core.settings import PositiveShare, Share, Size
 from slipstream.drafters.guesses import Branches, Guessing, GuessPool, num_branches
 from slipstream.drafters.ngrams import longest_known
 
@@ -29,13 +30,13 @@ class Spectra(Guessing):
     """
 
     ranks = 32
-    candidates: int = whole(least=1)
-    unseen_probability: float = number(least=0, most=1)
+    candidates: Size
+    unseen_probability: Share
     forward: bool
     backward: bool
-    order: str = one_of(*ORDERS)
-    chain: int = whole(least=1)
-    backward_share: float = number(above=0, most=1)
+    order: Literal[ORDERS]
+    chain: Size
+    backward_share: PositiveShare
     sub_ngrams: bool
 
     def stored(self) -> "Dictionaries":

@@ -12,13 +12,14 @@ of the forward.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from slipstream.core.errors import InputError
 from slipstream.core.growth import grow
 from slipstream.core.sampling import SIBLINGS
-from slipstream.core.settings import number, one_of, whole
+from slipstream.core.settings import Below1, Size
 from slipstream.core.trees import Trees
 from slipstream.drafters.base import Attached, Drafter, Request
 from slipstream.drafters.draft_length import DraftLength, check_length
@@ -52,10 +53,10 @@ class Streaming(Drafter):
     """
 
     speculator: StreamingSpeculator | str | Path
-    schedule: str = one_of(*SCHEDULES)
-    top_k: int = whole(least=1)
-    prune_threshold: float = number(0.0, least=0, below=1)
-    prune_cap: int | None = whole(None, null=True, least=1)
+    schedule: Literal[SCHEDULES]
+    top_k: Size
+    prune_threshold: Below1 = 0.0
+    prune_cap: Size | None = None
     length: DraftLength | None = None
     drawn: bool = False
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 
 from slipstream.core.drafts import Draft, grow_by_confidence
-from slipstream.core.settings import number, whole
+from slipstream.core.settings import Amount, Positive, Share, Size
 from slipstream.drafters.base import AttachedHost, Drafter, Request, Verified
 from slipstream.targets.target import Target
 
@@ -128,10 +128,10 @@ class SuffixDecoding(Drafter):
     looked through, too, the latest ones; 0 for none.
     """
 
-    depth: int = whole(least=1)
-    factor: float = number(above=0)
-    least: float = number(least=0, most=1)
-    kept: int = whole(least=0)
+    depth: Size
+    factor: Positive
+    least: Share
+    kept: Amount
 
     def attach(self, target: Target) -> "AttachedSuffixes":
         return AttachedSuffixes(target, self)

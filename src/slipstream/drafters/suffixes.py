@@ -10,13 +10,14 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol, runtime_checkable
 
 import numpy as np
+from annotated_types import Ge, Le
 
 from slipstream.core.errors import InputError
 from slipstream.core.files import is_intact
-from slipstream.core.settings import Settings, whole
+from slipstream.core.settings import Settings, Size
 from slipstream.targets.target import Target
 
 COMPARED = 16
@@ -137,6 +138,7 @@ class SuffixStore:
         return [row[: row.index(self.END)] if self.END in row else row for row in rows]
 
 
+@runtime_checkable
 class Corpus(Protocol):
     """Where a store comes from."""
 
@@ -154,9 +156,9 @@ class Retrieval(Settings):
 
     section = "drafter.retrieval"
     corpus: Corpus
-    max_ngram: int = whole(least=1, most=COMPARED)
-    max_matches: int = whole(least=1)
-    length: int = whole(least=1)
+    max_ngram: Annotated[int, Ge(1), Le(COMPARED)]
+    max_matches: Size
+    length: Size
     _last: tuple[Target | None, SuffixStore | None] = field(default=(None, None), init=False)
 
     def attach(self, target: Target) -> "Retrieved":

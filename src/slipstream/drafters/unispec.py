@@ -6,15 +6,17 @@ Sources: UNISPEC, Algorithm 1; Luo et al. 2024, "Turning Trash into Treasure: Ac
 of Large Language Models with Token Recycling".
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
+from typing import Literal
 
 import numpy as np
 import torch
 
 from slipstream.core.drafts import Draft, grow_by_confidence
 from slipstream.core.errors import InputError
-from slipstream.core.settings import number, one_of, whole
+from slipstream.core.settings import Below1, PositiveShare, Share, Size
 from slipstream.core.transfer import on_device
 from slipstream.drafters.base import AttachedHost, Brought, Drafter, Request, Verified
 from slipstream.targets.target import Target
@@ -83,19 +85,19 @@ class UniSpec(Drafter):
     earlier ones stored. reading: of the scores on a path, one of `READINGS`.
     """
 
-    top_k: int = whole(least=1)
-    max_depth: int = whole(least=1)
-    threshold: float = number(least=0, below=1)
-    trust: float = number(least=0, most=1)
-    ranks: list[float]
+    top_k: Size
+    max_depth: Size
+    threshold: Below1
+    trust: Share
+    ranks: Sequence[PositiveShare]
     wide_first_level: bool
     prompt: bool
     keep: bool
-    reading: str = one_of(*READINGS, default="product")
+    reading: Literal["product", "local"] = "product"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.ranks) < self.top_k or not all(0 < rank <= 1 for rank in self.ranks):
+        if len(self.ranks) < self.top_k:
             raise InputError("drafter.ranks: give top_k numbers in (0, 1]")
         if sorted(self.ranks, reverse=True) != list(self.ranks):
             raise InputError("drafter.ranks: none may be above the one before")

@@ -1,8 +1,14 @@
 """What `calibrate=true` does: measure a drafter at several sizes, keep the best, show curves."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Len
 
 from slipstream.core.sampling import Sampling
+from slipstream.core.settings import Budget, Count, Settings, Text
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibration import (
@@ -25,13 +31,20 @@ FITTED = ", fitted"
 MEASURES = "ms/step", "tau", "tokens/s"
 
 
-class Calibrating:
+@dataclass
+class Calibrating(Settings):
     """budgets: sizes that are measured, ascending; num_prompts: warm-up prompts; repeats: how often
     each is decoded; folder: where what was found is kept."""
 
-    def __init__(self, budgets: list[int], num_prompts: int, repeats: int, folder: str):
-        self.budgets, self.num_prompts, self.repeats = budgets, num_prompts, repeats
-        self.calibrations = Calibrations(folder)
+    section = "calibration"
+    budgets: Annotated[Sequence[Budget], Len(1)]
+    num_prompts: Count
+    repeats: Count
+    folder: Text
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.calibrations = Calibrations(self.folder)
 
     def run(
         self,

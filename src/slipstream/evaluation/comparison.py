@@ -114,8 +114,6 @@ def compare(
     Prompts are answered `batch_size` at a time, those of a batch being of one set.
     """
     batches = batches_of(prompts, batch_size)
-    if repeats < 1:
-        raise InputError("repeats: must be at least 1")
     if not methods:
         raise InputError("methods: nothing to run; name at least one method")
     ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
@@ -217,12 +215,7 @@ def _together(details: dict[str, str]) -> str:
 
 
 def batches_of(prompts: list[Prompt], size: int) -> list[list[int]]:
-    """Places of the prompts that are answered together: up to `size` of one set, in their order.
-
-    Raises `InputError` for a size below 1.
-    """
-    if size < 1:
-        raise InputError("batch_size: must be at least 1")
+    """Places of the prompts that are answered together: up to `size` of one set, in their order."""
     sets: dict[str, list[int]] = {}
     for place, prompt in enumerate(prompts):
         sets.setdefault(prompt.source, []).append(place)

@@ -6,11 +6,13 @@ Every method is given token ids and returns a `Generation`; how often and in whi
 
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 
 from slipstream.core.errors import InputError, naming
 from slipstream.core.sampling import Sampling
+from slipstream.core.settings import Budget, Inside, Positive, Share, Size, Text
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.calibration import (
     Calibration,
@@ -124,12 +126,10 @@ class Speculative(Method):
     def __init__(
         self,
         drafter: Drafter,
-        budget: int | str,
+        budget: Budget | Literal["auto"],
         target: Target | None = None,
-        calibrations: str = "runs/calibrations",
+        calibrations: Text = "runs/calibrations",
     ):
-        if isinstance(budget, str) and budget != "auto":
-            raise InputError("budget: give a number of nodes, or auto")
         self._drafter, self.budget, self.target = drafter, budget, target
         self.calibrations = Calibrations(calibrations)
         self._attached: Attached | None = None
@@ -225,10 +225,10 @@ class Sprinter(Method):
     def __init__(
         self,
         draft: Target,
-        verifier: str | float,
-        cap: int,
-        ratio: float = 1.0,
-        threshold: float = 0.5,
+        verifier: Text | Share,
+        cap: Size,
+        ratio: Positive = 1.0,
+        threshold: Inside = 0.5,
     ):
         self.models, self.settings = (draft, verifier), (ratio, threshold, cap)
 
@@ -247,7 +247,7 @@ class Transformers(Method):
     assistant: a draft model for assisted generation; prompt_lookup_num_tokens: for prompt lookup.
     """
 
-    def __init__(self, assistant: str | None = None, prompt_lookup_num_tokens: int | None = None):
+    def __init__(self, assistant: Text | None = None, prompt_lookup_num_tokens: Size | None = None):
         self.assistant, self.prompt_lookup_num_tokens = assistant, prompt_lookup_num_tokens
         lookup = "PromptLookup" if prompt_lookup_num_tokens else None
         self.drafter = "DraftModel" if assistant else lookup

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
+from typing import Literal
 
 from slipstream.core.errors import InputError
-from slipstream.data.hub import HubSource
+from slipstream.core.settings import Seed
 from slipstream.data.rendering import render_prompt, text_ids
 from slipstream.data.rows import Messages, by_prompt, messages_of, spread
-from slipstream.data.sources import Sources
+from slipstream.data.sources import HubSets, Kinds, Paths, Sources
 from slipstream.targets.target import Target
 
 
@@ -44,22 +45,18 @@ class PromptSets:
 
     def __init__(
         self,
-        path: str | list[str] | None,
-        hub: dict[str, HubSource] | None,
-        synthetic_kinds: list[str] | None,
-        split: str,
-        seed: int,
+        path: Paths,
+        hub: HubSets,
+        synthetic_kinds: Kinds,
+        split: Literal["test", "validation"],
+        seed: Seed,
         cut: bool = False,
     ):
-        if split not in ("test", "validation"):
-            raise InputError("data.split: must be test or validation")
         self.split, self.cut = split, cut
         self.sources = Sources(path, hub, synthetic_kinds, seed)
 
     def take(self, count: int) -> list[Prompt]:
         """`count` distinct prompts, in equal parts from every set, spread evenly over each."""
-        if count < 1:
-            raise InputError("num_prompts: must be at least 1")
         if not self.sources.given:
             rows = self.sources.synthetic(count, self.split)
             return [Prompt(row.prompt, row.source) for row in rows]

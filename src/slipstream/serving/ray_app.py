@@ -13,11 +13,11 @@ from fastapi import FastAPI
 from omegaconf import DictConfig
 
 from slipstream.configuration import build as instantiate
-from slipstream.configuration import check_keys
+from slipstream.configuration import check_config
 from slipstream.serving.application import Application
 from slipstream.serving.counts import Counts
 from slipstream.serving.local import LocalBackend
-from slipstream.serving.server import KEYS, decoder_of, settings_of
+from slipstream.serving.server import Serve, decoder_of, settings_of
 
 CONF = os.path.join(os.path.dirname(__file__), *[os.pardir] * 3, "conf")
 
@@ -31,7 +31,7 @@ def build(arguments: dict[str, str]):
     overrides = [f"{name}={value}" for name, value in arguments.items()]
     with initialize_config_dir(os.path.abspath(CONF), version_base="1.3"):
         config = compose("serve", overrides)
-    check_keys(config, KEYS)
+    check_config(config, Serve)
     server = instantiate(config.server)
     most = 2 * (server.max_running + server.max_waiting)  # refusing is the application's part
 

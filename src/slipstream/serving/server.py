@@ -17,70 +17,68 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import monotonic
+from typing import Annotated, Literal
 from uuid import uuid4
 
 import litserve
 import torch
+from annotated_types import Ge, Le
 from litserve.loops.base import LitLoop
 from litserve.specs.openai import OpenAISpec
 from litserve.utils import LitAPIStatus, LoopResponseType, ResponseBufferItem
 from omegaconf import DictConfig, OmegaConf
 
-from slipstream.configuration import build
+from slipstream.commands import Engine, Threads
+from slipstream.configuration import Command, build
 from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
+from slipstream.core.settings import Budget, Seed, Size, Text
+from slipstream.core.settings import Settings as Checked
+from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibration import undrafted
 from slipstream.decoding.decoder import Decoder
+from slipstream.drafters.base import Drafter
+from slipstream.evaluation.prompts import PromptSets
 from slipstream.serving.adapting import AdaptingEngine
 from slipstream.serving.application import Application, Backend, Open, Settings
 from slipstream.serving.counts import Board, Counts, Exposed, exposition
 from slipstream.serving.worker import Asked, Job, Told, Worker
 from slipstream.targets.compiled import compile_target
+from slipstream.targets.target import Target
 
-KEYS = frozenset(
-    "target draft drafter speculator_path data sampling limits budget engine threads host port "
-    "server seed output_dir".split()
-)
-"""What conf/serve.yaml may have."""
 HOSTS = ("127.0.0.1", "0.0.0.0", "::")
+Port = Annotated[int, Ge(1024), Le(65535)]
 
 
-class Server:
+@dataclass
+class Server(Checked):
     """How it is served. model: the name that clients ask for; api_key_variable: the environment
     variable that holds a key which clients must show, None for no key; max_running: requests that
     are answered together by one worker; max_waiting: how many more may wait; prefill_rows: tokens
     of a prompt that are read between two steps; adaptive: whether trees shrink as the batch grows;
     devices: how many, "auto" for all."""
 
-    def __init__(
-        self,
-        model: str = "slipstream",
-        host: str = "127.0.0.1",
-        port: int = 8000,
-        api_key_variable: str | None = None,
-        max_running: int = 16,
-        max_waiting: int = 64,
-        prefill_rows: int = 256,
-        adaptive: bool = True,
-        devices: int | str = "auto",
-    ):
-        if host not in HOSTS:
-            raise InputError(f"host: must be one of {', '.join(HOSTS)}")
-        if not 1024 <= port <= 65535:
-            raise InputError("port: must be from 1024 to 65535")
-        given = ("max_running", max_running, 1), ("max_waiting", max_waiting, 0)
-        for name, number, least in (*given, ("prefill_rows", prefill_rows, 1)):
-            if number < least:
-                raise InputError(f"server.{name}: must be at least {least}")
-        self.key = os.environ.get(api_key_variable) if api_key_variable else None
-        if api_key_variable and not self.key:
+    section = "server"
+    model: Text = "slipstream"
+    host: Literal[HOSTS] = "127.0.0.1"
+    port: Port = 8000
+    api_key_variable: Text | None = None
+    max_running: Size = 16
+    max_waiting: Annotated[int, Ge(0), Le(65536)] = 64
+    prefill_rows: Size = 256
+    adaptive: bool = True
+    devices: Size | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.key = os.environ.get(self.api_key_variable or "")
+        if self.api_key_variable and not self.key:
             raise InputError(
-                f"server.api_key_variable: the environment has no {api_key_variable}; set it to "
-                "the key"
+                f"server.api_key_variable: the environment has no {self.api_key_variable}; set it "
+                "to the key"
             )
-        self.model, self.host, self.port = model, host, port
-        self.max_running, self.max_waiting = max_running, max_waiting
-        self.prefill_rows, self.adaptive, self.devices = prefill_rows, adaptive, devices
 
     def run(self, make: Callable[[str], Decoder], settings: Settings, accelerator: str) -> None:
         """Serve until the process is told to end; make: a decoder for a device, in its worker."""
@@ -118,6 +116,27 @@ class Server:
         return Worker(decoder, self.max_running, self.prefill_rows, counts)
 
 
+@dataclass(kw_only=True)
+class Serve(Command):
+    """What the keys of conf/serve.yaml may be."""
+
+    draft: Text = ""
+    speculator_path: Text
+    budget: Budget
+    host: Literal[HOSTS]
+    port: Port
+    seed: Seed
+    threads: Threads
+    output_dir: Text
+    target: Target
+    engine: Engine
+    sampling: Sampling
+    limits: Limits
+    data: PromptSets
+    drafter: Drafter
+    server: Server
+
+
 def settings_of(config: DictConfig, server: Server) -> Settings:
     """What the application is told."""
     return Settings(server.model, build(config.sampling), build(config.limits), server.key)
@@ -133,8 +152,6 @@ def decoder_of(config: DictConfig, device: str) -> Decoder:
     given = build(config.sampling), build(config.limits)
     if config.budget == 1:
         return undrafted(target, attached, *given)
-    if not isinstance(config.budget, int):
-        raise InputError("budget: give the nodes of a tree; how many pay is measured at the start")
     return AdaptingEngine(target, attached, *given, config.budget)
 
 

@@ -9,17 +9,18 @@ Speculative Decoding via Adaptive Candidate Lengths", section 3).
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, log
-from typing import ClassVar
+from math import log
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Le, Len
 from torch import nn
 
 from slipstream.core.errors import InputError
-from slipstream.core.settings import number, whole
+from slipstream.core.settings import Amount, Positive, Size
 from slipstream.speculators.base import Speculator, SpeculatorConfig
-from slipstream.speculators.draft_features import DraftFeatures
+from slipstream.speculators.draft_features import FEATURES, DraftFeatures
 from slipstream.targets.target import Target
 
 
@@ -65,15 +66,9 @@ class SprinterConfig(SpeculatorConfig):
     """features, judged: as in `Classifier`; ratios: the lambdas, one output each."""
 
     kind: ClassVar[str] = "sprinter"
-    features: tuple[str, ...] = ("hidden",)
-    ratios: tuple[float, ...] = (1.0, 1.2, 1.5)
+    features: Annotated[Sequence[Literal[FEATURES]], Len(1)] = ("hidden",)
+    ratios: Annotated[Sequence[Positive], Len(1)] = (1.0, 1.2, 1.5)
     judged: dict[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        numbers = all(isinstance(ratio, int | float) for ratio in self.ratios)
-        if not self.ratios or not numbers or any(not 0 < ratio < inf for ratio in self.ratios):
-            raise InputError("speculator.ratios: each lambda must be a finite number above 0")
 
 
 class SprinterVerifier(Classifier):
@@ -98,8 +93,6 @@ class SprinterVerifier(Classifier):
 
     def output_of(self, ratio: float) -> int:
         """Which output is for this lambda; `InputError` if none is."""
-        if ratio <= 0:
-            raise InputError("ratio: lambda must be above 0")
         if ratio not in self.config.ratios:
             raise InputError(
                 f"ratio: the verifier knows lambda {', '.join(map(str, self.config.ratios))} and "
@@ -114,10 +107,10 @@ class AcceptanceConfig(SpeculatorConfig):
     rejection_weight: how much more a rejection counts than an acceptance."""
 
     kind: ClassVar[str] = "acceptance"
-    features: tuple[str, ...] = ("hidden", "token", "distribution")
-    width: int = whole(64, least=1)
-    depth: int = whole(3, least=0)
-    rejection_weight: float = number(6.0, above=0)
+    features: Annotated[Sequence[Literal[FEATURES]], Len(1)] = ("hidden", "token", "distribution")
+    width: Size = 64
+    depth: Annotated[Amount, Le(256)] = 3
+    rejection_weight: Positive = 6.0
     judged: dict[str, str] | None = None
 
 

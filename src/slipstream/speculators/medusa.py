@@ -15,7 +15,7 @@ from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.core.processes import mean_over_processes
-from slipstream.core.settings import number, one_of, whole
+from slipstream.core.settings import Count, PositiveShare, Size
 from slipstream.speculators.base import Batch, DraftingSpeculator, SpeculatorConfig, causal_rows
 from slipstream.speculators.head_loss import head_loss, in_slices
 from slipstream.speculators.labels import NO_LABEL, future_tokens, guess_means
@@ -31,10 +31,10 @@ class MedusaConfig(SpeculatorConfig):
     each head the accuracy is measured, and no more are drafted."""
 
     kind: ClassVar[str] = "medusa"
-    num_heads: int = whole(4, least=1)
-    own_heads: bool = one_of(True, False, default=True)
-    decay: float = number(0.8, above=0, most=1)
-    num_ranks: int = whole(10, least=1)
+    num_heads: Size = 4
+    own_heads: bool = True
+    decay: PositiveShare = 0.8
+    num_ranks: Count = 10
 
 
 class MedusaSpeculator(DraftingSpeculator):

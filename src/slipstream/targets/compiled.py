@@ -10,6 +10,7 @@ to grow. The eager layers are the reference; prompts, pruned rows and training a
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from typing import Literal
 
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ COMPILED = 256
 CAPACITY = 1024
 
 
-def compile_target(target: Target, mode: str) -> Target:
+def compile_target(target: Target, mode: Literal[MODES]) -> Target:
     """Let the steps of decoding with `target` run compiled, as `engine.compile` says.
 
     mode: 'off'; 'reduce-overhead'; 'auto', which is 'reduce-overhead' on a CUDA device for a whole
@@ -40,8 +41,6 @@ def compile_target(target: Target, mode: str) -> Target:
     compilation, and the two exclude each other. Returns `target`; raises `InputError` for what
     cannot be compiled.
     """
-    if mode not in MODES:
-        raise InputError(f"engine.compile: must be one of {', '.join(MODES)}")
     obstacle = _obstacle(target)
     if mode == "reduce-overhead" and obstacle:
         raise InputError(f"engine.compile: {obstacle}, or engine.compile=off")

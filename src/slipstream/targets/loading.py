@@ -7,12 +7,13 @@ anything is packed or cast further.
 import hashlib
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError, first_sentence
+from slipstream.core.settings import Text, checked
 from slipstream.targets import quantized
 from slipstream.targets.packed import fuse_linears, pack_linears
 from slipstream.targets.target import Target
@@ -30,16 +31,17 @@ MOST_LAYERS = 1000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+@checked
 def load_target(
-    name: str,
-    dtype: str = "float32",
-    device: str = "auto",
+    name: Text,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    device: Text = "auto",
     packed: bool = True,
-    adapter: str | None = None,
-    quantization: str | None = None,
+    adapter: Text | None = None,
+    quantization: Literal["int8", "nf4"] | None = None,
     chat_template: str | None = None,
     architecture: dict | None = None,
-    device_map: str | dict | None = None,
+    device_map: Text | dict | None = None,
     tensor_parallel: bool = False,
     reads_markers: bool = False,
 ) -> Target:
@@ -59,8 +61,6 @@ def load_target(
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if dtype not in DTYPES:
-        raise InputError(f"target.dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
     if device == "meta":
         return _sketch(name, architecture, DTYPES[dtype])
     device = _available(device)

@@ -7,6 +7,7 @@ decoding.
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from slipstream.core.errors import InputError
-from slipstream.core.settings import Settings, number, whole
+from slipstream.core.settings import Amount, Below1, Settings, Size, Text
 from slipstream.targets.packed import pack_linears, unpack_linears
 from slipstream.targets.quantized import is_quantized, tensors_of
 from slipstream.targets.target import Target
@@ -27,11 +28,11 @@ class LoraSettings(Settings):
     linears inside a layer, None for all of the family's; layers: their indices, None for all."""
 
     section = "lora"
-    rank: int = whole(8, least=1)
+    rank: Size = 8
     alpha: float = 16.0
-    dropout: float = number(0.0, least=0, below=1)
-    modules: list[str] | None = None
-    layers: list[int] | None = None
+    dropout: Below1 = 0.0
+    modules: Sequence[Text] | None = None
+    layers: Sequence[Amount] | None = None
 
 
 def with_lora(target: Target, settings: LoraSettings) -> tuple[Target, dict[str, nn.Parameter]]:

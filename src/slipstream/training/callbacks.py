@@ -17,6 +17,7 @@ from rich.text import Text
 from slipstream.core.errors import InputError
 from slipstream.core.processes import alone
 from slipstream.core.resuming import how_to_go_on
+from slipstream.core.settings import Amount
 from slipstream.data.rendering import Sample
 from slipstream.training.checkpoints import go_back_to_last_step
 from slipstream.training.memory import GIB, MemoryEstimate, largest_batch, step_bytes
@@ -155,7 +156,7 @@ class StopWhenNotFinite(L.Callback):
 class Progress(TQDMProgressBar):
     """A bar over all steps of the run (not one per epoch), with the time that is left."""
 
-    def __init__(self, refresh_rate: int = 5):
+    def __init__(self, refresh_rate: Amount = 5):
         super().__init__(refresh_rate=refresh_rate)
 
     def on_train_start(self, trainer: L.Trainer, *_) -> None:

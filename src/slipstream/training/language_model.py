@@ -15,6 +15,7 @@ from torch import nn
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.core.files import replaced_folder, write_text
+from slipstream.core.settings import Amount, Count, NotNegative, Text
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.tokenizer import train_tokenizer
@@ -45,13 +46,13 @@ class LanguageModelTraining(TrainingModule):
     def __init__(
         self,
         architecture: dict,
-        vocab_size: int,
-        tokenizer: str | None,
-        start_from: str | None,
+        vocab_size: Count,
+        tokenizer: Text | None,
+        start_from: Text | None,
         teacher: Target | None,
-        learning_rate: float,
-        weight_decay: float,
-        warmup_steps: int,
+        learning_rate: NotNegative,
+        weight_decay: NotNegative,
+        warmup_steps: Amount,
     ):
         super().__init__(learning_rate, weight_decay, warmup_steps)
         self.architecture, self.vocab_size = architecture, vocab_size
@@ -159,9 +160,9 @@ class FineTuning(TrainingModule):
         target: Target,
         lora: LoraSettings,
         checkpointing: bool,
-        learning_rate: float,
-        weight_decay: float,
-        warmup_steps: int,
+        learning_rate: NotNegative,
+        weight_decay: NotNegative,
+        warmup_steps: Amount,
     ):
         super().__init__(learning_rate, weight_decay, warmup_steps)
         if target is None:

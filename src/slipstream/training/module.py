@@ -29,8 +29,6 @@ class TrainingModule(L.LightningModule):
 
     def __init__(self, learning_rate: float, weight_decay: float = 0.0, warmup_steps: int = 0):
         super().__init__()
-        numbers = dict(learning_rate=learning_rate, weight_decay=weight_decay)
-        check_numbers(**numbers, warmup_steps=warmup_steps)
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.warmup_steps = warmup_steps
         self.strict_loading = not self.checkpointed
@@ -101,17 +99,6 @@ class TrainingModule(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         check_same(checkpoint.get("run") or self.run, self.run)
-
-
-def check_numbers(**numbers: float | None) -> None:
-    """`InputError` for settings of `training` that are no finite numbers of at least 0; None is
-    none."""
-    for name, number in numbers.items():
-        valid = isinstance(number, int | float) and math.isfinite(number) and number >= 0
-        if number is not None and not valid:
-            raise InputError(
-                f"training.{name}: {number!r} is no finite number of at least 0; give one"
-            )
 
 
 def linear_schedule(

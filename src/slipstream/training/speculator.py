@@ -13,6 +13,7 @@ import torch
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
+from slipstream.core.settings import Amount, Budget, Count, NotNegative, Text
 from slipstream.data.batches import Batch
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
@@ -21,7 +22,7 @@ from slipstream.speculators.base import DraftingSpeculator, SpeculatorConfig, ne
 from slipstream.speculators.checkpoint import save_speculator, start_from_speculator
 from slipstream.targets.target import Target
 from slipstream.training.memory import Step, empty_target
-from slipstream.training.module import TrainingModule, check_numbers
+from slipstream.training.module import TrainingModule
 
 USUAL_RATE = 2.0
 """Of AdamW, times the hidden size: 5.2e-3 at 384, where 4e-3 and 5e-3 were measured to be best, and
@@ -75,24 +76,19 @@ class SpeculatorTraining(TrainingModule):
         self,
         target: Target,
         speculator: SpeculatorConfig,
-        learning_rate: float | None,
-        lora_learning_rate: float | None,
-        weight_decay: float,
-        warmup_steps: int,
-        num_segments: int | None,
+        learning_rate: NotNegative | None,
+        lora_learning_rate: NotNegative | None,
+        weight_decay: NotNegative,
+        warmup_steps: Amount,
+        num_segments: Count | None,
         checkpointing: bool,
-        validation_prompts: int,
-        validation_budget: int,
-        start_from: str | None,
+        validation_prompts: Count,
+        validation_budget: Budget,
+        start_from: Text | None,
     ):
-        if target is None or speculator is None:
-            raise InputError("target, speculator: both are needed to train a speculator")
         if learning_rate is None:
             learning_rate = USUAL_RATE / target.hidden_size
         super().__init__(learning_rate, weight_decay, warmup_steps)
-        check_numbers(lora_learning_rate=lora_learning_rate)
-        if num_segments is not None and num_segments < 1:
-            raise InputError("training.num_segments: must be at least 1, or null")
         self.target, self.speculator = target, new_speculator(target, speculator)
         if not isinstance(self.speculator, DraftingSpeculator):
             raise InputError(

@@ -7,6 +7,10 @@ import logging
 import os
 from pathlib import Path
 
+from lightning.pytorch.loggers import WandbLogger
+
+from slipstream.core.settings import Text
+
 
 def log_once() -> None:
     """Lightning's log lines are printed once, by the root logger if it prints, and without tips."""
@@ -16,10 +20,9 @@ def log_once() -> None:
     told.addFilter(lambda record: not record.getMessage().startswith("💡"))
 
 
-def wandb_logger(project: str, save_dir: str):
+def wandb_logger(project: Text, save_dir: Text) -> WandbLogger:
     """A Lightning `WandbLogger`; `WANDB_MODE` of the environment wins."""
     import wandb
-    from lightning.pytorch.loggers import WandbLogger
 
     mode = os.environ.get("WANDB_MODE")
     if mode is None:
@@ -30,8 +33,6 @@ def wandb_logger(project: str, save_dir: str):
 
 def log_config(loggers: list, config: dict) -> None:
     """Give W&B the run's config; other loggers stand beside the config that Hydra writes."""
-    from lightning.pytorch.loggers import WandbLogger
-
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.log_hyperparams(config)
@@ -39,8 +40,6 @@ def log_config(loggers: list, config: dict) -> None:
 
 def log_folder(loggers: list, folder: Path) -> None:
     """Give W&B a trained speculator, as an artifact of the run."""
-    from lightning.pytorch.loggers import WandbLogger
-
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.log_artifact(folder, name=f"run-{logger.version}", type="model")

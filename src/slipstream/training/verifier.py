@@ -13,6 +13,7 @@ import torch
 from torchmetrics.classification import BinaryAUROC
 
 from slipstream.core.errors import InputError
+from slipstream.core.settings import Count, NotNegative, Seed, Text
 from slipstream.data.batches import RowBatches
 from slipstream.data.labelled_drafts import LabelledDrafts, labelled_drafts
 from slipstream.data.prompt_completion import PromptCompletionData
@@ -40,25 +41,20 @@ class VerifierTraining(TrainingModule):
         target: Target,
         speculator: SpeculatorConfig,
         draft: Target,
-        learning_rate: float,
-        batch_size: int,
-        max_train_rows: int | None,
-        max_validation_rows: int | None,
-        cache_dir: str,
-        seed: int,
+        learning_rate: NotNegative,
+        batch_size: Count,
+        max_train_rows: Count | None,
+        max_validation_rows: Count | None,
+        cache_dir: Text,
+        seed: Seed,
     ):
         super().__init__(learning_rate)
-        kind = None if speculator is None else speculator_class(speculator.kind)
-        if target is None or kind is None or not issubclass(kind, Classifier):
+        if not issubclass(speculator_class(speculator.kind), Classifier):
             raise InputError(
                 "speculator: this training needs a target, and speculator=sprinter or "
                 "speculator=acceptance"
             )
         self.max_rows = {"train": max_train_rows, "validation": max_validation_rows}
-        counts = {f"max_{split}_rows": number for split, number in self.max_rows.items()}
-        for name, number in (counts | {"batch_size": batch_size}).items():
-            if number is not None and number < 1:
-                raise InputError(f"training.{name}: must be at least 1")
         self.target, self.draft = target, draft
         self.verifier = new_speculator(draft, replace(speculator, judged=target.fingerprint))
         self.description = (

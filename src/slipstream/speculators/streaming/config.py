@@ -1,11 +1,12 @@
 """The arguments of a streaming speculator, checked on their own and against a target."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from slipstream.core.errors import InputError
-from slipstream.core.settings import number, one_of, whole
+from slipstream.core.settings import Amount, Count, NotNegative, Rank, Share, Size
 from slipstream.speculators.base import SpeculatorConfig
 from slipstream.targets.lora import LoraSettings
 from slipstream.targets.target import Target
@@ -41,24 +42,24 @@ class StreamingConfig(SpeculatorConfig):
     """
 
     kind: ClassVar[str] = "streaming"
-    mode: str = one_of("lossless", "shared", default="lossless")
-    num_streams: int = whole(4, least=1)
-    num_msa_layers: int = whole(4, least=1)
-    adapter_rank: int = whole(8, least=0)
-    mlp: str = one_of("base+adapter", "adapter", default="base+adapter")
-    initialisation_rank: int = whole(0, least=0)
-    root_rank: int = whole(0, least=0)
-    transition_rank: int = whole(0, least=0)
-    copy_scores: bool = one_of(False, True, default=False)
-    stream_positions: str = one_of("shifted", "same", default="shifted")
-    value_rotation: float = 0.0
-    attended_tokens: int = whole(0, least=0)
-    pruning_layer: int | None = whole(None, null=True, least=0)
-    pruning_rank: int = whole(8, least=1)
+    mode: Literal["lossless", "shared"] = "lossless"
+    num_streams: Size = 4
+    num_msa_layers: Count = 4
+    adapter_rank: Rank = 8
+    mlp: Literal["base+adapter", "adapter"] = "base+adapter"
+    initialisation_rank: Rank = 0
+    root_rank: Rank = 0
+    transition_rank: Rank = 0
+    copy_scores: bool = False
+    stream_positions: Literal["shifted", "same"] = "shifted"
+    value_rotation: NotNegative = 0.0
+    attended_tokens: Amount = 0
+    pruning_layer: Amount | None = None
+    pruning_rank: Size = 8
     lora: LoraSettings | None = None
-    main_weight: float | None = number(None, null=True, least=0)
-    stream_weights: tuple[float, ...] | None = None
-    root_dropout: float = number(0.2, least=0, most=1)
+    main_weight: NotNegative | None = None
+    stream_weights: Sequence[NotNegative] | None = None
+    root_dropout: Share = 0.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,12 +76,8 @@ class StreamingConfig(SpeculatorConfig):
                 "speculator.lora: lossless mode leaves the target as it is; set it to null, or "
                 "speculator.mode=shared"
             )
-        weights = self.stream_weights or [0] * self.num_streams
-        numbers = [w for w in weights if isinstance(w, int | float) and 0 <= w < math.inf]
-        if not len(numbers) == len(weights) == self.num_streams:
-            raise InputError(
-                "speculator.stream_weights: give one finite number, at least 0, per stream, or null"
-            )
+        if self.stream_weights is not None and len(self.stream_weights) != self.num_streams:
+            raise InputError("speculator.stream_weights: give one number per stream, or null")
         if self.mode == "lossless" and self.main_weight:
             raise InputError("speculator.main_weight: lossless mode does not train the main stream")
 
