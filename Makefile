@@ -5,8 +5,9 @@ BIN := .venv/bin
 RUNS := runs/demo
 # further overrides for the training of `make demo`
 DEMO ?=
+TORTURE ?=
 
-.PHONY: install test test-all exhaustive demo gpu-test clean
+.PHONY: install test test-all exhaustive torture demo gpu-test clean
 
 install: .venv/installed
 
@@ -29,6 +30,11 @@ test-all: test exhaustive
 
 exhaustive: install
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "exhaustive and not gpu"
+
+# A hundred kills at random moments: every command goes on and ends bit-equal. TORTURE="--seed 1
+# --kills 10" changes how many of which.
+torture: install
+	$(BIN)/python -m tests.torture $(TORTURE)
 
 # Train a speculator for the shipped target on answers of its own, then compare all ways to decode.
 demo: install

@@ -29,6 +29,8 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["slipstream.app", "lightning", "tests.torture_commands"])
 SIGNALS = {"kills": signal.SIGKILL, "terms": signal.SIGTERM, "interrupts": signal.SIGINT}
 CODES = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}
+BEGUN = "Seed set", "decoding", "calibrating"
+"""What commands say when they have begun."""
 LONGEST = 300.0
 """Seconds after which a run is held to hang."""
 
@@ -62,18 +64,22 @@ class Trial:
         assert process.exitcode is not None, f"{self.kind}: it hangs\n{self.said()}"
         return process.exitcode
 
-    def end(self, number: signal.Signals, after: float) -> bool:
-        """Go on, and send the signal so many seconds later; False where that was too late."""
+    def end(self, number: signal.Signals, after: float) -> str:
+        """Go on, and send the signal so many seconds later; says when it came."""
         process = self.start("resume=auto")
         process.join(after)
-        sent = process.exitcode is None
-        if sent:
+        if process.exitcode is None:
             os.kill(process.pid, number)
         process.join(LONGEST)
-        code = process.exitcode
-        assert code in (0, CODES[number]), f"{self.kind}: {code}\n{self.said()}"
+        code, said = process.exitcode, self.said()
         self.check_whole()
-        return sent and code != 0
+        if code == 0:
+            return "too late"
+        if code != CODES[number]:  # the interpreter's own way to end
+            begun = any(word in said for word in BEGUN)
+            assert code in (1, -number) and not begun, f"{self.kind}: {code}\n{said}"
+            return "too early"
+        return number.name
 
     def check_whole(self) -> None:
         """Nothing is torn, and nothing that was there is gone."""
@@ -142,12 +148,13 @@ def torture(
             with tempfile.TemporaryDirectory(dir=place) as own:
                 trial = Trial(kind, world, Path(own) / "run")
                 for sent in signals[number * in_a_row : (number + 1) * in_a_row]:
-                    while not trial.end(sent, chance.uniform(0, seconds[kind])):
-                        done["too late"] += 1
-                        check_equal(trial, expected[kind])
-                        shutil.rmtree(trial.output)
-                        trial.lines = trial.steps = 0
-                    done[sent.name] += 1
+                    while (when := trial.end(sent, chance.uniform(0, seconds[kind]))) != sent.name:
+                        done[when] += 1
+                        if when == "too late":
+                            check_equal(trial, expected[kind])
+                            shutil.rmtree(trial.output)
+                            trial.lines = trial.steps = 0
+                    done[when] += 1
                 assert trial.run("resume=auto") == 0, f"{kind}\n{trial.said()}"
                 check_equal(trial, expected[kind])
                 done["bit-equal ends"] += 1

@@ -72,11 +72,13 @@ def _remedy(error: Exception) -> str:
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Bad input ends with its one sentence and exit code 2, no traceback."""
+    """Bad input ends with its one sentence and exit code 2, no traceback; Ctrl-C with 130."""
     try:
         yield
     except InputError as error:
         _stop(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _stop(sentence: str) -> None:

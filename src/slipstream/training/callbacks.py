@@ -114,7 +114,7 @@ class SaveWhenInterrupted(L.Callback):
         # A step that was broken off has changed some weights: the state before it is on the disk.
         if trainer.global_step and not self.stepping and not isinstance(exception, InputError):
             with suppress(OSError):
-                trainer.save_checkpoint(self.path)
+                trainer.save_checkpoint(self.path, weights_only=False)
         if not isinstance(exception, InputError | KeyboardInterrupt | SIGTERMException):
             print(f"interrupted; {how_to_go_on(self.path.parent.parent)}")
 

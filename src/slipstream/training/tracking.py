@@ -7,9 +7,32 @@ import logging
 import os
 from pathlib import Path
 
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.loggers.logger import rank_zero_experiment
 
+from slipstream.core.files import write_atomically
 from slipstream.core.settings import Text
+
+
+class Metrics(CSVLogger):
+    """Lightning's CSV log, which with `resume` keeps what the earlier part of the run has logged;
+    steps that are repeated come twice."""
+
+    def __init__(self, save_dir: Text, name: Text, version: Text, resume: Text | None = None):
+        super().__init__(save_dir, name, version)
+        self.resume = resume
+
+    @property
+    @rank_zero_experiment
+    def experiment(self):
+        path = Path(self.log_dir) / "metrics.csv"
+        if self._experiment is None and self.resume is not None and path.exists():
+            earlier = path.read_bytes()
+            names = earlier.decode().partition("\n")[0].strip().split(",")
+            made = super().experiment  # removes the file
+            write_atomically(path, lambda file: file.write(earlier))
+            made.metrics_keys = names
+        return super().experiment
 
 
 def log_once() -> None:

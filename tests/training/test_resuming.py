@@ -1,0 +1,111 @@
+"""resume=auto: what a run goes on from, what it refuses, and when there is nothing left to do."""
+
+import os
+import signal
+import threading
+
+import pytest
+from tests.commands import config_of, refused
+from tests.training.worlds import make_world, overrides_of
+
+from slipstream import app
+from slipstream.core.files import load_tensors, locked, save_tensors
+from slipstream.data.refill import OwnAnswers
+from slipstream.training.resuming import state_of
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("world"), num_rows=8)
+
+
+def train(world, output, *overrides):
+    own = [
+        *overrides_of(world, output), "speculator=medusa",
+        "training.validation_prompts=1", "trainer.max_epochs=1", "callbacks.summary=null",
+    ]  # fmt: skip
+    return app.train(config_of("train", *own, "resume=auto", *overrides))
+
+
+@pytest.fixture(scope="module")
+def finished(world, tmp_path_factory):
+    return train(world, tmp_path_factory.mktemp("run") / "out").parent
+
+
+def test_a_finished_run_says_so_and_changes_nothing(world, finished, capsys):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+    assert train(world, finished) == finished / "model"
+    assert "nothing is left to do" in capsys.readouterr().out.splitlines()[-1]
+    assert before == {
+        path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    "other, named",
+    [
+        ("training.learning_rate=0.02", "training.learning_rate=0.01, and this one has 0.02"),
+        ("seed=1", "seed=0, and this one has 1"),
+        ("data.max_train_rows=7", "data=16 samples"),
+        ("target.dtype=bfloat16 trainer.precision=bf16-mixed", "target="),
+        ("speculator=streaming_paper", "speculator.kind=medusa, and"),
+    ],
+)
+def test_what_differs_is_refused_by_name_before_the_first_step(world, finished, other, named):
+    """Also where the file is named, and no note says that the run has ended."""
+    note = finished / "checkpoints" / "finished.json"
+    said = note.read_text()
+    kept = finished / "model" / "model.safetensors", finished / "metrics" / "metrics.csv"
+    before = [path.read_bytes() for path in kept]
+    for note_there in (True, False):
+        if not note_there:
+            note.unlink()
+        try:
+            text = refused(lambda: train(world, finished, *other.split()))
+        finally:
+            note.write_text(said)
+        assert text.startswith("resume: that run had ") and named in text
+    assert [path.read_bytes() for path in kept] == before
+
+
+def test_the_newest_whole_checkpoint_is_taken(finished, tmp_path, capsys):
+    state = load_tensors(finished / "checkpoints" / "last.ckpt")
+    for name, steps in (("last", 4), ("interrupted", 5), ("best", 2)):
+        save_tensors(tmp_path / "checkpoints" / f"{name}.ckpt", state | {"global_step": steps})
+    newest = tmp_path / "checkpoints" / "interrupted.ckpt"
+    assert state_of("auto", tmp_path) == newest
+    newest.write_bytes(newest.read_bytes()[:-20])
+    assert state_of("auto", tmp_path) == tmp_path / "checkpoints" / "last.ckpt"
+    assert f"{newest} is no whole checkpoint" in capsys.readouterr().out
+    assert "no whole checkpoint" in refused(lambda: state_of(str(newest), tmp_path))
+    assert state_of("auto", tmp_path / "none") is None and state_of(None, tmp_path) is None
+
+
+def test_sigterm_while_the_target_answers(world, tmp_path, monkeypatch, capsys):
+    answer, before = OwnAnswers.answer, signal.getsignal(signal.SIGTERM)
+
+    def struck(*given):
+        yield next(answer(*given))
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(5)
+
+    own = ["data.regenerate=true", f"data.cache_dir={tmp_path}/answers"]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(OwnAnswers, "answer", struck)
+        train(world, tmp_path / "out", *own)
+    assert ended.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.endswith(f"output_dir={tmp_path}/out and resume=auto")
+    assert list((tmp_path / "answers").glob("*.part-0.jsonl"))
+
+
+def test_a_second_run_in_the_same_folder_is_refused(world, tmp_path):
+    with locked(tmp_path / ".lock"):
+        text = refused(lambda: train(world, tmp_path, "target.name=none"))
+    assert text.startswith("output_dir: another process is writing to ")
+
+
+def test_more_processes_than_cores_are_refused(world, tmp_path):
+    own = "trainer.devices=500", "trainer.strategy=ddp", "trainer.accelerator=cpu"
+    text = refused(lambda: train(world, tmp_path, *own, "target.name=none"))
+    assert text.startswith("trainer.devices: 500 processes on a CPU")
