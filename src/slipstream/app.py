@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from slipstream.configuration import RENAMED, REPLACED, Command, build, check_config, own_part
 from slipstream.core.errors import InputError
+from slipstream.core.settings import nearest
 
 if TYPE_CHECKING:
     from slipstream.core.sampling import Sampling
@@ -30,26 +31,28 @@ STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a Hydra entry point; one sentence ends it for a config that cannot be composed, and for a
-    folder that cannot be written."""
-    from hydra.errors import ConfigCompositionException, OverrideParseException
+    """Run a Hydra entry point; one sentence ends it for what Hydra refuses: a config that cannot be
+    composed, and a folder that cannot be written."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
         main()
-    except (ConfigCompositionException, OverrideParseException) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        _stop(f"config: {lines[0].rstrip('.:')}; {_remedy(error)}")
-    except (OSError, ValueError) as error:
+    except Exception as error:
         # Hydra makes the folder and a log file in it before anything of ours runs.
-        cause = error if isinstance(error, OSError) else error.__cause__
         called = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-        if not isinstance(cause, OSError) or called & {
-            each.__code__ for each in (train, infer, serve)
-        }:
+        if called & {each.__code__ for each in (train, infer, serve)}:
             raise
-        place = f"{cause.filename} ({cause.strerror})"
-        _stop(f"output_dir: cannot write to {place}; choose another folder")
+        theirs = isinstance(error, HydraException | OmegaConfBaseException)
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError) and not theirs:
+            place = f"{cause.filename} ({cause.strerror})"
+            _stop(f"output_dir: cannot write to {place}; choose another folder")
+        if not (theirs or isinstance(error, ValueError)):
+            raise
+        said = str(error).strip().partition("\n")[0].rstrip(".:").replace(". ", ": ")
+        _stop(f"config: {said}; {_remedy(error)}")
 
 
 def _remedy(error: Exception) -> str:
@@ -58,6 +61,9 @@ def _remedy(error: Exception) -> str:
     for key, successor in REPLACED.items():
         if overridden and f"{overridden[1]}.".startswith(f"{key}."):
             return f"in its place is {successor}"
+    beside = getattr(error.__cause__, "parent_node", None)
+    if overridden and isinstance(beside, DictConfig):
+        return nearest(overridden[1].rpartition(".")[2], [str(key) for key in beside])
     name = getattr(error, "missing_cfg_file", None) or ""
     if name in RENAMED:
         return f"it is now {RENAMED[name]}"
