@@ -123,7 +123,8 @@ def drafter_of(case: Case, target: Target, truth: list[int]):
 
 def texts_of(target: Target, ids: list[int]) -> list[str]:
     """The text after each token."""
-    return [target.tokenizer.decode(ids[: end + 1]) for end in range(len(ids))]
+    decode = target.tokenizer.decode
+    return [decode(ids[: end + 1], skip_special_tokens=True) for end in range(len(ids))]
 
 
 def expected_of(target: Target, ids: list[int], ends: list[int], stops: list[str]) -> tuple:
@@ -134,7 +135,7 @@ def expected_of(target: Target, ids: list[int], ends: list[int], stops: list[str
         if any(stop in text for stop in stops):
             first = min(text.find(stop) for stop in stops if stop in text)
             return ids[: place + 1], text[:first], "stop"
-    text = target.tokenizer.decode(ids)
+    text = texts_of(target, ids)[-1]
     first = min((text.find(stop) for stop in stops if stop in text), default=None)
     return ids, text[:first], "end" if ids[-1] in ends else "length"
 
@@ -149,7 +150,8 @@ def check(case: Case) -> list[Generation]:
     for one, place in case.stops:
         start = place % count
         part = endless[one % len(prompts)][start : start + case.width]
-        stops.append(target.tokenizer.decode(part))
+        text = target.tokenizer.decode(part, skip_special_tokens=True)
+        stops += [text] if text else []
     sampling = Sampling()
     limits = Limits(count, stops, frozenset(ends))
     if case.drafter == "plain":
@@ -162,8 +164,8 @@ def check(case: Case) -> list[Generation]:
         answers = found.generate_batch([list(prompt) for prompt in prompts])
     finally:
         decoder.PREFILL_ROWS = before
-    for prompt, answer in zip(prompts, answers, strict=True):
-        ids = generated(target, prompt, count, ends)
+    for prompt, answer, ids in zip(prompts, answers, endless, strict=True):
+        ids = generated(target, prompt, count, ends) if ends else ids
         expected = expected_of(target, ids, ends, stops)
         assert (answer.ids, answer.text, answer.finished) == expected
     return answers

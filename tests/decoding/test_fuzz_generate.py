@@ -1,4 +1,4 @@
-"""A sample of what `make fuzz` runs: random cases, every answer that of transformers' `generate`."""
+"""A sample of what `make fuzz` runs: random cases, answered as transformers' `generate` does."""
 
 import pytest
 from hypothesis import given, settings
