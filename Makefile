@@ -7,15 +7,18 @@ RUNS := runs/demo
 DEMO ?=
 TORTURE ?=
 
-.PHONY: install test test-all exhaustive torture demo gpu-test clean
+.PHONY: install test test-all exhaustive torture fuzz audit demo gpu-test clean
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml constraints.txt
+# requirements.txt holds constraints.txt with hashes, but for torch, of which any build will do; what
+# torch needs beside is there when it comes, unless it is a CUDA build.
+.venv/installed: pyproject.toml constraints.txt requirements.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
 test: install
@@ -35,6 +38,15 @@ exhaustive: install
 # --kills 10" changes how many of which.
 torture: install
 	$(BIN)/python -m tests.torture $(TORTURE)
+
+# Random cases of greedy decoding, each compared with transformers' own generate.
+fuzz: install
+	$(BIN)/python -m tests.decoding.fuzz_generate $(or $(COUNT),10000)
+
+# What is known against the versions of requirements.txt; needs the network.
+audit: install
+	$(BIN)/python -m pip install --quiet pip-audit
+	$(BIN)/pip-audit --disable-pip --requirement requirements.txt
 
 # Train a speculator for the shipped target on answers of its own, then compare all ways to decode.
 demo: install

@@ -31,7 +31,8 @@ def read_on(
     width = ids.shape[1]
     positions = cache.ends[:, None] + torch.arange(width, device=device)
     mask = None
-    if cache.bound and (model.compiled is not None or width > 1 or not cache.level):
+    alone = width == 1 and cache.level and not visitors  # a row that sees all there is
+    if cache.bound and (model.compiled is not None or not alone):
         causal = causal_mask(width, device).expand(len(tokens), -1, -1)
         mask = tree_mask(causal, cache.slots, cache.sees())
     positions = positions.clamp(max=model.max_positions - 1)

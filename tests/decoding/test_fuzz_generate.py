@@ -1,0 +1,25 @@
+"""A sample of what `make fuzz` runs: random cases, answered as transformers' `generate` does."""
+
+import pytest
+from hypothesis import given, settings
+from tests.decoding.fuzz_generate import CASES, check, main
+
+from slipstream.decoding import engine
+
+
+@settings(max_examples=40)
+@given(CASES)
+def test_random_cases_are_answered_as_generate_does(case):
+    check(case)
+
+
+@pytest.mark.exhaustive
+def test_many_random_cases_are_answered_as_generate_does():
+    main(1000)
+
+
+def test_a_step_that_accepts_too_much_is_found(monkeypatch):
+    """The control: the fuzz is able to fail."""
+    monkeypatch.setattr(engine, "follow", lambda trees, choices: trees.depths.argmax(-1))
+    with pytest.raises(AssertionError):
+        main(200)
