@@ -14,13 +14,12 @@ from typing import Annotated
 
 import numpy as np
 import pandas as pd
-from annotated_types import Len
 from scipy.optimize import brentq
 from transformers.pytorch_utils import Conv1D
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
-from slipstream.core.settings import Count, NotNegative, Seed, Size, Text
+from slipstream.core.settings import Count, Len, NotNegative, Seed, Size, Text
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics

@@ -18,7 +18,15 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 from omegaconf import DictConfig, OmegaConf
 
-from slipstream.configuration import RENAMED, REPLACED, Command, build, check_config, own_part
+from slipstream.configuration import (
+    RENAMED,
+    REPLACED,
+    Command,
+    build,
+    check_config,
+    own_part,
+    recorded,
+)
 from slipstream.core.errors import InputError
 from slipstream.core.settings import nearest
 
@@ -135,7 +143,6 @@ def train(config: DictConfig) -> Path:
 def _train(config: DictConfig, output: Path) -> Path:
     import lightning as L
 
-    from slipstream.results.record import recorded
     from slipstream.training.resuming import Finished, identity, state_of
     from slipstream.training.run import finish, lightning_in_one_sentence, precision, start
     from slipstream.training.together import launch
@@ -190,7 +197,7 @@ def infer(config: DictConfig) -> list:
     from slipstream.decoding.calibration import described
     from slipstream.evaluation.methods import made_at
     from slipstream.evaluation.run import answer_one, converse, decoder_of
-    from slipstream.results.record import environment, recorded
+    from slipstream.results.record import environment
     from slipstream.speculators.checkpoint import owned
     from slipstream.targets.compiled import compile_target
     from slipstream.targets.packed import is_fused, unpack_linears

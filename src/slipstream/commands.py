@@ -7,7 +7,6 @@ from inspect import signature
 from typing import Annotated, ClassVar, Literal
 
 import lightning as L
-from annotated_types import Ge, Le
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
@@ -19,6 +18,8 @@ from slipstream.core.settings import (
     Amount,
     Budget,
     Count,
+    Ge,
+    Le,
     NotNegative,
     PositiveShare,
     Seed,

@@ -13,6 +13,7 @@ import hydra
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from slipstream.core.errors import InputError, first_sentence
 from slipstream.core.settings import Settings, arguments_of, check, shown
@@ -87,6 +88,20 @@ class Command(Settings):
     checked. given: of the part under a key, the arguments that come from other keys, or the run."""
 
     given: ClassVar[Mapping[str, Collection[str]]] = {}
+
+
+def recorded(config: DictConfig) -> dict:
+    """A config as records keep it: resolved, but for what it takes from the environment, which may
+    be a secret; there it says from which variable."""
+
+    def unresolved(variable: str, *_: object) -> str:
+        return f"${{oc.env:{variable}}}"
+
+    OmegaConf.register_new_resolver("oc.env", unresolved, replace=True)
+    try:
+        return OmegaConf.to_container(config, resolve=True)
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
 def own_part(config: DictConfig, own: type[Command], others: type[Command]) -> DictConfig:

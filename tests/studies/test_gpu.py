@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 RUN = """
 import sys
 for name in ("hydra", "omegaconf", "lightning", "datasets", "wandb", "peft", "rich", "scipy",
-             "bitsandbytes", "rouge_score", "matplotlib"):
+             "bitsandbytes", "rouge_score", "matplotlib", "pydantic", "annotated_types"):
     sys.modules[name] = None
 from studies import gpu
 gpu.PROMPTS, gpu.DEFERRED, gpu.FUSED, gpu.ROW_COUNTS = gpu.PROMPTS[:2], (4,), (4,), (1, 4)

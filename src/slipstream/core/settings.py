@@ -8,17 +8,22 @@ A YAML mirrors one constructor. Its annotations (types, and bounds of `annotated
 import difflib
 import inspect
 import reprlib
+from collections import namedtuple
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, fields
 from functools import cache, wraps
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Len, Lt
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
-from pydantic_core import core_schema
-
 from slipstream.core.errors import InputError
+
+try:
+    from annotated_types import Ge, Gt, Le, Len, Lt
+    from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+    from pydantic_core import core_schema
+except ImportError:  # where nothing can be installed (studies/gpu.py): bounds are said, not checked
+    Ge = Gt = Le = Lt = Len = namedtuple("Bound", ["least", "most"], defaults=[None])
+    ConfigDict, TypeAdapter = dict, None
 
 # Above every count that a machine could serve, and within 32 bits: no product of two overflows.
 MOST = 2**31 - 1
@@ -69,7 +74,7 @@ class Settings:
         check(type(self), given, self.section)
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, *_) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(cls, *_) -> "core_schema.CoreSchema":
         return core_schema.is_instance_schema(cls)  # its own fields were checked when it was made
 
 
@@ -78,6 +83,8 @@ def check(
 ) -> None:
     """`InputError` unless `given` is what `component` may be called with; path: where it stands;
     later: arguments that are given by others."""
+    if TypeAdapter is None:
+        return
     allowed, before = arguments_of(component), f"{path}." if path else ""
     for name in given:
         if name not in allowed:
@@ -96,7 +103,7 @@ def check(
 
 
 @cache
-def arguments_of(component: Callable) -> dict[str, tuple[TypeAdapter, object, bool]]:
+def arguments_of(component: Callable) -> dict[str, tuple["TypeAdapter", object, bool]]:
     """By name: what checks an argument, its annotation, and whether it must be given."""
     found = {}
     for name, parameter in inspect.signature(component).parameters.items():

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, Literal
 
-from annotated_types import Len
-
 from slipstream.core.errors import InputError
-from slipstream.core.settings import Amount, Count, Settings, Text
+from slipstream.core.settings import Amount, Count, Len, Settings, Text
 from slipstream.data.rows import Row
 
 

@@ -11,11 +11,9 @@ from pathlib import Path
 from random import Random
 from typing import Annotated
 
-from annotated_types import Len
-
 from slipstream.core.errors import InputError
 from slipstream.core.files import key_of
-from slipstream.core.settings import NotNegative, Positive, Settings, Size, Text
+from slipstream.core.settings import Len, NotNegative, Positive, Settings, Size, Text
 from slipstream.data.answers import Answered, Answerer, Question, kept_answers
 from slipstream.data.endpoint import Endpoint
 from slipstream.data.refill import OwnAnswers

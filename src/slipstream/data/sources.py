@@ -5,11 +5,9 @@ from pathlib import Path
 from random import Random
 from typing import Annotated, Literal
 
-from annotated_types import Len
-
 from slipstream.assets import PROMPTS
 from slipstream.core.errors import InputError
-from slipstream.core.settings import Seed, Text
+from slipstream.core.settings import Len, Seed, Text
 from slipstream.data.hub import SPLITS, HubSource, TextSource
 from slipstream.data.rows import Row, read_rows
 

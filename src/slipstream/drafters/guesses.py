@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Le
 
 from slipstream.core.drafts import Draft, PathTree
-from slipstream.core.settings import Size
+from slipstream.core.settings import Ge, Le, Size
 from slipstream.core.transfer import on_device
 from slipstream.drafters.base import AttachedHost, Brought, Drafter, Request, Verified
 from slipstream.drafters.memory import bytes_of

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Annotated, Protocol, runtime_checkable
 
 import numpy as np
-from annotated_types import Ge, Le
 
 from slipstream.core.errors import InputError
 from slipstream.core.files import is_intact
-from slipstream.core.settings import Settings, Size
+from slipstream.core.settings import Ge, Le, Settings, Size
 from slipstream.targets.target import Target
 
 COMPARED = 16

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from annotated_types import Len
-
 from slipstream.core.sampling import Sampling
-from slipstream.core.settings import Budget, Count, Settings, Text
+from slipstream.core.settings import Budget, Count, Len, Settings, Text
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibration import (

@@ -9,8 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.resolvers import oc
 
 from slipstream.core.device import device_name
 from slipstream.targets.quantized import weight_bytes
@@ -63,20 +61,6 @@ class Result:
     def tables(self) -> dict[str, Rows]:
         """What is printed and written as Markdown, by title."""
         return {self.title: self.rows} | self.more if self.shown is None else self.shown
-
-
-def recorded(config: DictConfig) -> dict:
-    """A config as records keep it: resolved, but for what it takes from the environment, which may
-    be a secret; there it says from which variable."""
-
-    def unresolved(variable: str, *_: object) -> str:
-        return f"${{oc.env:{variable}}}"
-
-    OmegaConf.register_new_resolver("oc.env", unresolved, replace=True)
-    try:
-        return OmegaConf.to_container(config, resolve=True)
-    finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
 def environment(target: Target | None = None) -> dict[str, object]:

@@ -24,7 +24,6 @@ from uuid import uuid4
 
 import litserve
 import torch
-from annotated_types import Ge, Le
 from litserve.loops.base import LitLoop
 from litserve.specs.openai import OpenAISpec
 from litserve.utils import LitAPIStatus, LoopResponseType, ResponseBufferItem
@@ -34,7 +33,7 @@ from slipstream.commands import Engine, Threads
 from slipstream.configuration import Command, build
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
-from slipstream.core.settings import Budget, Seed, Size, Text
+from slipstream.core.settings import Budget, Ge, Le, Seed, Size, Text
 from slipstream.core.settings import Settings as Checked
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibration import undrafted

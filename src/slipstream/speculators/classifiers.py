@@ -14,11 +14,10 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Le, Len
 from torch import nn
 
 from slipstream.core.errors import InputError
-from slipstream.core.settings import Amount, Positive, Size
+from slipstream.core.settings import Amount, Le, Len, Positive, Size
 from slipstream.speculators.base import Speculator, SpeculatorConfig
 from slipstream.speculators.draft_features import FEATURES, DraftFeatures
 from slipstream.targets.target import Target
