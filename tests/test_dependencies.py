@@ -46,3 +46,15 @@ def test_all_that_is_declared_is_pinned():
     extras = PROJECT["optional-dependencies"]
     declared = PROJECT["dependencies"] + extras["serve"] + extras["dev"]
     assert {plain(each) for each in declared} <= pinned
+
+
+def test_what_is_installed_with_hashes_is_what_is_pinned():
+    """All but torch, of which a CUDA build or a CPU build will do."""
+    locked = (ROOT / "requirements.txt").read_text().replace("\\\n", "").splitlines()
+    lines = [line.split() for line in locked if not line.startswith("#")]
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    expected = [line for line in pinned if not line.startswith(("#", "torch=="))]
+    assert [line[0] for line in lines] == expected
+    hashes = [each for line in lines for each in line[1:]]
+    assert all(line[1:] for line in lines)
+    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes)

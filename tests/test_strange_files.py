@@ -25,7 +25,7 @@ from slipstream.targets.loading import load_target
 from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 
 ROW = json.dumps({"messages": [{"role": "user", "content": "w1"}], "system": "w2"})
-FEW, MANY = 25, 2000
+FEW, MANY = 15, 2000
 """Examples of each file in `make test`, and in `make test-all`."""
 
 

@@ -1,13 +1,15 @@
 """A sample of what `make fuzz` runs: random cases, answered as transformers' `generate` does."""
 
+from dataclasses import replace
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from tests.decoding.fuzz_generate import CASES, check, main
 
 from slipstream.decoding import engine
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(CASES)
 def test_random_cases_are_answered_as_generate_does(case):
     check(case)
@@ -21,5 +23,13 @@ def test_many_random_cases_are_answered_as_generate_does():
 def test_a_step_that_accepts_too_much_is_found(monkeypatch):
     """The control: the fuzz is able to fail."""
     monkeypatch.setattr(engine, "follow", lambda trees, choices: trees.depths.argmax(-1))
+
+    @settings(max_examples=50, phases=[Phase.generate])
+    @given(
+        CASES.map(lambda case: replace(case, drafter="random trees", budget=6, max_new_tokens=12))
+    )
+    def run(case):
+        check(case)
+
     with pytest.raises(AssertionError):
-        main(200)
+        run()
