@@ -206,13 +206,8 @@ def calibrated_decoder(
     found = calibrations.load(calibration_key(target, described(drafter), sampling))
     if found.plain:
         return found, undrafted(target, attached, sampling, limits)
-    variants = drafter.variants(attached)
-    if found.way not in variants:
-        raise InputError(
-            f"budget: {found.way!r}, as calibrated, is no way of this drafter; run the same "
-            "command with calibrate=true, or give a number"
-        )
-    chosen = variants[found.way]
+    if (chosen := drafter.variants(attached).get(found.way)) is None:
+        raise InputError(f"budget: {found.way!r} is no way of this drafter; calibrate=true again")
     return found, Engine(target, chosen, sampling, limits, found.budget)
 
 
