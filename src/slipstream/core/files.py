@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import shutil
 import zipfile
 import zlib
@@ -20,6 +21,8 @@ from filelock import FileLock, Timeout
 
 log = logging.getLogger(__name__)
 
+DAMAGED = zipfile.BadZipFile, pickle.UnpicklingError, zlib.error, EOFError, RuntimeError
+"""How it is said of a file of tensors that it is none, or no longer one."""
 SUMS = "SHA256SUMS"
 """The checksums of a folder's files, as `sha256sum --check` reads them."""
 
@@ -76,7 +79,7 @@ def load_tensors(path: str | Path) -> object:
             if (damaged := archive.testzip()) is not None:
                 raise zipfile.BadZipFile(f"{damaged} has another checksum")
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (zipfile.BadZipFile, EOFError, zlib.error, RuntimeError) as error:
+    except DAMAGED as error:
         raise OSError(f"{path} is damaged ({error})") from error
 
 
@@ -151,7 +154,7 @@ def lines_of(path: Path) -> list[dict]:
     except (FileNotFoundError, NotADirectoryError):
         return found
     for line in lines:
-        with suppress(ValueError, AttributeError, TypeError):
+        with suppress(ValueError, AttributeError, TypeError, RecursionError):
             content = json.loads(line)
             known = content.pop("crc32", None)
             if known in (None, zlib.crc32(json.dumps(content).encode())):
