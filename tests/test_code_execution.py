@@ -189,7 +189,15 @@ def test_pickles_as_rows_and_calibrations(tmp_path, mark):
     assert "cannot be read" in refused(lambda: Calibrations(tmp_path).load("key"))
 
 
-@pytest.mark.parametrize("named", ["os.system", "builtins.exec", "strange_module.run"])
+def test_a_pickle_to_resume_from(tmp_path, mark):
+    (tmp_path / "last.ckpt").write_bytes(pickled(mark))
+    given = f"resume={tmp_path}/last.ckpt", f"output_dir={tmp_path}/out", "debug=quick"
+    assert "resume: " in refused(lambda: app.train(config_of("train", *given, "logger=csv")))
+
+
+@pytest.mark.parametrize(
+    "named", ["os.system", "slipstream.app.os.system", "builtins.exec", "strange_module.run"]
+)
 def test_a_configuration_that_names_a_function(tmp_path, mark, named, monkeypatch):
     (tmp_path / "strange_module.py").write_text(f"import os\ndef run(): os.mkdir({str(mark)!r})\n")
     monkeypatch.syspath_prepend(str(tmp_path))

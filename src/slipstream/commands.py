@@ -1,6 +1,5 @@
 """What the keys of train.py and infer.py may be; those of serve.py stand beside its server."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
@@ -43,7 +42,7 @@ Threads = Annotated[int, Ge(1), Le(1024)] | None
 FromMinus1 = Annotated[int, Ge(-1), Le(MOST)]
 NARROWED[L.Trainer] = {
     "precision": signature(L.Trainer).parameters["precision"].annotation | Literal["auto"],
-    "devices": Annotated[int, Ge(-1), Le(os.cpu_count() or 1)] | Text | list[Amount],
+    "devices": FromMinus1 | Text | list[Amount],
     "max_epochs": Count | Literal[-1] | None,
     "max_steps": Count | Literal[-1],
     "max_time": Text | dict | None,

@@ -19,6 +19,8 @@ from typing import BinaryIO
 import torch
 from filelock import FileLock, Timeout
 
+from slipstream.core.errors import first_sentence
+
 log = logging.getLogger(__name__)
 
 DAMAGED = zipfile.BadZipFile, pickle.UnpicklingError, zlib.error, EOFError, RuntimeError
@@ -80,7 +82,7 @@ def load_tensors(path: str | Path) -> object:
                 raise zipfile.BadZipFile(f"{damaged} has another checksum")
         return torch.load(path, map_location="cpu", weights_only=True)
     except DAMAGED as error:
-        raise OSError(f"{path} is damaged ({error})") from error
+        raise OSError(f"{path} is damaged ({first_sentence(error)})") from error
 
 
 def key_of(*content: object) -> str:

@@ -18,7 +18,7 @@ class Metrics(CSVLogger):
     """Lightning's CSV log, which with `resume` keeps what the earlier part of the run has logged;
     steps that are repeated come twice."""
 
-    def __init__(self, save_dir: Text, name: Text, version: Text, resume: Text | None = None):
+    def __init__(self, save_dir: Text, name: str, version: str, resume: Text | None = None):
         super().__init__(save_dir, name, version)
         self.resume = resume
 
