@@ -80,7 +80,7 @@ def test_wandb_is_given_the_folder_as_an_artifact(run):
     assert name.encode() in content and b"model.safetensors" in content
     staged = [path.read_bytes() for path in (run[0].parent / "staged").rglob("*") if path.is_file()]
     model = [path for path in (run[0] / "model").rglob("*") if path.is_file()]
-    assert len(model) == 4 and all(path.read_bytes() in staged for path in model)
+    assert len(model) == 5 and all(path.read_bytes() in staged for path in model)
 
 
 def test_the_model_card_tells_what_was_measured_and_how(run):
