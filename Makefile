@@ -34,10 +34,12 @@ test-all: test exhaustive
 exhaustive: install
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "exhaustive and not gpu"
 
-# A hundred kills at random moments: every command goes on and ends bit-equal. TORTURE="--seed 1
+# A hundred kills at random moments: every command goes on and ends bit-equal; and two thousand
+# prompts, over which nothing grows. TORTURE="--seed 1
 # --kills 10" changes how many of which.
 torture: install
 	$(BIN)/python -m tests.torture $(TORTURE)
+	$(BIN)/python -m pytest -q -s tests/long_run.py
 
 # Random cases of greedy decoding, each compared with transformers' own generate.
 fuzz: install

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
+from slipstream.core.settings import checked
 from slipstream.targets.packed import is_packed
 from slipstream.targets.quantized import is_quantized
 from slipstream.targets.rows import Rows
@@ -33,6 +34,7 @@ COMPILED = 256
 CAPACITY = 1024
 
 
+@checked
 def compile_target(target: Target, mode: Literal[MODES]) -> Target:
     """Let the steps of decoding with `target` run compiled, as `engine.compile` says.
 
