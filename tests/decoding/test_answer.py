@@ -148,7 +148,7 @@ def test_a_stop_string_may_be_given_alone(small):
 
 @pytest.mark.parametrize("stop", ["", [""], ["a", ""], [1], 5])
 def test_stop_strings_that_would_end_everything_are_refused(stop):
-    assert "stop: give" in refused(lambda: Limits(stop=stop))
+    assert "stop: must be a non-empty text or a list" in refused(lambda: Limits(stop=stop))
 
 
 def test_stop_strings_need_a_tokenizer():

@@ -387,9 +387,9 @@ def test_errors_that_know_nothing_of_the_prefix_are_as_far_off_as_theorem_1_says
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (dict(threshold=0.0), "threshold: must be between 0 and 1"),
-        (dict(threshold=1.0), "threshold: must be between 0 and 1"),
-        (dict(cap=0), "cap: must be at least 1"),
+        (dict(threshold=0.0), "threshold: must be a finite number, above 0 and below 1"),
+        (dict(threshold=1.0), "threshold: must be a finite number, above 0 and below 1"),
+        (dict(cap=0), "cap: must be a whole number, at least 1"),
         (dict(sampling=Sampling(0.0)), "sampling.temperature: SPRINTER samples"),
     ],
 )

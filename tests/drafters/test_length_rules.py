@@ -152,11 +152,12 @@ def test_a_folder_of_another_kind_is_refused(kind, tmp_path):
     draft = tiny_target()
     streaming = tiny_speculator(draft)
     folder = save_speculator(tmp_path / "streaming", streaming, draft, 9, "# A")
-    for head in (str(folder), streaming):
-        rule = kind(head, 0.5)
-        for _ in range(2):
-            message = refused(lambda rule=rule: rule.attach(draft))
-            assert message.startswith("length.head: ") and "'streaming'" in message
+    rule = kind(str(folder), 0.5)
+    for _ in range(2):
+        message = refused(lambda: rule.attach(draft))
+        assert message.startswith("length.head: ") and "'streaming'" in message
+    message = refused(lambda: kind(streaming, 0.5))
+    assert message.startswith("length.head: must be") and "StreamingSpeculator" in message
     assert "absent" in refused(lambda: kind(str(tmp_path / "absent"), 0.5).attach(draft))
 
 

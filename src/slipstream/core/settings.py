@@ -71,7 +71,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-        check(type(self), given, self.section)
+        # a class may have a constructor of its own before that of its fields
+        declared = (each for each in type(self).__mro__ if "__dataclass_fields__" in vars(each))
+        check(next(declared), given, self.section)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_) -> "core_schema.CoreSchema":
@@ -170,7 +172,8 @@ def expected(annotation: object) -> str:
         said = list(dict.fromkeys(expected(each) for each in sorted(inner, key=_is_null)))
         long = any("," in each for each in said)
         return ", or ".join(said) if long else " or ".join(said)
-    return WORDS.get(annotation) or f"a {getattr(annotation, '__name__', annotation)}"
+    name = str(getattr(annotation, "__name__", annotation))
+    return WORDS.get(annotation) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 def _bound(bound: object) -> str:
