@@ -46,7 +46,7 @@ def sprinter(
     lengths: dict[str, DraftLength | None],
     num_tokens: Size,
     longest: Size,
-    points: Sequence[Annotated[Sequence[float], Len(2, 2)]],
+    points: Annotated[Sequence[Annotated[Sequence[float], Len(2, 2)]], Len(1)],
     calibration: PromptSets,
     calibration_prompts: Count,
     tolerance: NotNegative,

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from tests.commands import config_of
 
+from slipstream import app
 from slipstream.core.errors import InputError
 from slipstream.data.hub import HubSource
 from slipstream.data.rendering import render_prompt
@@ -38,8 +40,8 @@ def test_a_path_wins_over_the_hub_and_the_split_is_that_asked_for(tmp_path):
 
 
 def test_a_split_that_is_trained_on_is_refused():
-    with pytest.raises(InputError, match="must be test or validation"):
-        PromptSets(None, HUB, None, "train", 0)
+    with pytest.raises(InputError, match=r"data\.split: must be one of test, validation"):
+        app.infer(config_of("infer", "data.split=train"))
 
 
 def test_conversations_are_prompts_and_are_cut_in_their_last_message(tmp_path):

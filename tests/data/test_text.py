@@ -44,7 +44,7 @@ def test_splits_share_no_text(source):
         (dict(text="title"), "could not be loaded .KeyError"),
         (dict(data_files="missing.jsonl"), "could not be loaded"),
         (dict(texts={}), "texts has no train split"),
-        (dict(prompt_words=0), "must be at least 1"),
+        (dict(prompt_words=0), "prompt_words: must be a whole number, at least 1"),
     ],
 )
 def test_what_cannot_be_used_ends_with_one_sentence(source, changes, expected):

@@ -11,6 +11,7 @@ from tests.tiny import tiny_target, tiny_tokenizer
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
+from slipstream.core.settings import check
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.acceptance_length import AnyRejected, LastRejected
@@ -169,16 +170,20 @@ def test_a_greedy_answer_is_the_reference_where_there_is_none(study, target, cap
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (dict(points=[]), "study.points: give at least one"),
+        (dict(points=[]), "study.points: must be a non-empty list"),
         (dict(points=[(1.2, 0.4), (1.2, 0.4)]), "study.points: give at least one"),
-        (dict(repeats=0), "repeats: must be at least 1"),
-        (dict(points=[(1.2, 0.5), (1.2, 1.0)]), "threshold: must be between 0 and 1"),
-        (dict(points=[(0.0, 0.5)]), "ratio: lambda must be above 0"),
+        (dict(repeats=0), "study.repeats: must be a whole number, at least 1"),
+        (
+            dict(points=[(1.2, 0.5), (1.2, 1.0)]),
+            "threshold: must be a finite number, above 0 and below 1",
+        ),
+        (dict(points=[(0.0, 0.5)]), "ratio: must be a finite number, above 0"),
         (dict(sampling=Sampling(0.0)), "study.sampling.temperature: SPRINTER samples"),
     ],
 )
 def test_bad_settings_are_refused(study, target, changes, expected):
     with pytest.raises(InputError, match=expected):
+        check(sprinter, changes, "study", later={"target", "prompts", *study})
         sprinter(target, PROMPTS, **(study | changes))
 
 

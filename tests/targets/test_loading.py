@@ -127,7 +127,7 @@ def test_a_missing_folder_is_named(tmp_path):
 
 
 def test_an_unknown_dtype_is_named(folder):
-    assert refused(str(folder), dtype="int3").startswith("target.dtype: 'int3'")
+    assert refused(str(folder), dtype="int3").startswith("dtype: must be one of float32, bfloat16")
 
 
 def test_an_unknown_device_is_named(folder):
