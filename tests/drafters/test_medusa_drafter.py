@@ -111,7 +111,7 @@ def test_it_opens_by_its_folder(tmp_path):
 
 def test_another_kind_is_refused(target):
     text = refused(lambda: Medusa(tiny_speculator(target)).attach(target))
-    assert "'streaming'" in text and "speculator=medusa" in text
+    assert "must be a MedusaSpeculator" in text and "a StreamingSpeculator was given" in text
 
 
 def test_its_folder_is_no_streaming_speculator(target, tmp_path):

@@ -145,13 +145,13 @@ def test_a_place_belongs_to_its_ticket():
     ("given", "sentence"),
     [
         (["host=example.org"], "host: must be one of 127.0.0.1"),
-        (["port=80"], "port: must be from 1024"),
-        (["server.max_running=0"], "server.max_running: must be at least 1"),
+        (["port=80"], "port: must be a whole number, at least 1024"),
+        (["server.max_running=0"], "server.max_running: must be a whole number, at least 1"),
         (["server.api_key_variable=NO_SUCH"], "server.api_key_variable: the environment has no"),
         (["+server.workers=3"], "server.workers: unknown config key"),
         (["+seeds=1"], "seeds: unknown config key"),
         (["target.device=meta"], "target.device: a target on 'meta'"),
-        (["limits.max_new_tokens=0"], "max_new_tokens: must be at least 1"),
+        (["limits.max_new_tokens=0"], "limits.max_new_tokens: must be a whole number, at least 1"),
     ],
 )
 def test_a_server_that_cannot_be_is_refused_in_a_sentence(given, sentence):

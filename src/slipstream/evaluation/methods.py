@@ -12,7 +12,7 @@ import torch
 
 from slipstream.core.errors import InputError, naming
 from slipstream.core.sampling import Sampling
-from slipstream.core.settings import Budget, Inside, Positive, Share, Size, Text
+from slipstream.core.settings import Budget, Inside, Positive, Share, Size, Text, checked
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.calibration import (
     Calibration,
@@ -123,6 +123,7 @@ class Speculative(Method):
     """Our engine with one drafter and trees of up to `budget` nodes, or 'auto' for what was
     calibrated, to be found in the folder `calibrations`; target: of its own, None for the run's."""
 
+    @checked
     def __init__(
         self,
         drafter: Drafter,
