@@ -194,7 +194,7 @@ def test_all_drafters_leave_out_and_name_what_cannot_fit_another_target(other_ta
         assert "was trained for" in told[name]
     assert {record.method for record in records} == {
         "plain", "prompt_lookup", "anpd", "token_recycling", "unispec", "combined_untrained",
-        "combined_text", "rest", "lookahead", "spectra", "spectra_retrieval",
+        "combined_text", "suffix_decoding", "rest", "lookahead", "spectra", "spectra_retrieval",
     }  # fmt: skip
 
 

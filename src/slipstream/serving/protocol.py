@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
+from slipstream.core.settings import MOST
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Limits
 from slipstream.serving.worker import Job, Told
@@ -119,7 +120,8 @@ class Asking(BaseModel):
         try:
             sampling = replace(sampling, **{k: v for k, v in own.items() if v is not None})
             if self.max_tokens is not None:
-                limits = replace(limits, max_new_tokens=self.max_tokens)
+                # what is beyond the context is refused by the worker, which knows it
+                limits = replace(limits, max_new_tokens=min(self.max_tokens, MOST))
             if self.stop is not None:
                 limits = replace(limits, stop=self.stop)
         except InputError as error:
