@@ -132,8 +132,8 @@ class Rest(_Proposer):
                 "additional_config.slipstream.store: name the folder of a corpus that infer.py "
                 "drafter=rest keeps"
             )
-        settings = Retrieval(None, max_ngram, max_matches, self.most)
-        self.retrieved = Retrieved(settings, SuffixStore.open(Path(store)))
+        corpus = SuffixStore.open(Path(store))
+        self.retrieved = Retrieved(Retrieval(corpus, max_ngram, max_matches, self.most), corpus)
 
     def chains(self, texts: dict[int, list[int]]) -> dict[int, list[int]]:
         found = {row: self.retrieved.continuations(text) for row, text in texts.items()}

@@ -46,6 +46,8 @@ def test_the_estimate_is_what_the_step_holds(world, tmp_path, mode, segments, mo
 class _Failing:
     """A trainer whose run ends with this error."""
 
+    world_size = 1
+
     def __init__(self, error: BaseException):
         self.error = error
 
@@ -62,11 +64,11 @@ def test_a_run_without_memory_says_what_to_lower(kind):
             torch.empty(2**58, dtype=torch.uint8)
         error = caught.value
     with pytest.raises(InputError, match=r"lower data\.batch_tokens .* training\.checkpointing"):
-        start(_Failing(error), None, None, None)
+        start(_Failing(error), None, None, None, Path())
 
 
 def test_no_other_error_is_taken_for_it():
     error = RuntimeError("the file 'out of memory.txt' is missing")
     with pytest.raises(RuntimeError, match="is missing") as caught:
-        start(_Failing(error), None, None, None)
+        start(_Failing(error), None, None, None, Path())
     assert caught.value is error

@@ -243,7 +243,7 @@ def test_another_run_goes_on_from_a_checkpoint(sprinter, world, tmp_path):
     done = len(sprinter.validations()) - PATIENCE
     folder = train(
         world, tmp_path, f"resume={state}", f"trainer.max_epochs={done + 2}",
-        "callbacks.stopping.patience=9",
+        "callbacks.stopping.patience=9", "training.learning_rate=0.05",
     )  # fmt: skip
     with (tmp_path / "metrics" / "metrics.csv").open() as file:
         epochs = {int(record["epoch"]) for record in csv.DictReader(file)}
@@ -290,9 +290,9 @@ def test_labels_of_one_kind(world, tmp_path):
         (["speculator.ratios=[1.2,-1]"], "speculator.ratios: "),
         (["speculator.ratios=[inf]"], "speculator.ratios: "),
         (["speculator.ratios=[]"], "speculator.ratios: "),
-        (["speculator.features=[colour]"], "speculator.features: colour given"),
-        (["speculator.features=[]"], "speculator.features: none given"),
-        (["training.batch_size=0"], "training.batch_size: must be at least 1"),
+        (["speculator.features=[colour]"], "speculator.features: must be a non-empty list"),
+        (["speculator.features=[]"], "speculator.features: must be a non-empty list"),
+        (["training.batch_size=0"], "training.batch_size: must be a whole number, at least 1"),
         (["training.draft.name=slipstream/small-draft"], "has another vocabulary"),
     ],
 )

@@ -88,7 +88,7 @@ def check(
     if TypeAdapter is None:
         return
     allowed, before = arguments_of(component), f"{path}." if path else ""
-    for name in given:
+    for name in sorted(given):
         if name not in allowed:
             raise InputError(f"{before}{name}: unknown config key; {nearest(name, allowed)}")
     for name, (adapter, annotation, required) in allowed.items():

@@ -9,6 +9,7 @@ that it holds for drafters that take time, too.
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import product
 from math import inf
@@ -280,8 +281,10 @@ def described(part: object, within: tuple[int, ...] = ()) -> object:
     if isinstance(part, list | tuple):
         return [described(each, within) for each in part]
     if isinstance(part, str | Path):
-        weights = Path(locate(part)) / WEIGHTS
-        return [str(part), _digest(weights)] if weights.is_file() else str(part)
+        with suppress(OSError):  # of a text that is too long for a path
+            weights = Path(locate(part)) / WEIGHTS
+            return [str(part), _digest(weights)] if weights.is_file() else str(part)
+        return str(part)
     if part is None or isinstance(part, int | float | bool):
         return part
     ours = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
