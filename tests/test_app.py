@@ -86,6 +86,7 @@ def test_shared_mode_trains_and_writes_what_its_own_model_writes(tmp_path):
     assert app.infer(config_of("infer", "verify=true", *common)) == []
 
 
+@pytest.mark.exhaustive
 def test_fine_tuning_writes_an_adapter_that_infer_opens(tmp_path):
     folder = train(tmp_path / "plain", "experiment=fine_tuning", "data.regenerate=true")
     assert (folder / "adapter_model.safetensors").exists()
@@ -100,7 +101,7 @@ def test_fine_tuning_writes_an_adapter_that_infer_opens(tmp_path):
 def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path, batch_size):
     records: list[Record] = app.infer(
         config_of(
-            "infer", "experiment=demo", "num_prompts=6", "repeats=1",
+            "infer", "experiment=demo", "num_prompts=3", "repeats=1",
             f"batch_size={batch_size}", f"output_dir={tmp_path}",
         )
     )  # fmt: skip

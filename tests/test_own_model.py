@@ -73,6 +73,7 @@ def own(tmp_path_factory):
     return folder
 
 
+@pytest.mark.exhaustive
 def test_the_whole_way(own, tmp_path, capsys):
     target = ["target=hub", f"target.name={own}/model", "target.device=cpu"]
     training = [

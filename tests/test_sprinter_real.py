@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from tests.commands import config_of
-from tests.exhaustive import sparing
 from tests.test_real_targets import sizes_of, toy_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -46,7 +45,8 @@ def common(pair, tmp_path) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("pair",), sparing(zip(PAIRS), lambda pair: pair == "gpt2"))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("pair", PAIRS)
 def test_train_and_infer(pair, common, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folders = {}

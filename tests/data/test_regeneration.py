@@ -198,6 +198,7 @@ def _one_of_two(rank, folder, queue):
     queue.put((sum(len(sample.ids) for sample in answered(folder)), sum(counted)))
 
 
+@pytest.mark.exhaustive
 def test_two_processes_share_the_work_and_read_the_same_file(tmp_path, small_portions):
     whole = answered(tmp_path / "one")
     context = multiprocessing.get_context("spawn")

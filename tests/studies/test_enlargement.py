@@ -94,6 +94,7 @@ def tiny_size(monkeypatch):
     monkeypatch.setitem(enlargement.SHAPES, "tiny", (SHAPES["vocabulary"], draft))
 
 
+@pytest.mark.exhaustive
 def test_folders_of_large_models_are_decoded_by_the_command(tmp_path, tiny_size):
     """Target, draft model and streams, written in bfloat16, and transformers beside them."""
     folder = enlargement.write(tmp_path / "tiny", "tiny")

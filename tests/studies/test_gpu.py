@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 RUN = """
 import sys
@@ -18,6 +20,7 @@ gpu.main(sys.argv[1:])
 """
 
 
+@pytest.mark.exhaustive
 def test_the_script_runs_without_hydra(tmp_path):
     out = tmp_path / "gpu.json"
     command = [sys.executable, "-c", RUN, "--size", "small", "--repeats", "1", "--out", str(out)]

@@ -72,6 +72,7 @@ def test_what_is_trained_first_lies_where_it_is_looked_for(study):
         assert folders == [config.speculator_path for config in found]
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_gives_a_folder_for_each_run_and_one_table(tmp_path):
     done = subprocess.run(
         [

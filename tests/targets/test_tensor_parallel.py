@@ -14,6 +14,7 @@ from slipstream.drafters.streaming import Streaming
 from slipstream.targets.loading import load_target
 
 
+@pytest.mark.exhaustive
 def test_a_tensor_parallel_target_decodes_the_same(tmp_path):
     folder = save_tiny_target(tmp_path / "target")
     command = [

@@ -44,6 +44,7 @@ def world(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", ["trainer.strategy=ddp", "trainer=sharded"])
+@pytest.mark.exhaustive
 def test_two_processes_equal_one_with_the_same_batches(world, way):
     """Each with the whole target, or each with half of it; with a validation in between."""
     folder, one = world
