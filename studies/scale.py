@@ -9,7 +9,8 @@ from pathlib import Path
 from slipstream.core.files import key_of, write_json
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Below1, Budget, Count, NotNegative, Size, Text
-from slipstream.decoding.calibration import Calibrations, calibrate, calibration_key, described
+from slipstream.decoding.calibrated import Calibrations, calibration_key, described
+from slipstream.decoding.calibration import calibrate
 from slipstream.drafters.auto import Auto
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.draft_model import DraftModel

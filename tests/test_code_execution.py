@@ -21,7 +21,7 @@ from tests.tiny import save_tiny_target, tiny_speculator
 from slipstream import app
 from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import read_rows
-from slipstream.decoding.calibration import Calibrations
+from slipstream.decoding.calibrated import Calibrations
 from slipstream.drafters.suffixes import SuffixStore
 from slipstream.speculators.checkpoint import load_speculator, save_speculator
 from slipstream.speculators.hub import from_pretrained

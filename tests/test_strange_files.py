@@ -18,7 +18,8 @@ from transformers import logging
 from slipstream.core.errors import InputError
 from slipstream.data.answers import Answered, Answerer, Question, kept_answers
 from slipstream.data.rows import read_rows
-from slipstream.decoding.calibration import Calibration, Calibrations, Point
+from slipstream.decoding.calibrated import Calibrations
+from slipstream.decoding.calibration import Calibration, Point
 from slipstream.drafters.suffixes import SuffixStore
 from slipstream.speculators.checkpoint import load_speculator, save_speculator
 from slipstream.targets.loading import load_target

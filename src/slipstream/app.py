@@ -194,7 +194,7 @@ def infer(config: DictConfig) -> list:
 
     from slipstream.commands import Infer, Train
     from slipstream.core.resuming import flattened, journal, stoppable
-    from slipstream.decoding.calibration import described
+    from slipstream.decoding.calibrated import described
     from slipstream.evaluation.methods import made_at
     from slipstream.evaluation.run import answer_one, converse, decoder_of
     from slipstream.results.record import environment

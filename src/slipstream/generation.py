@@ -14,13 +14,12 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Generation, Limits
-from slipstream.decoding.calibration import Calibrations
+from slipstream.decoding.calibrated import Calibrations, calibrated_decoder
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.request import Answering
 from slipstream.drafters.base import Drafter
-from slipstream.evaluation.methods import calibrated_decoder
 from slipstream.evaluation.run import converse
 from slipstream.speculators.hub import from_pretrained
 from slipstream.targets.compiled import compile_target

@@ -11,15 +11,8 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.datastore import TrainingTexts
 from slipstream.decoding import calibration
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.calibration import (
-    Calibrations,
-    Curve,
-    Point,
-    calibrate,
-    calibration_key,
-    chosen,
-    described,
-)
+from slipstream.decoding.calibrated import Calibrations, calibration_key, described
+from slipstream.decoding.calibration import Curve, Point, calibrate, chosen
 from slipstream.decoding.drift import Drift
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
@@ -179,11 +172,11 @@ def test_calibrating_measures_every_size():
 
 def test_keys_tell_apart_processors_and_layouts(monkeypatch):
     target, drafter = tiny_target(), described(PromptLookup(2, 3))
-    monkeypatch.setattr(calibration, "device_name", lambda device: "one")
+    monkeypatch.setattr(calibrated, "device_name", lambda device: "one")
     keys = {calibration_key(target, drafter, Sampling()) for _ in range(2)}
-    monkeypatch.setattr(calibration, "device_name", lambda device: "other")
+    monkeypatch.setattr(calibrated, "device_name", lambda device: "other")
     keys.add(calibration_key(target, drafter, Sampling()))
-    monkeypatch.setattr(calibration, "is_packed", lambda model: True)
+    monkeypatch.setattr(calibrated, "is_packed", lambda model: True)
     keys.add(calibration_key(target, drafter, Sampling()))
     assert len(keys) == 3
 

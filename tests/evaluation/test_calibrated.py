@@ -9,15 +9,8 @@ from tests.tiny import tiny_target
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.calibration import (
-    Calibration,
-    Calibrations,
-    Point,
-    calibrate,
-    calibration_key,
-    chosen,
-    described,
-)
+from slipstream.decoding.calibrated import Calibrations, calibration_key, described
+from slipstream.decoding.calibration import Calibration, Point, calibrate, chosen
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.evaluation.methods import Speculative

@@ -1,29 +1,20 @@
 """How many nodes a draft should have on this device, with this model and this drafter.
 
 A few prompts are decoded with trees of several sizes g. Seconds of a step s(g) and tokens of a step
-tau(g) are fitted, and the size g* with the most tokens a second is kept on disk, to be picked up by
-`budget=auto`. Where no size beats plain decoding, plain decoding is what is picked up. Source:
-UNISPEC, section 3, "Device-aware calibration"; s(g) is the whole step here, drafting included, so
-that it holds for drafters that take time, too.
+tau(g) are fitted, and the size g* with the most tokens a second is chosen, or plain decoding where
+no size beats it (`calibrated.py` keeps the choice). Source: UNISPEC, section 3, "Device-aware
+calibration"; s(g) is the whole step here, drafting included, so that it holds for drafters that
+take time, too.
 """
 
-import hashlib
-import json
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import product
-from math import inf
-from pathlib import Path
 
 import numpy as np
-import torch
 from rich.progress import track
 from scipy.interpolate import LSQUnivariateSpline
 
-from slipstream.assets import locate
-from slipstream.core.device import device_name
-from slipstream.core.errors import InputError, first_sentence
-from slipstream.core.files import key_of, write_json
+from slipstream.core.errors import InputError
 from slipstream.core.resuming import Part
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
@@ -32,8 +23,6 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Attached
-from slipstream.speculators.checkpoint import WEIGHTS
-from slipstream.targets.packed import is_fused, is_packed
 from slipstream.targets.target import Target
 
 DEGREE, KNOTS = 2, 8
@@ -159,14 +148,6 @@ def _beyond(points: list[Point]) -> int | None:
     return min(WIDEST, round(BEYOND * largest.budget))
 
 
-def undrafted(target: Target, drafter: Attached, sampling: Sampling, limits: Limits) -> Decoder:
-    """What drafting is compared with: plain decoding, or of a target that the drafter was
-    fine-tuned with, its own decoding without drafts."""
-    if drafter.target is target:
-        return PlainDecoder(target, sampling, limits)
-    return Engine(target, drafter, sampling, limits, budget=1)
-
-
 def chosen(points: dict[str, list[Point]], plain: Point) -> Calibration:
     """The way and size of the highest fitted rate, or plain decoding where that is higher."""
     way, budget = fastest(points)
@@ -215,84 +196,3 @@ def point_of(budget: int, statistics: list[Statistics]) -> Point:
 def step_seconds(total: Statistics) -> float:
     """Seconds of a step, drafting included, the prefill left out."""
     return (total.seconds - total.shares.get("prefill", 0.0)) / max(1, total.target_forwards)
-
-
-class Calibrations:
-    """What was calibrated, a JSON file each in `folder`."""
-
-    def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
-
-    def __contains__(self, key: str) -> bool:
-        return self._path(key).exists()
-
-    def save(self, key: str, calibration: Calibration) -> Path:
-        write_json(self._path(key), asdict(calibration))
-        return self._path(key)
-
-    def load(self, key: str) -> Calibration:
-        """`InputError` where nothing was calibrated under this key."""
-        path = self._path(key)
-        if not path.is_file():
-            raise InputError(
-                "budget: nothing was calibrated for this device, model and drafter; run the same "
-                "command with calibrate=true first, or give a number"
-            )
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            content["points"] = {
-                way: [Point(**point) for point in points]
-                for way, points in content["points"].items()
-            }
-            found = Calibration(**content)
-            numbers = found.seconds, found.speedup, found.plain_seconds
-            positive = all(isinstance(each, float) and 0 < each < inf for each in numbers)
-            known = found.plain if found.way == "plain" else found.way in found.points
-            if not positive or not known or type(found.budget) is not int or found.budget < 1:
-                raise ValueError("a value is out of range")
-            return found
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InputError(
-                f"budget: {path} cannot be read ({first_sentence(error)}); remove it, and run the "
-                "same command with calibrate=true, or give a number"
-            ) from error
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}.json"
-
-
-def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
-    """Tells apart device, model, dtype, layout, sampling and drafter, as `described`."""
-    device, compiled = target.device, target.compiled is not None
-    threads = torch.get_num_threads() if device.type == "cpu" else None
-    settings = [described(target), target.num_parallel, compiled, str(sampling)]
-    return key_of(device_name(device), threads, settings, drafter)
-
-
-def described(part: object, within: tuple[int, ...] = ()) -> object:
-    """What a component was made with, as JSON: its class and all that it keeps; of the folder of a
-    speculator also which weights it has now; of what is not ours, and of what it is a part of
-    itself, the class alone."""
-    if isinstance(part, Target):
-        laid_out = is_packed(part.model) or is_fused(part.model)
-        return [part.fingerprint or part.name, str(part.dtype), laid_out]
-    if isinstance(part, dict):
-        return {str(name): described(each, within) for name, each in part.items()}
-    if isinstance(part, list | tuple):
-        return [described(each, within) for each in part]
-    if isinstance(part, str | Path):
-        with suppress(OSError):  # of a text that is too long for a path
-            weights = Path(locate(part)) / WEIGHTS
-            return [str(part), _digest(weights)] if weights.is_file() else str(part)
-        return str(part)
-    if part is None or isinstance(part, int | float | bool):
-        return part
-    ours = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
-    kept = vars(part) if ours and id(part) not in within and hasattr(part, "__dict__") else {}
-    within = (*within, id(part))
-    return {type(part).__name__: {name: described(each, within) for name, each in kept.items()}}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

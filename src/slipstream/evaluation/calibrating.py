@@ -9,15 +9,8 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Budget, Count, Len, Settings, Text
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.calibration import (
-    Calibration,
-    Calibrations,
-    Curve,
-    Point,
-    calibrate,
-    calibration_key,
-    described,
-)
+from slipstream.decoding.calibrated import Calibrations, calibration_key, described
+from slipstream.decoding.calibration import Calibration, Curve, Point, calibrate
 from slipstream.drafters.base import Drafter
 from slipstream.evaluation.prompts import Prompt
 from slipstream.results.record import Plot, Result, environment

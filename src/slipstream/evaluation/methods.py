@@ -5,6 +5,7 @@ Every method is given token ids and returns a `Generation`; how often and in whi
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
 
@@ -14,13 +15,8 @@ from slipstream.core.errors import InputError, naming
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Budget, Inside, Positive, Share, Size, Text, checked
 from slipstream.decoding.answer import Generation, Limits
-from slipstream.decoding.calibration import (
-    Calibration,
-    Calibrations,
-    calibration_key,
-    described,
-    undrafted,
-)
+from slipstream.decoding.calibrated import Calibrations, calibrated_decoder
+from slipstream.decoding.calibration import Calibration
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.drift import Drift
 from slipstream.decoding.engine import Engine
@@ -33,15 +29,14 @@ from slipstream.targets.loading import check_vocabularies, load_target
 from slipstream.targets.target import Target
 
 
-class Method:
+class Method(ABC):
     """Base of all ways to answer.
 
     exact: whether the output keeps the target's distribution; drafter: name, or None; reference:
     what its greedy output must equal, None for plain decoding of the run's target; store_bytes:
     memory of what drafts are looked up in, for the last batch; details: what its name does not say
     of how it answers the prompt set that was last expected; learns: whether later answers depend on
-    earlier ones, until it forgets; path: where its config stands, "" if
-    Python code made it.
+    earlier ones, until it forgets; path: where its config stands, "" if Python code made it.
     """
 
     exact: bool = True
@@ -61,9 +56,9 @@ class Method:
                 self.prepare(target, sampling, limits)
             self._ready_for = target, sampling, limits
 
+    @abstractmethod
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         """Load what is needed, `decoder` if it is one of ours; `InputError` for what is unfit."""
-        raise NotImplementedError
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
         """Answer a batch of prompts; their statistics are shares of the batch."""
@@ -191,25 +186,6 @@ class Speculative(Method):
         self._attached.forget()
         if self._found is not None:
             self._drift = Drift(self._found.seconds)
-
-
-def calibrated_decoder(
-    calibrations: Calibrations,
-    target: Target,
-    drafter: Drafter,
-    attached: Attached,
-    sampling: Sampling,
-    limits: Limits,
-) -> tuple[Calibration, Decoder]:
-    """What was calibrated for `drafter`, and an engine with the size and the variant that were
-    best; plain decoding where nothing beat that. Raises `InputError` where nothing was calibrated.
-    """
-    found = calibrations.load(calibration_key(target, described(drafter), sampling))
-    if found.plain:
-        return found, undrafted(target, attached, sampling, limits)
-    if (chosen := drafter.variants(attached).get(found.way)) is None:
-        raise InputError(f"budget: {found.way!r} is no way of this drafter; calibrate=true again")
-    return found, Engine(target, chosen, sampling, limits, found.budget)
 
 
 class Sprinter(Method):
