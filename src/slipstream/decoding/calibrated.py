@@ -1,0 +1,134 @@
+"""What was calibrated, on disk, and what `budget=auto` makes of it: found again by the device, the
+model, the drafter and the sampling that it was measured with."""
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import asdict
+from math import inf
+from pathlib import Path
+
+import torch
+
+from slipstream.assets import locate
+from slipstream.core.device import device_name
+from slipstream.core.errors import InputError, first_sentence
+from slipstream.core.files import key_of, write_json
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.calibration import Calibration, Point
+from slipstream.decoding.decoder import Decoder
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.drafters.base import Attached, Drafter
+from slipstream.speculators.checkpoint import WEIGHTS
+from slipstream.targets.packed import is_fused, is_packed
+from slipstream.targets.target import Target
+
+
+class Calibrations:
+    """What was calibrated, a JSON file each in `folder`."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    def __contains__(self, key: str) -> bool:
+        return self._path(key).exists()
+
+    def save(self, key: str, calibration: Calibration) -> Path:
+        write_json(self._path(key), asdict(calibration))
+        return self._path(key)
+
+    def load(self, key: str) -> Calibration:
+        """`InputError` where nothing was calibrated under this key."""
+        path = self._path(key)
+        if not path.is_file():
+            raise InputError(
+                "budget: nothing was calibrated for this device, model and drafter; run the same "
+                "command with calibrate=true first, or give a number"
+            )
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            content["points"] = {
+                way: [Point(**point) for point in points]
+                for way, points in content["points"].items()
+            }
+            found = Calibration(**content)
+            numbers = found.seconds, found.speedup, found.plain_seconds
+            positive = all(isinstance(each, float) and 0 < each < inf for each in numbers)
+            known = found.plain if found.way == "plain" else found.way in found.points
+            if not positive or not known or type(found.budget) is not int or found.budget < 1:
+                raise ValueError("a value is out of range")
+            return found
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InputError(
+                f"budget: {path} cannot be read ({first_sentence(error)}); remove it, and run the "
+                "same command with calibrate=true, or give a number"
+            ) from error
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+
+def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
+    """Tells apart device, model, dtype, layout, sampling and drafter, as `described`."""
+    device, compiled = target.device, target.compiled is not None
+    threads = torch.get_num_threads() if device.type == "cpu" else None
+    settings = [described(target), target.num_parallel, compiled, str(sampling)]
+    return key_of(device_name(device), threads, settings, drafter)
+
+
+def described(part: object, within: tuple[int, ...] = ()) -> object:
+    """What a component was made with, as JSON: its class and all that it keeps; of the folder of a
+    speculator also which weights it has now; of what is not ours, and of what it is a part of
+    itself, the class alone."""
+    if isinstance(part, Target):
+        laid_out = is_packed(part.model) or is_fused(part.model)
+        return [part.fingerprint or part.name, str(part.dtype), laid_out]
+    if isinstance(part, dict):
+        return {str(name): described(each, within) for name, each in part.items()}
+    if isinstance(part, list | tuple):
+        return [described(each, within) for each in part]
+    if isinstance(part, str | Path):
+        with suppress(OSError):  # of a text that is too long for a path
+            weights = Path(locate(part)) / WEIGHTS
+            return [str(part), _digest(weights)] if weights.is_file() else str(part)
+        return str(part)
+    if part is None or isinstance(part, int | float | bool):
+        return part
+    ours = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
+    kept = vars(part) if ours and id(part) not in within and hasattr(part, "__dict__") else {}
+    within = (*within, id(part))
+    return {type(part).__name__: {name: described(each, within) for name, each in kept.items()}}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def calibrated_decoder(
+    calibrations: Calibrations,
+    target: Target,
+    drafter: Drafter,
+    attached: Attached,
+    sampling: Sampling,
+    limits: Limits,
+) -> tuple[Calibration, Decoder]:
+    """What was calibrated for `drafter`, and an engine with the size and the variant that were
+    best; plain decoding where nothing beat that. Raises `InputError` where nothing was calibrated.
+    """
+    found = calibrations.load(calibration_key(target, described(drafter), sampling))
+    if found.plain:
+        return found, undrafted(target, attached, sampling, limits)
+    if (chosen := drafter.variants(attached).get(found.way)) is None:
+        raise InputError(f"budget: {found.way!r} is no way of this drafter; calibrate=true again")
+    return found, Engine(target, chosen, sampling, limits, found.budget)
+
+
+def undrafted(target: Target, drafter: Attached, sampling: Sampling, limits: Limits) -> Decoder:
+    """What drafting is compared with: plain decoding, or of a target that the drafter was
+    fine-tuned with, its own decoding without drafts."""
+    if drafter.target is target:
+        return PlainDecoder(target, sampling, limits)
+    return Engine(target, drafter, sampling, limits, budget=1)
