@@ -9,7 +9,7 @@ from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core.sampling import Sampling
 from slipstream.data.datastore import TrainingTexts
-from slipstream.decoding import calibration
+from slipstream.decoding import calibrated, calibration
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibrated import Calibrations, calibration_key, described
 from slipstream.decoding.calibration import Curve, Point, calibrate, chosen
