@@ -199,6 +199,7 @@ SCRIPTS = [
     ),
     ("infer.py", ["+colour=red"], "colour: unknown config key"),
     ("infer.py", ["budget=[1"], "config: "),
+    ("infer.py", ["hydra.verbose=5"], "config: hydra: a key below it has a value"),
     ("infer.py", ["output_dir=FILE/below"], "output_dir: cannot write to"),
 ]
 ONCE = "streming", "is now drafter", "unknown config", "config: "

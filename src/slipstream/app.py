@@ -57,9 +57,10 @@ def run(main: Callable[[], None]) -> None:
         if isinstance(cause, OSError) and not theirs:
             place = f"{cause.filename} ({cause.strerror})"
             _stop(f"output_dir: cannot write to {place}; choose another folder")
-        if not (theirs or isinstance(error, ValueError)):
+        if not (theirs or isinstance(error, ValueError | AssertionError)):
             raise
         said = str(error).strip().partition("\n")[0].rstrip(".:").replace(". ", ": ")
+        said = said or "hydra: a key below it has a value that Hydra does not take"
         _stop(f"config: {said}; {_remedy(error)}")
 
 

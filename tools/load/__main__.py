@@ -96,10 +96,10 @@ def compared(servers: dict[str, Server], given: argparse.Namespace) -> Result:
     for clients in given.clients:
         rounds: dict[str, list[Seen]] = {name: [] for name in servers}
         for server in servers.values():  # the first requests of each batch size are slower
-            load(server, clients, 3, given.tokens)
-        for _ in range(given.rounds):
+            load(server, clients, 3, given.tokens, 0)
+        for turn in range(1, 1 + given.rounds):
             for name, server in servers.items():
-                seen = load(server, clients, given.seconds, given.tokens)
+                seen = load(server, clients, given.seconds, given.tokens, turn)
                 if set(seen.ends) != {"answer"}:
                     sys.exit(f"{name}: requests ended as {seen.ends}")
                 rounds[name].append(seen)
@@ -140,7 +140,7 @@ def overloaded(server: Server, given: argparse.Namespace) -> Result:
     rows: Rows = []
     whole = psutil.Process(server.process.pid)
     for minute in range(1, 1 + given.overload):
-        seen = load(server, CROWD, 60, given.tokens)
+        seen = load(server, CROWD, 60, given.tokens, minute)
         processes = [whole, *whole.children(recursive=True)]
         memory = sum(own.memory_full_info().pss for own in processes) / 2**20
         ends = {f"{end}": seen.ends.get(end, 0) for end in ("answer", "refused", "wrong", "lost")}
@@ -183,14 +183,18 @@ def healthy(url: str) -> bool:
         return False
 
 
-def load(server: Server, clients: int, seconds: float, tokens: int) -> Seen:
-    """What so many clients of locust saw for so long."""
+def load(server: Server, clients: int, seconds: float, tokens: int, turn: int) -> Seen:
+    """What so many clients of locust saw for so long; turn: decides the order of prompts."""
     command = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("locustfile.py"))]
     command += ["--headless", "--json", "--only-summary", "--host", server.url]
     command += ["--stop-timeout", "60", "-u", str(clients), "-r", str(clients)]
-    given = os.environ | {"LOAD_MODEL": server.model, "LOAD_TOKENS": str(tokens)}
+    given = {"LOAD_MODEL": server.model, "LOAD_TOKENS": str(tokens), "LOAD_ROUND": str(turn)}
     done = subprocess.run(
-        [*command, "-t", f"{seconds:g}s"], cwd=ROOT, env=given, capture_output=True, text=True
+        [*command, "-t", f"{seconds:g}s"],
+        cwd=ROOT,
+        env=os.environ | given,
+        capture_output=True,
+        text=True,
     )
     found = {each["name"]: each for each in json.loads(done.stdout)}
     if "answer" not in found:

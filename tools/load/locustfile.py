@@ -3,6 +3,7 @@ its own, since it changes Python's networking for all that import it."""
 
 import os
 import random
+from itertools import count
 
 from locust import HttpUser, task
 
@@ -10,6 +11,7 @@ from slipstream.assets import PROMPTS
 from slipstream.data.rows import read_rows
 
 MODEL, TOKENS = os.environ["LOAD_MODEL"], int(os.environ["LOAD_TOKENS"])
+ROUND, CLIENTS = os.environ["LOAD_ROUND"], count()
 TEXTS = [
     row.prompt
     for kind in ("data_to_text", "text_to_sql")
@@ -20,11 +22,15 @@ KNOWN: dict[str, str] = {}
 
 
 class Client(HttpUser):
-    """Greedy answers to the shipped prompts, in an order of its own."""
+    """Greedy answers to the shipped prompts, in an order that only the round and the client's
+    number decide: every server is asked the same."""
+
+    def on_start(self) -> None:
+        self.order = random.Random(f"{ROUND} {next(CLIENTS)}")
 
     @task
     def ask(self) -> None:
-        text = random.choice(TEXTS)
+        text = self.order.choice(TEXTS)
         body = {
             "model": MODEL,
             "messages": [{"role": "user", "content": text}],
