@@ -2,9 +2,10 @@
 
 It needs torch, transformers, safetensors and this repository, and no installation. It checks that
 answers are exact on the device, eager and compiled; then it measures, at the shape of Llama 3 8B,
-the memory bandwidth, plain decoding and streams, the cost of rows, where the time of a step goes,
-and a training step. The large model computes what the small one does (`studies.enlargement`), so
-drafts are accepted as they are there. Tables are printed as they are made; --out has them as JSON.
+the memory bandwidth, plain decoding and streams, the cost of sampling and of rows, where the time
+of a step goes, and a training step. The large model computes what the small one does
+(`studies.enlargement`), so drafts are accepted as they are there. Tables are printed as they are
+made; --out has them as JSON.
 """
 
 import argparse
@@ -45,6 +46,11 @@ PROMPTS = (
     "CREATE TABLE race (year INTEGER, winner VARCHAR)\nQuestion: Who was the winner in 1998?",
 )
 GREEDY, TOP_K = Sampling(), 4
+SAMPLINGS = {
+    "greedy": GREEDY,
+    "temperature 1": Sampling(1.0),
+    "temperature 1, top-p 0.95": Sampling(1.0, top_p=0.95),
+}
 # Sizes of trees; fused streams add a row for each stream of each node.
 DEFERRED, FUSED, ROW_COUNTS = (4, 8, 12, 16, 32), (4, 6, 8), (1, 2, 4, 8, 16, 32, 64)
 COPIED = 4 * 2**30
@@ -114,6 +120,27 @@ def decoding(
             rows += [(name, mode, total.tau / step, over, total.tau, 1000 * step, share)]
     compile_target(target, "auto")
     return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def sampling_costs(target: Target, streams: StreamingSpeculator, repeats: int) -> Rows:
+    """What a step costs where tokens are drawn, against the greedy step of the same method."""
+    limits, attached = Limits(32), Streaming(streams, "deferred", TOP_K).attach(target)
+    drafters = {"plain": None, "deferred": attached}
+    decoders = {
+        (name, how): _decoder(target, drafter, sampling, limits)
+        for name, drafter in drafters.items()
+        for how, sampling in SAMPLINGS.items()
+    }
+    totals = dict.fromkeys(decoders, Statistics())
+    for turn, ids, key in product(range(repeats + 1), _prompts(target), decoders):
+        taken = decoders[key].generate(ids, turn).statistics
+        totals[key] += taken if turn else Statistics()
+    steps = {key: _step_seconds(total) for key, total in totals.items()}
+    return [
+        {"method": name, "sampling": how, "ms/step": 1000 * step,
+         "vs greedy": step / steps[name, "greedy"]}
+        for (name, how), step in steps.items()
+    ]  # fmt: skip
 
 
 def rows_of(target: Target) -> Rows:
@@ -252,6 +279,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     keep("Memory", [{"bandwidth, GB/s": bandwidth / 1e9}])
     target, streams = _large(given.size, device, given.dtype)
     keep("Decoding", decoding(target, streams, modes, given.repeats, bandwidth))
+    keep("Cost of sampling", sampling_costs(target, streams, given.repeats))
     keep("Cost of rows", rows_of(compile_target(target, "auto")))
     keep("Time of a step", time_line(target, streams))
     keep("Training step", training(target, (512, 2048) if on_gpu else (128,), given.repeats))

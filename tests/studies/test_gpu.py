@@ -39,6 +39,8 @@ def test_the_script_runs_without_hydra(tmp_path):
     assert speeds["plain"]["tau"] == 1 < speeds["deferred, 4 nodes"]["tau"]
     assert all(row["tokens/s"] > 0 for row in speeds.values())
     assert [row["rows"] for row in found["Cost of rows"]] == [1, 4]
+    sampled = [row for row in found["Cost of sampling"] if row["sampling"] != "greedy"]
+    assert len(sampled) == 4 and all(row["vs greedy"] > 0 for row in sampled)
     assert found["Memory"][0]["bandwidth, GB/s"] > 0
     assert {row["method"] for row in found["Time of a step"]} == {"plain", "deferred"}
     assert all(row["seconds"] > 0 for row in found["Training step"])
