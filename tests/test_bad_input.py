@@ -50,6 +50,11 @@ def sentence(call, tmp_path, *overrides) -> str:
         (train, ["+speculator.colour=red"], "speculator.colour: unknown config key"),
         (infer, ["+drafter.colour=red"], "drafter.colour: unknown config key"),
         (infer, ["+sampling.colour=red"], "sampling.colour: unknown config key"),
+        (train, ["data.batch_tokens=0"], "data.batch_tokens: must be a whole number, at least 1"),
+        (train, ["data.batch_tokens=-1"], "data.batch_tokens: must be a whole number, at least 1"),
+        (train, ["trainer.max_steps=0"], "trainer.max_steps: must be"),
+        (train, ["data.regenerate=maybe"], "data.regenerate: must be true or false"),
+        (infer, ["verify=maybe"], "verify: must be true or false"),
         (train, ["speculator.num_msa_layers=9"], "speculator.num_msa_layers: 9 is more than"),
         (train, ["speculator.mlp=none"], "speculator.mlp: must be one of"),
         (train, ["data.synthetic_kinds=[poems]"], "poems"),
@@ -240,3 +245,14 @@ def test_the_scripts_refuse_a_folder_that_cannot_be_written(tmp_path, script):
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: output_dir: cannot write to ")
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_folder_that_takes_no_log_file_is_one_sentence(tmp_path):
+    """Hydra writes its log there, before anything of ours runs."""
+    (tmp_path / "train.log").mkdir()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), f"output_dir={tmp_path}"],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: output_dir: cannot write to ")

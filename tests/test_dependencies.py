@@ -58,3 +58,7 @@ def test_what_is_installed_with_hashes_is_what_is_pinned():
     hashes = [each for line in lines for each in line[1:]]
     assert all(line[1:] for line in lines)
     assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes)
+
+
+def test_the_installation_asks_for_the_hashes():
+    assert "--require-hashes --requirement requirements.txt" in (ROOT / "Makefile").read_text()

@@ -276,3 +276,10 @@ def test_python_calls_draft_as_infer_does_by_default():
     assert {call["budget"].default for call in calls} == {command.budget}
     assert calls[0]["max_new_tokens"].default == command.limits.max_new_tokens
     assert calls[0]["temperature"].default == command.sampling.temperature
+
+
+@pytest.mark.parametrize("seed", ["x", None, 1.5, -1, 2**70])
+@pytest.mark.parametrize("call", [slipstream.generate, slipstream.stream])
+def test_a_seed_that_is_none_is_refused(call, seed):
+    with pytest.raises(InputError, match=r"^seed: must be a whole number"):
+        call("Hi", seed=seed)

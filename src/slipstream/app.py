@@ -129,6 +129,7 @@ def train(config: DictConfig) -> Path:
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from slipstream.commands import Infer, Train
+    from slipstream.core.files import SUMS
     from slipstream.core.resuming import stoppable
     from slipstream.speculators.checkpoint import check_replaceable, owned
 
@@ -136,7 +137,7 @@ def train(config: DictConfig) -> Path:
     output = Path(config.output_dir)
     model = output / "model"
     with stoppable(output), nullcontext() if rank_zero_only.rank else owned(output, "output_dir"):
-        if config.get("speculator") or not any(model.glob("*config.json")):
+        if config.get("speculator") or not (model / SUMS).is_file():
             check_replaceable(model)
         return _train(config, output)
 

@@ -11,6 +11,7 @@ import torch
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
+from slipstream.core.settings import Seed, checked
 from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Generation, Limits
@@ -64,6 +65,7 @@ def generate(
         )
     if on_text is not None and not alone:
         raise InputError("on_text: it is told one answer at a time; give a single prompt")
+    _check(seed)
     sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
     decoder = _decoder(target, drafter, sampling, limits, budget)
     ids = [
@@ -98,12 +100,18 @@ def stream(
     """
     if not _is_prompt(prompt):
         raise InputError("prompt: give one text, or messages with role and content")
+    _check(seed)
     sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
     decoder = _decoder(target, drafter, sampling, limits, budget)
     pieces: list[str] = []
     ids = render_prompt(decoder.target.tokenizer, prompt)
     request = decoder.request(ids, seed, lambda _, __, text: pieces.append(text))
     return _pieces(decoder, request, pieces)
+
+
+@checked
+def _check(seed: Seed) -> None:
+    """Raises `InputError` for what no generator of random numbers takes."""
 
 
 def _pieces(

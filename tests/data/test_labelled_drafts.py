@@ -4,6 +4,7 @@ Two faults of SPRINTER's public code are put in place here, pad positions and gr
 the checks must notice them.
 """
 
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.tiny import VOCABULARY, tiny_target, tiny_tokenizer
 
 import slipstream.data.labelled_drafts as drafting
 from slipstream.core.errors import InputError
+from slipstream.core.files import locked
 from slipstream.data.labelled_drafts import KINDS, LabelledDrafts, complete, judged, labelled_drafts
 from slipstream.data.rendering import Sample
 from slipstream.targets.loading import fingerprint
@@ -351,6 +353,20 @@ def test_an_unfinished_file_is_not_taken_for_a_part(draft, target, tmp_path, mon
             made(draft, target, tmp_path / "parts")
     assert not [path for path in (tmp_path / "parts").rglob("*") if path.is_file()]
     assert same(made(draft, target, tmp_path / "parts"), whole)
+
+
+def test_a_part_that_another_process_makes_is_waited_for(draft, target, tmp_path, monkeypatch):
+    whole = made(draft, target, tmp_path)
+    (part,) = tmp_path.rglob("part_00001.pt")
+    content, waiting = part.read_bytes(), ThreadPoolExecutor()
+    part.unlink()
+    monkeypatch.setattr(drafting, "_labelled", lambda *_: pytest.fail("made twice"))
+    with locked(part.with_suffix(".lock")):
+        found = waiting.submit(made, draft, target, tmp_path)
+        with pytest.raises(TimeoutError):
+            found.result(0.2)
+        part.write_bytes(content)
+    assert same(found.result(60), whole)
 
 
 def test_other_seeds_models_and_texts_have_their_own_folder(draft, target, tmp_path):

@@ -180,9 +180,11 @@ def test_characters_of_several_tokens_are_told_whole(small, text):
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_the_terminal_shows_what_was_written(small, monkeypatch, capsys):
-    """Characters that several tokens spell are not broken into replacement characters."""
-    ids = small.tokenizer("café 日本 🚰").input_ids
+@pytest.mark.parametrize("text", ["café 日本 🚰", r"\[/x] [bold]"])
+def test_the_terminal_shows_what_was_written(small, monkeypatch, capsys, text):
+    """Characters that several tokens spell are not broken into replacement characters, and nothing
+    is taken for markup."""
+    ids = small.tokenizer(text).input_ids
 
     class Spelling(PlainDecoder):
         def generate(self, prompt_ids, seed=0, callback=None):
@@ -193,4 +195,4 @@ def test_the_terminal_shows_what_was_written(small, monkeypatch, capsys):
 
     monkeypatch.setattr(methods, "PlainDecoder", Spelling)
     answer_one(small, methods.Plain(), Sampling(), Limits(), "Write", 0)
-    assert capsys.readouterr().out.startswith("café 日本 🚰\n")
+    assert capsys.readouterr().out.startswith(f"{text}\n")

@@ -1,5 +1,8 @@
 """Calibration: the best size of known curves is found, kept, picked up; drift is noticed."""
 
+import json
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -87,6 +90,17 @@ def test_what_was_calibrated_is_found_again(tmp_path):
 
 def corpus_of(path: str) -> Retrieval:
     return Retrieval(TrainingTexts(path, None, None, None, 1.0, "kept", 0), 4, 8, 4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"budget": 0}, {"budget": None}, {"seconds": math.nan}, {"points": None}, {"another": 1}],
+)
+def test_a_calibration_of_other_values_is_refused(tmp_path, wrong):
+    store = Calibrations(tmp_path)
+    path = store.save("key", chosen({"a": points()}, Point(1, 0.01, 1.0)))
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    assert "cannot be read" in refused(lambda: store.load("key"))
 
 
 def test_keys_tell_apart_models_drafters_and_sampling():

@@ -22,6 +22,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Generation, Limits, Run
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.decoding.statistics import Statistics
+from slipstream.speculators.checkpoint import save_speculator
 from slipstream.speculators.classifiers import SprinterConfig, SprinterVerifier
 from slipstream.speculators.draft_features import FEATURES, shape_of
 
@@ -430,3 +431,12 @@ def test_a_verifier_for_another_target_is_refused():
 
 def test_it_says_that_it_is_approximate():
     assert SprinterDecoder.exact is False
+
+
+def test_a_folder_that_names_no_target_is_refused(tmp_path):
+    target = tiny_target(seed=3, vocab_size=VOCABULARY)
+    draft = tiny_target(seed=8, vocab_size=VOCABULARY, hidden_size=16)
+    target.fingerprint, draft.fingerprint = {"weights": "a"}, {"weights": "d"}
+    folder = save_speculator(tmp_path / "verifier", verifier_of(draft), draft, 9, "# A")
+    with pytest.raises(InputError, match="judge drafts for another target"):
+        SprinterDecoder(target, draft, folder, Sampling(1.0), Limits(3), 1.5, 0.5, 5)

@@ -476,3 +476,12 @@ def test_budgets_that_leave_no_room_still_decode():
         expected = answered(PromptLookup(1, 1), target, prompt).ids
         for name, drafter in untrained([[1, 2, 3]]).items():
             assert answered(drafter, target, prompt).ids == expected, name
+
+
+@pytest.mark.parametrize("place", [-1, 4, 2**31 - 1])
+def test_an_order_out_of_range_is_refused(tmp_path, place):
+    SuffixStore.of_texts([[1, 2, 3]]).save(tmp_path, {})
+    order = np.load(tmp_path / "order.npy")
+    order[0] = place
+    np.save(tmp_path / "order.npy", order)
+    assert "out of range" in refused(lambda: SuffixStore.open(tmp_path))

@@ -256,9 +256,10 @@ def test_measured_costs_decide_how_large_trees_are():
     own = engine("prompt lookup")
     assert own.allowed(1) == own.allowed(9) == BUDGET  # nothing is measured yet
     own.measure(5)
-    assert list(own.costs) == [1, 2, 4, 5] and own.sizes == [1, 2, 4, 8]
+    assert list(own.costs) == [1, 2, 4, 5] and own.sizes == [1, 2, 3, 4, 6, 8]
     assert all(set(costs) == set(own.sizes) for costs in own.costs.values())
     assert own.running is None
+    own.sizes = [1, 2, 4, 8]
     own.costs = {1: {1: 1.0, 2: 1.0, 4: 1.1, 8: 1.2}, 5: {1: 1.0, 2: 2.0, 4: 3.0, 8: 6.0}}
     assert own.allowed(1) == 8 and own.allowed(5) == own.allowed(50) == 1
     assert own.seconds(3, 8) == pytest.approx(3.6) and own.seconds(10, 8) == pytest.approx(12)
@@ -293,9 +294,26 @@ def test_a_context_too_small_to_measure_leaves_the_budget():
 
 
 def test_sizes_end_with_the_budget():
-    assert [sizes_up_to(n) for n in (2, 3, 8, 9)] == [
+    assert [sizes_up_to(n) for n in (2, 3, 7, 9)] == [
         [1, 2],
         [1, 2, 3],
-        [1, 2, 4, 8],
-        [1, 2, 4, 8, 9],
+        [1, 2, 3, 4, 6, 7],
+        [1, 2, 3, 4, 6, 8, 9],
     ]
+
+
+def test_the_cost_of_a_size_is_that_of_steps_that_follow_one_another(monkeypatch):
+    """A step of 1 node drafts nothing; one of 8 verifies 8 and drafts 8."""
+    seen, own = [], engine("prompt lookup")
+    step = AdaptingEngine._step
+    monkeypatch.setattr(
+        AdaptingEngine,
+        "_step",
+        lambda engine, batch: (
+            seen.append((batch.trees.width, engine.allowed(len(batch.requests))))
+            or step(engine, batch)
+        ),
+    )
+    own.measure(2)
+    assert {width for width, _ in seen} == set(own.sizes)
+    assert all(width == following for width, following in seen)

@@ -199,10 +199,24 @@ def test_a_missing_weight_file_is_refused(folder, target):
     assert "model.safetensors" in refused(folder, target)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "7", '"text"', "\x00\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '"text"', "\x00\xff", "[" * 100_000])
 def test_a_config_that_is_no_json_object_is_refused(folder, target, text):
     (folder / "config.json").write_bytes(text.encode("latin-1"))
     refused(folder, target)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"arguments": None}, {"arguments": [1]}, {"target_fingerprint": None}, {"target": 7}],
+)
+def test_fields_of_other_types_are_refused(folder, target, wrong):
+    change_config(folder, **wrong)
+    assert "cannot be read" in refused(folder, target)
+
+
+def test_sizes_beyond_every_tensor_are_refused(folder, target):
+    change_config(folder, arguments=read_config(folder)["arguments"] | {"adapter_rank": 10**9})
+    assert "1000000000 is more than any size" in refused(folder, target)
 
 
 def test_a_missing_config_is_refused(folder, target):

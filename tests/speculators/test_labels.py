@@ -2,7 +2,7 @@
 
 import torch
 
-from slipstream.data.batches import Batch, TokenBatches, collate
+from slipstream.data.batches import Batch, RowBatches, TokenBatches, collate
 from slipstream.data.rendering import Sample
 from slipstream.speculators.labels import NO_LABEL, future_tokens
 
@@ -51,3 +51,14 @@ def test_a_loader_goes_on_where_its_state_was_taken():
     assert [batch.lengths.tolist() for batch in other] == rest
     assert seen and not any(batch in rest for batch in seen)
     assert len(list(other)) == len(loader)
+
+
+def test_rows_go_on_in_the_middle_of_an_epoch():
+    loader, other = (RowBatches((torch.arange(60),), 8, seed=1, shuffle=True) for _ in range(2))
+    epoch = iter(loader)
+    seen = [next(epoch)[0] for _ in range(3)]
+    other.load_state_dict(loader.state_dict())
+    rest = [rows for (rows,) in epoch]
+    assert [rows.tolist() for (rows,) in other] == [rows.tolist() for rows in rest]
+    order = torch.cat(seen + rest).tolist()
+    assert sorted(order) == list(range(60)) != order

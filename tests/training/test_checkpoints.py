@@ -156,6 +156,21 @@ def test_a_foreign_model_folder_is_refused_before_anything_is_loaded(world, tmp_
     assert os.listdir(tmp_path / "model") == ["notes.txt"]
 
 
+def test_a_foreign_config_makes_no_model_of_ours(world, tmp_path):
+    """Also where what is trained is no speculator."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tsconfig.json").write_text("{}")
+    config = config_of("train", "experiment=fine_tuning", "target.name=none", "logger=csv",
+                       f"output_dir={tmp_path}")  # fmt: skip
+    assert refused(lambda: app.train(config)).startswith("output_dir: ")
+    assert os.listdir(tmp_path / "model") == ["tsconfig.json"]
+
+
+def test_a_run_without_a_step_saves_nothing(world, tmp_path):
+    text = refused(lambda: train(world, tmp_path, "trainer.max_time='00:00:00:00'"))
+    assert text.startswith("trainer: no step was taken") and not (tmp_path / "model").exists()
+
+
 def test_a_run_in_the_same_folder_replaces_its_speculator(world, tmp_path):
     short = "trainer.max_epochs=1"
     before = weights(train(world, tmp_path, short))

@@ -3,6 +3,7 @@
 SIGTERM is what a cluster sends, SIGINT is Ctrl-C.
 """
 
+import csv
 import os
 import signal
 import subprocess
@@ -189,3 +190,21 @@ def test_train_py_saves_on_sigterm_and_goes_on(world, tmp_path):
     assert torch.load(state, weights_only=True)["global_step"] < 40
     resumed = train(world, tmp_path / "out", *common, f"resume={state}")
     assert weights(resumed) == weights(train(world, tmp_path / "whole", *common))
+
+
+def logged(output) -> list[dict[str, str]]:
+    with (output / "metrics" / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_log_of_the_first_part_stays(streaming, tmp_path):
+    def strike(number):
+        if number == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit):
+        streaming.watched(tmp_path, strike)
+    before = logged(tmp_path)
+    streaming.watched(tmp_path, lambda number: None, "resume=auto")
+    after = logged(tmp_path)
+    assert before and after[: len(before)] == before and len(after) > len(before)

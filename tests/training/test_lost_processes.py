@@ -27,7 +27,7 @@ def started(world, output, *overrides):
     command = [
         sys.executable, str(ROOT / "train.py"), f"target.name={world}/target",
         "target.device=cpu", f"data.path={world}/rows", "data.max_new_tokens=8",
-        "data.regeneration.memory_gib=0.001", f"data.cache_dir={output}/answers",
+        "data.regeneration.memory_gib=0.00002", f"data.cache_dir={output}/answers",
         "training.learning_rate=0.01", "training.validation_prompts=1", "training.warmup_steps=0",
         "speculator=medusa", "speculator.num_heads=2", "logger=csv", "callbacks.summary=null",
         "callbacks.best=null", "trainer.precision=32-true", "trainer.accelerator=cpu",

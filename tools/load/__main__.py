@@ -1,6 +1,7 @@
 """A load test on this machine: the server, the same one with plain decoding, `transformers serve`.
 
     python -m tools.load --clients 1 2 4 8 16 --seconds 15
+    python -m tools.load --models runs/scale/400m --dtype bfloat16
     python -m tools.load --overload 10
 
 Clients are locust's: each waits for its answer before it asks again. The servers stay up together
@@ -21,22 +22,24 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 from urllib.request import urlopen
 
 import psutil
 
-from slipstream.assets import locate
+from slipstream.assets import PROMPTS, locate
 from slipstream.evaluation.metrics import ratio_interval
 from slipstream.results.record import Plot, Result, Rows, environment
 from slipstream.results.writer import show, write
 
-ROOT, SMALL = Path(__file__).parents[2], "slipstream/small-target"
+ROOT, SMALL = Path(__file__).parents[2], "slipstream/small-"
 SERVERS = {"slipstream": [], "plain": ["budget=1"], "transformers": None}
 """What is started under each name: overrides of serve.py, None for `transformers serve`."""
 MOST_CLIENTS, MOST_SECONDS, MOST_MINUTES = 256, 120, 30
 """What is asked of this machine at most."""
+KINDS = "data_to_text", "text_to_sql"
 CROWD = 128
 """Clients of an overload: more than a server of conf/serve.yaml has places."""
 
@@ -63,7 +66,7 @@ def main() -> None:
     given = arguments()
     chosen = ["slipstream"] if given.overload else given.servers
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(serving(name)) for name in chosen}
+        servers = {name: stack.enter_context(serving(name, given)) for name in chosen}
         if given.overload:
             result = overloaded(servers["slipstream"], given)
         else:
@@ -78,8 +81,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=15, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64, help="max_tokens of a request")
+    parser.add_argument("--models", default=SMALL, help="what studies.enlargement wrote")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--data", nargs="+", default=[f"{PROMPTS}/{kind}" for kind in KINDS],
+                        help="folders with validation prompts")  # fmt: skip
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
-    parser.add_argument("--overload", type=int, default=0, help="minutes of it, instead")
+    parser.add_argument("--overload", type=float, default=0, help="minutes of it, instead")
     parser.add_argument("--output", default="runs/load", help="folder of the results")
     given = parser.parse_args()
     large = max(given.clients) > MOST_CLIENTS or given.seconds > MOST_SECONDS
@@ -96,10 +103,10 @@ def compared(servers: dict[str, Server], given: argparse.Namespace) -> Result:
     for clients in given.clients:
         rounds: dict[str, list[Seen]] = {name: [] for name in servers}
         for server in servers.values():  # the first requests of each batch size are slower
-            load(server, clients, 3, given.tokens, 0)
+            load(server, clients, 3, given, 0)
         for turn in range(1, 1 + given.rounds):
             for name, server in servers.items():
-                seen = load(server, clients, given.seconds, given.tokens, turn)
+                seen = load(server, clients, given.seconds, given, turn)
                 if set(seen.ends) != {"answer"}:
                     sys.exit(f"{name}: requests ended as {seen.ends}")
                 rounds[name].append(seen)
@@ -139,8 +146,8 @@ def overloaded(server: Server, given: argparse.Namespace) -> Result:
     """More clients than places, minute after minute."""
     rows: Rows = []
     whole = psutil.Process(server.process.pid)
-    for minute in range(1, 1 + given.overload):
-        seen = load(server, CROWD, 60, given.tokens, minute)
+    for minute in range(1, 1 + ceil(given.overload)):
+        seen = load(server, CROWD, 60 * min(1, given.overload), given, minute)
         processes = [whole, *whole.children(recursive=True)]
         memory = sum(own.memory_full_info().pss for own in processes) / 2**20
         ends = {f"{end}": seen.ends.get(end, 0) for end in ("answer", "refused", "wrong", "lost")}
@@ -150,18 +157,24 @@ def overloaded(server: Server, given: argparse.Namespace) -> Result:
 
 
 @contextmanager
-def serving(name: str) -> Iterator[Server]:
+def serving(name: str, given: argparse.Namespace) -> Iterator[Server]:
     """A server on a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    target, streams = (
+        f"{given.models}{part}" if given.models == SMALL else f"{given.models}/{part}"
+        for part in ("target", "streaming")
+    )
     folder, model, overrides = tempfile.mkdtemp(), "slipstream", SERVERS[name]
     if overrides is None:
-        model = str(locate(SMALL))
-        command = ["-m", "transformers.cli.transformers", "serve", model, "--dtype", "float32"]
+        model = str(locate(target))
+        command = ["-m", "transformers.cli.transformers", "serve", model, "--dtype", given.dtype]
         command += ["--host", "127.0.0.1", "--port", str(port)]
     else:
         command = [str(ROOT / "serve.py"), f"port={port}", f"output_dir={folder}", *overrides]
+        command += [f"target.name={target}", f"target.dtype={given.dtype}"]
+        command += [f"speculator_path={streams}"]
     with open(f"{folder}/log", "w") as log:
         process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=log, stderr=log)
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 300
@@ -183,19 +196,21 @@ def healthy(url: str) -> bool:
         return False
 
 
-def load(server: Server, clients: int, seconds: float, tokens: int, turn: int) -> Seen:
+def load(
+    server: Server, clients: int, seconds: float, given: argparse.Namespace, turn: int
+) -> Seen:
     """What so many clients of locust saw for so long; turn: decides the order of prompts."""
     command = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("locustfile.py"))]
     command += ["--headless", "--json", "--only-summary", "--host", server.url]
     command += ["--stop-timeout", "60", "-u", str(clients), "-r", str(clients)]
-    given = {"LOAD_MODEL": server.model, "LOAD_TOKENS": str(tokens), "LOAD_ROUND": str(turn)}
+    told = {"LOAD_MODEL": server.model, "LOAD_TOKENS": str(given.tokens), "LOAD_ROUND": str(turn)}
+    told |= {"LOAD_DATA": os.pathsep.join(given.data)}
+    # in bfloat16 what is decoded beside a request decides between tokens that are nearly tied
+    told |= {} if given.dtype == "float32" else {"LOAD_TIES": "allowed"}
     done = subprocess.run(
         [*command, "-t", f"{seconds:g}s"],
-        cwd=ROOT,
-        env=os.environ | given,
-        capture_output=True,
-        text=True,
-    )
+        cwd=ROOT, env=os.environ | told, capture_output=True, text=True,
+    )  # fmt: skip
     found = {each["name"]: each for each in json.loads(done.stdout)}
     if "answer" not in found:
         sys.exit(f"nothing was answered: {done.stderr[-2000:]}")

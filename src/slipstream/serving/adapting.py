@@ -14,6 +14,7 @@ from itertools import pairwise, product
 from math import log2
 
 from slipstream.core.sampling import Sampling
+from slipstream.core.trees import Trees
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.request import Answering, Batch
@@ -97,23 +98,19 @@ class AdaptingEngine(Engine):
         length = max(1, min(PROMPT, self.target.max_positions // 4))
         limits, size = Limits(self.target.max_positions, (), frozenset()), self.target.vocab_size
         prompts = [[(place + each) % size for place in range(length)] for each in range(count)]
-        self._fixed, self.running = self.sizes[0], None
+        self._fixed, self.running = 1, None
         self.start([self.request(own, limits=limits, sampling=Sampling()) for own in prompts])
         seconds: dict[int, list[float]] = {size: [] for size in self.sizes}
-        for turn, (size, following) in product(range(STEPS), self._pairs):
+        for turn, size in product(range(STEPS), self.sizes):
             if min((each.room for each in self._requests), default=0) <= self.budget:
                 break
-            self.running.trees = self.running.trees.padded(size)
-            self._fixed, started = following, time.perf_counter()
+            # A step verifies trees of one size and drafts such ones; plain decoding drafts none.
+            self.running.trees = Trees.roots(self.running.trees.tokens[:, 0]).padded(size)
+            self._fixed, started = size, time.perf_counter()
             self.step()
             if turn:
                 seconds[size].append(time.perf_counter() - started)
         return {size: min(own) for size, own in seconds.items() if own}
-
-    @property
-    def _pairs(self) -> list[tuple[int, int]]:
-        """Each size with the one that follows it, in a circle."""
-        return list(zip(self.sizes, [*self.sizes[1:], self.sizes[0]], strict=True))
 
     @property
     def _requests(self) -> list[Answering]:
@@ -121,9 +118,10 @@ class AdaptingEngine(Engine):
 
 
 def sizes_up_to(budget: int) -> list[int]:
-    """Sizes of trees to choose from: 1, 2, 4 and so on, and the budget.
+    """Sizes of trees to choose from: 1, 2, 3, 4, 6, 8, 12 and so on, and the budget.
 
-    >>> sizes_up_to(12), sizes_up_to(1)
-    ([1, 2, 4, 8, 12], [1])
+    >>> sizes_up_to(20), sizes_up_to(1)
+    ([1, 2, 3, 4, 6, 8, 12, 16, 20], [1])
     """
-    return [*(1 << n for n in range((budget - 1).bit_length())), budget]
+    found = {factor << n for factor in (1, 3) for n in range(budget.bit_length())}
+    return sorted({size for size in found if size < budget} | {budget})

@@ -85,7 +85,12 @@ def precision(given: str | int, accelerator: str, target_dtype: str) -> str | in
 
 
 def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: dict) -> Path:
-    """Go back to the best checkpoint and write the model folder; returns that folder."""
+    """Go back to the best checkpoint and write the model folder; returns that folder. Raises
+    `InputError` where nothing was trained."""
+    if not trainer.global_step:
+        raise InputError(
+            "trainer: no step was taken, so nothing was saved; give more time, or more steps"
+        )
     best = getattr(trainer.checkpoint_callback, "best_model_path", "")
     score = getattr(trainer.checkpoint_callback, "best_model_score", None)
     if best:
