@@ -23,8 +23,9 @@ PRIOR, WEIGHT = 0.5, 200.0
 """The gain before anything was verified, and how many logarithms of nodes it counts like."""
 MEMORY = 1000.0
 """Earlier trees fade once the logarithms of their nodes add up to more than this."""
-TRIAL = 64
-"""Where plain decoding is chosen, one step of so many has a tree."""
+TRIAL, PAYS = 128, 1.1
+"""Where plain decoding is chosen, one step of so many has the smallest tree; what a tree must
+promise over plain decoding, for contexts are longer than what costs are measured with."""
 PROMPT, STEPS = 48, 4
 """Tokens of the prompts that costs are measured with; steps of each, the first not counted."""
 
@@ -49,12 +50,10 @@ class AdaptingEngine(Engine):
             return self._fixed or self.budget
         rates = {size: self.tokens(size) / self.seconds(count, size) for size in self.sizes}
         best = max(rates, key=rates.get)
-        if best > 1 or self.budget == 1:
+        if rates[best] > PAYS * rates[1] or self.budget == 1:
             return best
         self.plain_steps += 1
-        if self.plain_steps % TRIAL:
-            return 1
-        return max(self.sizes[1:], key=rates.get)
+        return 1 if self.plain_steps % TRIAL else self.sizes[1]
 
     def widths(self, width: int) -> int:
         return self.sizes[bisect_left(self.sizes, width)]
