@@ -317,3 +317,19 @@ def test_the_cost_of_a_size_is_that_of_steps_that_follow_one_another(monkeypatch
     own.measure(2)
     assert {width for width, _ in seen} == set(own.sizes)
     assert all(width == following for width, following in seen)
+
+
+def test_trees_shrink_as_others_join():
+    """Not only the next ones: those that were drafted for fewer requests, too."""
+    own, prompts = engine(limits=Limits(24)), [[9, 10] * 6, [9, 10] * 7]
+    alone = [own.generate(prompt).ids for prompt in prompts]
+    own.sizes = [1, 2, 8]
+    own.costs = {1: {1: 1.0, 2: 1.0, 8: 1.0}, 2: {1: 1.0, 2: 9.0, 8: 9.0}}
+    requests = [own.request(prompt) for prompt in prompts]
+    own.start(requests[:1])
+    assert own.running.trees.width > 1
+    own.start(requests[1:])
+    assert own.running.trees.width == 1
+    while own.running is not None:
+        own.step()
+    assert [request.answer.ids for request in requests] == alone

@@ -138,6 +138,14 @@ class Trees:
         tokens, parents = F.pad(self.tokens, missing), F.pad(self.parents, missing, value=-1)
         return Trees(tokens, parents, F.pad(self.confidences, missing), self.depth, drawn)
 
+    def first(self, width: int) -> "Trees":
+        """The trees of the first `width` nodes alone; parents must come before their children.
+        Drawn children stay as they are: leaving one out would change the distribution."""
+        if width >= self.width or self.drawn is not None:
+            return self
+        columns = (column[:, :width] for column in (self.tokens, self.parents, self.confidences))
+        return Trees(*columns, min(self.depth, width - 1))
+
     def select(self, nodes: torch.Tensor) -> "Trees":
         """The trees of these nodes alone.
 

@@ -10,6 +10,7 @@ same: it is a matter of speed alone.
 
 import time
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 from math import log2
 
@@ -54,6 +55,12 @@ class AdaptingEngine(Engine):
             return best
         self.plain_steps += 1
         return 1 if self.plain_steps % TRIAL else self.sizes[1]
+
+    def starting(self, requests: Sequence[Answering], rows: int) -> Iterator[None]:
+        yield from super().starting(requests, rows)
+        if self._requests:  # trees were drafted for fewer; the likeliest nodes come first
+            allowed = self.allowed(len(self._requests))
+            self.running.trees = self.running.trees.first(allowed)
 
     def widths(self, width: int) -> int:
         return self.sizes[bisect_left(self.sizes, width)]
