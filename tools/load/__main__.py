@@ -83,8 +83,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="max_tokens of a request")
     parser.add_argument("--models", default=SMALL, help="what studies.enlargement wrote")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--data", nargs="+", default=[f"{PROMPTS}/{kind}" for kind in KINDS],
-                        help="folders with validation prompts")  # fmt: skip
+    parser.add_argument("--data", nargs="+", help="folders with validation prompts of your own")
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
     parser.add_argument("--overload", type=float, default=0, help="minutes of it, instead")
     parser.add_argument("--output", default="runs/load", help="folder of the results")
@@ -204,7 +203,8 @@ def load(
     command += ["--headless", "--json", "--only-summary", "--host", server.url]
     command += ["--stop-timeout", "60", "-u", str(clients), "-r", str(clients)]
     told = {"LOAD_MODEL": server.model, "LOAD_TOKENS": str(given.tokens), "LOAD_ROUND": str(turn)}
-    told |= {"LOAD_DATA": os.pathsep.join(given.data)}
+    folders = given.data or [str(PROMPTS / kind) for kind in KINDS]
+    told |= {"LOAD_DATA": os.pathsep.join(folders)}
     # in bfloat16 what is decoded beside a request decides between tokens that are nearly tied
     told |= {} if given.dtype == "float32" else {"LOAD_TIES": "allowed"}
     done = subprocess.run(
