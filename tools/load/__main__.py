@@ -63,6 +63,7 @@ class Seen(NamedTuple):
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the servers, too
     given = arguments()
     chosen = ["slipstream"] if given.overload else given.servers
     with ExitStack() as stack:
