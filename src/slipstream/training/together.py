@@ -57,8 +57,8 @@ def was_lost(error: Exception) -> bool:
 
 def end_alone(output: Path) -> None:
     """End this process, whatever it waits for, and say why."""
-    print(
-        "error: another process of this run was lost, so this one ends, too; "
+    print(  # behind a progress bar that the other one has begun
+        "\nerror: another process of this run was lost, so this one ends, too; "
         f"{how_to_go_on(output)}, with as many processes as you like",
         file=sys.stderr, flush=True,
     )  # fmt: skip
