@@ -100,6 +100,18 @@ def test_holes_in_a_mask_are_refused(model, batch):
     assert "only tokens before the prompt may be hidden" in said
 
 
+def test_positions_of_its_own_are_refused_and_the_usual_ones_taken(model, batch):
+    inputs = {name: torch.tensor(each) for name, each in batch.items()}
+    usual = (inputs["attention_mask"].cumsum(1) - 1).masked_fill(
+        inputs["attention_mask"] == 0, 1
+    )  # as transformers fills them
+    expected = model.generate(**inputs, **GREEDY).tolist()
+    assert ours(model, **inputs, **GREEDY, position_ids=usual).tolist() == expected
+    for other in (3 * usual, torch.arange(usual.shape[1])[None]):
+        said = refused(lambda: ours(model, **inputs, **GREEDY, position_ids=other))  # noqa: B023
+        assert said.startswith("position_ids: a prompt's first token has position 0")
+
+
 def test_end_tokens_of_the_call_are_kept(model, batch):
     ids = one(batch)
     free = model.generate(ids, **GREEDY)[0, ids.shape[1] :].tolist()

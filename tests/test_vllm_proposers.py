@@ -23,7 +23,7 @@ def made(proposer, most=4, longest=64, **settings):
     return proposer(
         SimpleNamespace(
             speculative_config=SimpleNamespace(num_speculative_tokens=most),
-            model_config=SimpleNamespace(max_model_len=longest),
+            model_config=SimpleNamespace(max_model_len=longest, get_vocab_size=lambda: 100),
             additional_config={"slipstream": settings} if settings else {},
         )
     )
@@ -101,6 +101,8 @@ def test_a_corpus_is_drafted_from(tmp_path):
     assert ask(proposer, [9, 2, 3], [9, 1, 2], [9]) == [[4, 5], [3, 4], []]
     assert "store: name the folder" in refused(lambda: made(Rest))
     assert "holds no whole store" in refused(lambda: made(Rest, store=str(tmp_path / "none")))
+    SuffixStore.of_texts([[1, 100]]).save(tmp_path / "other", {})
+    assert "beyond the 100 of" in refused(lambda: made(Rest, store=str(tmp_path / "other")))
 
 
 def test_a_chain_of_suffix_decoding_is_as_long_as_the_ending_that_recurs():

@@ -80,6 +80,7 @@ def custom_generate(
     if seed is None:
         seed = int(torch.randint(2**62, ())) if config.do_sample else 0
     prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
+    _check_positions(model_kwargs.get("position_ids"), [len(prompt) for prompt in prompts])
     seeds = list(range(seed, seed + len(prompts)))
     found = engine.generate_batch(prompts, seeds, [callback] * len(prompts))
     if streamer is not None:
@@ -164,6 +165,19 @@ def _unpadded(ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
         raise InputError("attention_mask: only tokens before the prompt may be hidden; pad left")
     starts = hidden.sum(1).tolist()
     return [own[start:] for own, start in zip(ids.tolist(), starts, strict=True)]
+
+
+def _check_positions(positions: torch.Tensor | None, lengths: Sequence[int]) -> None:
+    """`InputError` unless the prompts, of such lengths, have the positions 0, 1, 2 ...; those of
+    the padding before them do not matter."""
+    if positions is None:
+        return
+    for own, length in zip(positions.expand(len(lengths), -1).tolist(), lengths, strict=True):
+        if own[len(own) - length :] != list(range(length)):
+            raise InputError(
+                "position_ids: a prompt's first token has position 0, the next 1 and so on; leave "
+                "them out"
+            )
 
 
 def _of_caller(name: str):

@@ -142,6 +142,7 @@ def chat(
 ) -> None:
     """Talk with the target on the terminal, the words as `generate` has them; drafted tokens green,
     the target's own yellow. It ends with an empty line, "exit" or Ctrl-D."""
+    _check(seed)
     sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
     converse(_decoder(target, drafter, sampling, limits, budget), seed)
 

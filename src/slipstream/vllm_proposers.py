@@ -68,7 +68,7 @@ class PromptLookup(_Proposer):
 
     def __init__(self, vllm_config):
         super().__init__(vllm_config)
-        self.known: dict[int, tuple[list[int], LastPlaces | Followers]] = {}
+        self.known: dict[int, tuple[list[int], LastPlaces]] = {}
 
     def chains(self, texts: dict[int, list[int]]) -> dict[int, list[int]]:
         """Requests have no names here and rows change hands: a text goes on with the index of the
@@ -132,7 +132,7 @@ class Rest(_Proposer):
                 "additional_config.slipstream.store: name the folder of a corpus that infer.py "
                 "drafter=rest keeps"
             )
-        corpus = SuffixStore.open(Path(store))
+        corpus = SuffixStore.open(Path(store), vllm_config.model_config.get_vocab_size())
         self.retrieved = Retrieved(Retrieval(corpus, max_ngram, max_matches, self.most), corpus)
 
     def chains(self, texts: dict[int, list[int]]) -> dict[int, list[int]]:

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import signal
 import stat
 import threading
 import time
@@ -10,6 +11,7 @@ import time
 import pytest
 import torch
 
+from slipstream.core import files
 from slipstream.core.files import (
     SUMS,
     appended,
@@ -20,6 +22,7 @@ from slipstream.core.files import (
     locked,
     replaced_folder,
     save_tensors,
+    tidy,
     write_atomically,
     write_json,
     write_text,
@@ -155,3 +158,39 @@ def test_a_lock_is_waited_for_or_not(tmp_path):
         order.append("first")
     waiting.join()
     assert order == ["first", True] and not path.exists()
+
+
+def killed(write) -> None:
+    """Run `write` in a process that SIGKILL ends when it calls what is given to it."""
+    if (child := os.fork()) == 0:
+        write(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def test_what_killed_processes_left_is_tidied(tmp_path):
+    """A half-written file goes; a folder that was moved away and not replaced comes back; what a
+    running process writes stays."""
+    with replaced_folder(tmp_path / "below" / "model") as made:
+        (made / "weights").write_text("old")
+
+    def replace(kill):
+        os.replace = lambda *paths: rename(*paths) if paths[1].name == "old" else kill()
+        with replaced_folder(tmp_path / "below" / "model"):
+            pass
+
+    rename = os.replace
+    killed(lambda kill: write_atomically(tmp_path / "a.b", kill))
+    killed(replace)
+    assert not (tmp_path / "below" / "model").exists()
+    others = tmp_path / f".c.{os.getppid()}.unfinished"
+    others.touch()
+    tidy(tmp_path)
+    assert (tmp_path / "below" / "model" / "weights").read_text() == "old"
+    assert set(tmp_path.rglob(".*")) == {others} and not (tmp_path / "a.b").exists()
+
+
+def test_a_new_file_of_lines_is_in_its_folder_on_the_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(files, "_sync", synced.append)
+    with appended(tmp_path / "new" / "lines"):
+        assert synced == [tmp_path / "new"]

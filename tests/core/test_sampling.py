@@ -61,6 +61,14 @@ def test_half_precision_logits_give_float32_probabilities():
         assert found.dtype == torch.float32 and torch.equal(found, logits.softmax(-1))
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-21, 1e-20, 1e-9])
+def test_tiny_temperatures_are_greedy(temperature):
+    logits = torch.tensor([[3.0, -40.0, 1e6, 1e6 - 1], [2.0, -math.inf, 0.0, 1.9]])
+    cold = Sampling(temperature, top_p=0.9)
+    assert torch.equal(cold.distribution(logits), Sampling().distribution(logits))
+    assert cold.choose(logits, torch.tensor([0.1, 0.9]).double()).tolist() == [2, 0]
+
+
 def test_forbidden_tokens_stay_forbidden():
     logits = torch.tensor([1.0, -math.inf, 0.5, -math.inf], dtype=torch.float64)
     for sampling in (Sampling(0.7), Sampling(0.7, top_k=3), Sampling(0.7, top_p=0.99)):

@@ -46,6 +46,18 @@ LOSSLESS_ALONE = {
     "skipped_mlp": dict(mlp="adapter"),
     "skipped_mlp_pruned_late": dict(mlp="adapter", pruning_layer=3, root_rank=2),
 }
+DOUBLED = {
+    f"{option}_{number}"
+    for option, numbers in {
+        "msa_layers": (1, 4),
+        "streams": (1, 4, 5, 6, 7),
+        "pruning_layer": (0, 1),
+        "initialisation": (1, 24),
+        "attended": (3,),
+    }.items()
+    for number in numbers
+}
+"""Options that differ from others in a number alone: among the full products."""
 OPTIONS = {"lossless": BOTH_MODES | LOSSLESS_ALONE, "shared": BOTH_MODES}
 SCHEDULES = {"lossless": ("fused", "deferred"), "shared": ("fused",)}
 TREES = {

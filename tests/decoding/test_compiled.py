@@ -193,7 +193,8 @@ def shapes(monkeypatch) -> set[tuple]:
     def part(layers, function, settings, *inputs):
         sizes = tuple(given.shape[1:] for given in inputs)
         address = layers._buffers.layers[0][0].data_ptr()
-        found.add((id(layers), (function, settings), PADDED[len(inputs[0])], sizes, address))
+        told = tuple(each for each in settings if not isinstance(each, tuple))  # not samplings
+        found.add((id(layers), (function, told), PADDED[len(inputs[0])], sizes, address))
         return replay(layers, function, settings, *inputs)
 
     monkeypatch.setattr(CompiledLayers, "__call__", seen)
@@ -202,7 +203,8 @@ def shapes(monkeypatch) -> set[tuple]:
 
 
 MIXED = ["plain", "sampled", "fused", "deferred", "draft model", "sprinter"]
-ONCE = ["plain", "deferred", "draft model"]
+MIXED += ["sampled streams", "prompt lookup", "pruned"]
+ONCE = ["deferred", "prompt lookup"]
 
 
 @pytest.mark.parametrize(("name",), sparing([(name,) for name in MIXED], lambda name: name in ONCE))
@@ -228,6 +230,37 @@ def test_captures_are_as_many_as_the_distinct_shapes(cuda, replayed, shapes, nam
     assert {address for *_, address in shapes} == addresses
     assert cuda.captures == len(shapes) > 4
     assert {batch for _, _, batch, *_ in shapes} == {1, 2, 4, 8}
+
+
+@pytest.mark.parametrize("name", ["deferred", "prompt lookup", "draft model"])
+def test_requests_of_several_temperatures_are_replayed_together(replayed, name):
+    """Three, so that graphs for four serve them: no padding is taken for a request."""
+    samplings = [Sampling(0.5), Sampling(1.0), Sampling()]
+    eager, ours = DECODERS[name](tiny_target()), DECODERS[name](replayed(tiny_target()))
+    found = []
+    for decoder in (eager, ours):
+        given = zip(BATCH, samplings, strict=True)
+        requests = [decoder.request(ids, 3, sampling=sampling) for ids, sampling in given]
+        decoder.start(requests)
+        while decoder.running:
+            decoder.step()
+        found.append([request.answer.ids for request in requests])
+    assert found[0] == found[1]
+
+
+def test_leaving_requests_capture_nothing_again(cuda, replayed, monkeypatch):
+    """Eight, then seven, six and five are all served by the graphs for eight."""
+    monkeypatch.setattr(compiled, "GRANULARITY", 64)
+    ours = DECODERS["deferred"](replayed(tiny_target()))
+    ours.target.model.generation_config.eos_token_id = None
+    requests = [ours.request([3 + n, 1, 4], limits=Limits(24)) for n in range(8)]
+    ours.start(requests)
+    ours.step(), ours.step()
+    before = cuda.captures
+    for request in requests[:3]:
+        ours.finish(request)
+        ours.step()
+    assert cuda.captures == before > 0
 
 
 def test_a_pool_lives_as_long_as_its_graphs(cuda, replayed):

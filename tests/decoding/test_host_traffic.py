@@ -22,7 +22,7 @@ from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
 from slipstream.targets.rows import Rows
 
-VOCABULARY, BUDGET, STEPS = 128_000, 64, 4
+VOCABULARY, BUDGET, STEPS, DRAFTED = 128_000, 64, 4, 4
 MOST_BYTES = 16 * 1024
 READING = "tolist", "item", "numpy", "cpu", "__int__", "__float__", "__bool__", "__index__"
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [1, 2, 3, 1, 2, 3, 1, 2]]
@@ -74,7 +74,7 @@ def drafters(target) -> dict[str, object]:
         "deferred": Streaming(speculator, "deferred", 4),
         "deferred, pruned": Streaming(speculator, "deferred", 4, 0.01, 6),
         "deferred, gammatune": Streaming(speculator, "deferred", 4, length=untrained.gammatune()),
-        "draft model": DraftModel(target, 4),
+        "draft model": DraftModel(target, DRAFTED),
     }
     return found
 
@@ -97,6 +97,8 @@ def test_few_bytes_cross_and_a_step_waits_once(monkeypatch, target, name, temper
         engine.step()
     assert 0 < traffic.bytes <= MOST_BYTES * STEPS * len(PROMPTS)
     assert traffic.waits == STEPS
+    # A draft model reads its own tokens from lists on the host: it waits for each that it drafts.
+    assert traffic.reads == (STEPS * DRAFTED if name == "draft model" else 0)
 
 
 @pytest.mark.parametrize("schedule", ["fused", "deferred"])

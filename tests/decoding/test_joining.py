@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 from tests.drafters import untrained
+from tests.exhaustive import sparing
 from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
 
 from slipstream.core.sampling import Sampling
@@ -44,10 +45,13 @@ def decoders(sampling: Sampling) -> dict[str, Decoder]:
     return found
 
 
+SAMPLED = "plain", "deferred", "deferred, drawn", "draft model", "sprinter", "unispec"
 NAMES = [(name, kind) for kind, own in SAMPLINGS.items() for name in decoders(own)]
 
 
-@pytest.mark.parametrize(("name", "kind"), NAMES)
+@pytest.mark.parametrize(
+    ("name", "kind"), sparing(NAMES, lambda name, kind: kind == "greedy" or name in SAMPLED)
+)
 def test_requests_that_join_and_leave_are_answered_as_alone(name, kind):
     """Also of drafters that carry stores over: what is drafted decides nothing."""
     decoder, random = decoders(SAMPLINGS[kind])[name], Random(3)

@@ -92,7 +92,10 @@ def drawn(target) -> list[list[int]]:
     return answers
 
 
-@pytest.mark.parametrize("name", DETERMINISTIC)
+@pytest.mark.parametrize(
+    ("name",),
+    sparing(zip(DETERMINISTIC), lambda name: name in ("streaming", "unispec", "rest", "auto")),
+)
 def test_a_seed_gives_the_answer_of_plain_sampling(target, drawn, name):
     """Also in float32: that rounding moves a boundary across one of so few numbers is unlikely."""
     engine, prompt = decoder_of(target, name, 16), render_prompt(target.tokenizer, PROMPT)

@@ -14,6 +14,7 @@ from studies.approximation import approximation, drafted_positions, emitted_dist
 from studies.sprinter_theory import Rates, expected_run_length, mean_run_length
 from tests.decoding.test_every_option_samples import PROMPT, VOCABULARY
 from tests.enumeration import EnumeratedChance, enumerated, fixed_first
+from tests.exhaustive import sparing
 from tests.tiny import VOCABULARY as WORDS
 from tests.tiny import tiny_target
 
@@ -127,11 +128,17 @@ class Written:
             self.go_on([*text, token], 0, probability * float(judged[token]))
 
 
-@pytest.mark.parametrize("batched", [False, True], ids=["alone", "batched"])
-@pytest.mark.parametrize("cap", [1, 2, 20])
-@pytest.mark.parametrize("features", [("hidden",), FEATURES], ids=["prefix", "all"])
+SAMPLINGS = [Sampling(1.0), Sampling(0.7, top_k=2, top_p=0.95)]
+
+
 @pytest.mark.parametrize(
-    "sampling", [Sampling(1.0), Sampling(0.7, top_k=2, top_p=0.95)], ids=["temperature", "all"]
+    ("batched", "cap", "features", "sampling"),
+    sparing(
+        product((False, True), (1, 2, 20), (("hidden",), FEATURES), SAMPLINGS),
+        lambda batched, cap, features, sampling: (
+            batched == (cap == 2) and (features == FEATURES) == (sampling == SAMPLINGS[1])
+        ),
+    ),
 )
 def test_every_continuation_has_the_probability_of_the_algorithm(
     sampling, features, cap, batched, chance

@@ -1,6 +1,7 @@
 """What training-free drafters store, against plain forwards and searches by hand."""
 
 import random
+import time
 from itertools import product
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.drafters.untrained import (
     untrained,
     watched,
 )
+from tests.exhaustive import sparing
 from tests.reference import DraftTree
 from tests.tiny import VOCABULARY, tiny_target
 
@@ -24,7 +26,8 @@ from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.drafters.guesses import num_branches
+from slipstream.drafters import suffix_decoding
+from slipstream.drafters.guesses import GuessPool, num_branches
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.drafters.prompt_lookup import PromptLookup
@@ -80,6 +83,12 @@ def test_long_repeats_are_sorted_no_further_than_they_are_compared():
 
 def test_a_folder_without_a_store_is_refused(tmp_path):
     assert "holds no whole store" in refused(lambda: SuffixStore.open(tmp_path))
+
+
+def test_a_store_of_tokens_that_the_target_lacks_is_refused(tmp_path):
+    SuffixStore.of_texts([[1, 7], [2]]).save(tmp_path, {})
+    assert SuffixStore.open(tmp_path, 8).find([7]) != (0, 0)
+    assert "beyond the 7 of the target" in refused(lambda: SuffixStore.open(tmp_path, 7))
 
 
 def test_retrieved_continuations_come_by_their_share():
@@ -336,7 +345,6 @@ def test_candidates_are_extended_by_what_the_target_says_there(probability):
                 if probability:
                     ranked = [each for each in ranked if each not in keys]
                 assert now == [*then[1:], ranked[0]]
-                keys |= {now[0], now[1]}
                 checked.append(now)
 
         session.attached.drafted, session.attached.learn = noted, extended
@@ -357,18 +365,18 @@ def test_stored_probabilities_count_as_far_as_they_are_trusted(trust, scores):
 def test_dictionaries_hold_all_parts_of_a_candidate_or_whole_ones_alone():
     parts, whole = Dictionaries(4, 5, True), Dictionaries(4, 5, False)
     for stored in (parts, whole):
-        stored.add([1, 2, 3, 4])
+        stored.add_candidate([1, 2, 3, 4])
     assert list(parts.starting_with(1)) == [(2, 3, 4)]
     assert list(parts.starting_with(2)) == [(3, 4)]
-    assert list(parts.starting_with(3)) == [(4,)] and 4 not in parts
+    assert list(parts.starting_with(3)) == [(4,)] and 4 not in parts.continuations
     assert parts.backward == {(1, 2, 3): 4, (2, 3): 4, (3,): 4}
     assert list(whole.starting_with(2)) == [] and whole.backward == {(1, 2, 3): 4}
-    parts.add([3, 4, 5, 6])
+    parts.add_candidate([3, 4, 5, 6])
     assert parts.chain([9, 2, 3], 8) == [4]  # (2, 3) -> 4; nothing is known to follow 4 here ...
-    parts.add([0, 3, 4, 7])
+    parts.add_candidate([0, 3, 4, 7])
     assert parts.chain([9, 2, 3], 8) == [4, 7]  # ... and now 7 follows (3, 4)
-    parts.add([1, 2, 1, 2])
-    parts.add([2, 1, 2, 1])
+    parts.add_candidate([1, 2, 1, 2])
+    parts.add_candidate([2, 1, 2, 1])
     assert parts.chain([9, 1, 2], 8) == [1, 2] * 4  # no further, though it might go on for ever
 
 
@@ -389,8 +397,10 @@ def test_stores_are_forgotten_from_prompt_to_prompt_unless_they_are_kept(name):
     assert attached.keeps == ("kept" in name) and attached.memory() > 0
 
 
-@pytest.mark.parametrize("name", untrained([]))
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    sparing(product(untrained([]), (0.0, 0.8)), lambda name, temperature: not temperature),
+)
 def test_requests_that_join_and_leave_are_drafted_for_as_they_are_alone(name, temperature):
     """Each joins a step after the one before; the shortest answer leaves first."""
     target, sampling = tiny_target(), Sampling(temperature)
@@ -415,7 +425,9 @@ def test_requests_that_join_and_leave_are_drafted_for_as_they_are_alone(name, te
         assert [each.accepted for each in together] == [each.accepted for each in alone]
 
 
-@pytest.mark.parametrize("name", untrained([]))
+@pytest.mark.parametrize(
+    ("name",), sparing(zip(untrained([])), lambda name: name in ("unispec", "spectra", "rest"))
+)
 def test_engines_of_two_targets_share_a_drafter_and_nothing_else(name):
     """Of as many tokens, and of fewer: steps of both in turn."""
     for other in (tiny_target(seed=1), tiny_target(seed=1, vocab_size=20)):
@@ -485,3 +497,30 @@ def test_an_order_out_of_range_is_refused(tmp_path, place):
     order[0] = place
     np.save(tmp_path / "order.npy", order)
     assert "out of range" in refused(lambda: SuffixStore.open(tmp_path))
+
+
+def test_a_long_prompt_is_indexed_about_as_fast_as_dictionaries_can_be_filled():
+    """32,768 tokens; each index against dictionaries of the places of all n-grams, best of 3."""
+    chance = random.Random(0)
+    text = [int(chance.paretovariate(0.6)) % 4000 for _ in range(2**15)]
+
+    def filled() -> None:
+        for size in range(1, 5):
+            ngrams = zip(*(text[place:] for place in range(size)), strict=False)
+            dict(zip(ngrams, range(len(text)), strict=False))
+
+    def seconds(function) -> float:
+        started = time.process_time()
+        function()
+        return time.process_time() - started
+
+    indexes = {
+        "last places": lambda: LastPlaces(4).extend(text),
+        "followers": lambda: Followers(4).extend(text),
+        "guesses": lambda: GuessPool(4, 4).read(text, 0),
+        "dictionaries": lambda: Dictionaries(4, 4, True).read(text, 0),
+        "suffixes": lambda: suffix_decoding.Texts().extend(text),
+    }
+    least = min(seconds(filled) for _ in range(3))
+    found = {name: min(seconds(each) for _ in range(3)) / least for name, each in indexes.items()}
+    assert all(ratio < 4 for ratio in found.values()), found

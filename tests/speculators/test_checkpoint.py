@@ -117,6 +117,16 @@ def change_config(folder: Path, **changes) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_with_another_checksum_is_refused(folder, target, name):
+    path = folder / name
+    if name == "config.json":
+        change_config(folder, trained_length=9)
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert f"{path} is not what was written" in refused(folder, target)
+
+
 def test_a_folder_opens_by_its_path_alone_in_a_fresh_process(target_folder, target, folder):
     expected = digest_of_streams(target, random_speculator(target))
     assert expected != digest_of_streams(target, random_speculator(target, seed=1))

@@ -9,12 +9,14 @@ from tests.tiny import save_tiny_target, tiny_speculator, tiny_target, tiny_toke
 from transformers import AutoModelForCausalLM, StableLmConfig
 
 from slipstream.core.errors import InputError
+from slipstream.core.files import replaced_folder
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.streaming import Streaming
 from slipstream.targets.loading import fingerprint, load_target, vocabulary_of
+from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.packed import PackedLinear
 
 
@@ -232,3 +234,25 @@ def test_a_device_mapped_target_decodes_the_same(tmp_path, schedule):
     for target in (whole, mapped):
         engine = Engine(target, Streaming(speculator, schedule, 3), Sampling(), Limits(20), 8)
         assert engine.generate([3, 17, 5]).ids == expected
+
+
+def test_a_flipped_bit_of_a_target_or_an_adapter_is_noticed(folder, tmp_path):
+    """Where the folder has checksums; its card may be edited."""
+    adapted, _ = with_lora(load_target(str(folder), packed=False), LoraSettings(rank=2))
+    for name, save in (("target", save_tiny_target), ("adapter", lambda x: save_lora(x, adapted))):
+        with replaced_folder(tmp_path / name) as made:
+            save(made)
+            (made / "README.md").write_text("# card")
+        (tmp_path / name / "README.md").write_text("# edited")
+    given = {"name": str(tmp_path / "target"), "adapter": str(tmp_path / "adapter")}
+    load_target(**given)
+    for field, path in (
+        ("adapter", tmp_path / "adapter" / "adapter_model.safetensors"),
+        ("name", tmp_path / "target" / "model.safetensors"),
+        ("name", tmp_path / "target" / "config.json"),
+    ):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+        with pytest.raises(InputError, match=f"^target.{field}: .*{path.name}.* SHA256SUMS"):
+            load_target(**given)
+        path.write_bytes(whole)

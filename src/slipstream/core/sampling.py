@@ -22,10 +22,15 @@ SIBLINGS = 4
 DIGIT = 15
 """Bits of a digit: probabilities, at most 1, have two in float32 and five in float64."""
 
+COLDEST = 1e-20
+"""Least temperature to sample at: here all probability is the likeliest token's (even the next
+float64 has none), and far below it logits divided by it would not be finite."""
+
 
 @dataclass(frozen=True)
 class Sampling(Settings):
-    """How tokens are chosen: greedy at temperature 0, else temperature, then top-k, then top-p."""
+    """How tokens are chosen: greedy at temperature 0 (and below `COLDEST`), else temperature, then
+    top-k, then top-p."""
 
     section = "sampling"
     temperature: NotNegative = 0.0
@@ -34,13 +39,13 @@ class Sampling(Settings):
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < COLDEST
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """(..., V) logits -> (..., V) probabilities, at least float32.
 
         Top-p keeps the smallest set of most probable tokens whose mass reaches `top_p`, at least
-        one. Not defined at temperature 0 (ValueError).
+        one. Not defined for greedy decoding (ValueError).
 
         >>> Sampling(1.0, top_k=1).probabilities(torch.tensor([0.0, 2.0])).tolist()
         [0.0, 1.0]

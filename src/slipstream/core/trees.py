@@ -138,6 +138,17 @@ class Trees:
         tokens, parents = F.pad(self.tokens, missing), F.pad(self.parents, missing, value=-1)
         return Trees(tokens, parents, F.pad(self.confidences, missing), self.depth, drawn)
 
+    def alike(self, width: int) -> "Trees":
+        """Padded to `width` nodes, and with a depth that is one of 0, 1, 3, 7 and so on: so that
+        few steps differ in shape. Drawn children are looked at level by level: their depth stays.
+
+        >>> Trees.of([Draft.chain([7, 1, 2], [1.0, 0.5, 0.5])]).alike(4).depth
+        3
+        """
+        trees = self.padded(width)
+        depth = trees.depth if trees.drawn else (1 << trees.depth.bit_length()) - 1
+        return replace(trees, depth=depth)
+
     def first(self, width: int) -> "Trees":
         """The trees of the first `width` nodes alone; parents must come before their children.
         Drawn children stay as they are: leaving one out would change the distribution."""

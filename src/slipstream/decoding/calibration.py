@@ -12,7 +12,6 @@ from itertools import product
 
 import numpy as np
 from rich.progress import track
-from scipy.interpolate import LSQUnivariateSpline
 
 from slipstream.core.errors import InputError
 from slipstream.core.resuming import Part
@@ -59,6 +58,8 @@ class Curve:
         measured, seconds = self._column("budget"), self._column("seconds")
         if len(measured) < KNOTS + DEGREE:
             return np.interp(budgets, measured, seconds)
+        from scipy.interpolate import LSQUnivariateSpline  # most of a second
+
         # Knots where the points are, so that each piece of the spline has some.
         knots = np.quantile(measured, np.linspace(0, 1, KNOTS))[1:-1]
         return LSQUnivariateSpline(measured, seconds, knots, k=DEGREE)(budgets)

@@ -66,7 +66,7 @@ class Engine(Decoder):
         """All trees in one forward."""
         cache, trees = batch.cache, batch.trees
         if self.target.compiled is not None:
-            trees = batch.trees = trees.padded(self.widths(trees.width))
+            trees = batch.trees = trees.alike(self.widths(trees.width))
         level = cache.level and self.target.compiled is None
         settings = trees.depth, cache.slots, level, self.target.max_positions
         given = trees.tokens, trees.parents, trees.confidences, cache.ends
@@ -89,8 +89,10 @@ class Engine(Decoder):
         if trees.drawn is None or batch.greedy:
             given = *trees.columns, batch.room, logits, *batch.deciding(trees.depths)
             settings = batch.samplings, trees.depth
-            # Pruned rows without a cap differ in number from step to step.
-            found = self.target.replayed(_followed, settings, *given, often=rows.repeats)
+            # Graphs know no places of requests; and pruned rows without a cap differ in number from
+            # step to step.
+            often = rows.repeats and len(batch.samplings) == 1
+            found = self.target.replayed(_followed, settings, *given, often=often)
         else:
             depths = torch.arange(trees.depth + 1, device=trees.tokens.device)
             depths = depths.expand(len(trees), -1)

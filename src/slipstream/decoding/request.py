@@ -91,7 +91,8 @@ class Batch:
     """Requests that are answered together.
 
     cache: of the target; trees: the next drafts, None before the prompts have run; session: what
-    drafts them. room: (B,) on the device, how many more tokens each answer may have.
+    drafts them. samplings: of each request, or one that all have; room: (B,) on the device, how
+    many more tokens each answer may have.
     """
 
     def __init__(self, requests: Sequence[Answering], cache: StepCache, session: Session):
@@ -102,7 +103,8 @@ class Batch:
     def _take(self, requests: list[Answering]) -> None:
         self.requests, device = requests, self.cache.ends.device
         self.room = on_device([request.room for request in requests], device)
-        self.samplings = tuple(request.sampling for request in requests)
+        samplings = tuple(request.sampling for request in requests)
+        self.samplings = samplings[:1] if len(set(samplings)) == 1 else samplings
         self.greedy = all(sampling.greedy for sampling in self.samplings)
         if not self.greedy:
             sizes = [request.answer.room for request in requests]

@@ -140,10 +140,10 @@ class Attached(ABC):
     target: what verifies: the given one, unless the drafter was trained together with a fine-tuned
     copy of it (shared mode). mergeable: whether its trees may be parts of larger ones; draws:
     whether their tokens are drawn where the target's are; keeps: whether later prompts find what
-    earlier ones stored.
+    earlier ones stored; details: what tables say of it beside its name.
     """
 
-    mergeable, draws, keeps = True, False, False
+    mergeable, draws, keeps, details = True, False, False, ""
 
     def __init__(self, target: Target):
         self.target = target

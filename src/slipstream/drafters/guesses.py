@@ -7,6 +7,7 @@ verified, too.
 
 import random
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,13 +25,14 @@ from slipstream.targets.target import Target
 
 class GuessPool:
     """At most `most` continuations of each first token, of up to `ngram` - 1 tokens; the one that
-    was added longest ago is forgotten first, and what another one begins with has no entry.
+    was added longest ago is forgotten first. What another one begins with has no entry, and is
+    nothing new where the longer one is known.
 
     >>> pool = GuessPool(3, 2)
     >>> for guess in ([1, 2], [1, 2, 3], [1, 4, 5], [1, 2], [1, 6, 7]):
     ...     pool.add(guess)
     >>> list(pool.starting_with(1))
-    [(6, 7), (2, 3)]
+    [(6, 7), (4, 5)]
     """
 
     def __init__(self, ngram: int, most: int):
@@ -42,22 +44,33 @@ class GuessPool:
         """The dictionaries, to be counted."""
         return [self.continuations]
 
-    def __contains__(self, token: int) -> bool:
-        """Whether anything is known to follow `token`."""
-        return token in self.continuations
-
     def add(self, guess: Sequence[int]) -> None:
-        """Remember a first token and its continuation as the newest one."""
+        """Remember a first token and its continuation as the newest one of that token."""
         first, *rest = guess
         known, new = self.continuations.setdefault(first, {}), tuple(rest)
-        for other in list(known):
-            shorter = min(len(other), len(new))
-            if other[:shorter] == new[:shorter]:
-                del known[other]
-                new = max(new, other, key=len)
+        if any(len(other) > len(new) and other[: len(new)] == new for other in known):
+            return
+        for other in [each for each in known if new[: len(each)] == each]:
+            del known[other]
         known[new] = None
         if len(known) > self.most:
             del known[next(iter(known))]
+
+    def read(self, tokens: Sequence[int], start: int) -> None:
+        """Remember the n-grams of a text from place `start` on: of each first token the last ones,
+        which are found from the end, so that a long prompt is read at once."""
+        latest: dict[int, dict[tuple[int, ...], None]] = defaultdict(dict)
+        slices = (tokens[start + place :] for place in range(self.ngram))
+        for ngram in reversed([*zip(*slices, strict=False)]):
+            own = latest[ngram[0]]
+            if len(own) < self.most:
+                own[ngram] = None
+        for first, own in latest.items():
+            if first in self.continuations:
+                for ngram in reversed(own):
+                    self.add(ngram)
+            else:  # none is the beginning of another
+                self.continuations[first] = {ngram[1:]: None for ngram in reversed(own)}
 
     def starting_with(self, token: int) -> Iterable[tuple[int, ...]]:
         """What may follow `token`, the newest first."""
@@ -88,18 +101,17 @@ class Branches(ABC):
         """Each one's tokens from the root of the next tree on."""
 
     @abstractmethod
-    def extend(self, ranked: list[list[int]]) -> None:
-        """What the target says follows each one, the likeliest first."""
+    def extend(self, said: list[list[int]]) -> None:
+        """What the target says of each one, as `Guessing.said` has it."""
 
     def drawn(self, prompt: list[int], count: int) -> list[int]:
         """Tokens of the prompt to begin with."""
         return [self.chance.choice(prompt) for _ in range(count)]
 
-    def read(self, tokens: list[int], size: int) -> None:
+    def read(self, tokens: list[int]) -> None:
         """Store the n-grams of the text that have come to it."""
-        for start in range(self.read_to, len(tokens) - size + 1):
-            self.stored.add(tokens[start : start + size])
-        self.read_to = max(self.read_to, len(tokens) - size + 1)
+        self.stored.read(tokens, self.read_to)
+        self.read_to = max(self.read_to, len(tokens) - self.stored.ngram + 1)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -109,10 +121,9 @@ class Guessing(Drafter):
     ngram: tokens of an n-gram (N); guesses: verified at once at most, and kept of each first token
     (G). text: whether the n-grams of prompt and answer are stored, too. retrieval: guesses from a
     corpus where the others leave room, None for none. keep: whether later prompts find what earlier
-    ones stored. ranks: how many of the likeliest tokens after a branch are looked at.
+    ones stored.
     """
 
-    ranks = 1
     ngram: Annotated[int, Ge(2), Le(65536)]
     guesses: Size
     text: bool
@@ -130,6 +141,11 @@ class Guessing(Drafter):
     @abstractmethod
     def found(self, tokens: list[int], stored: GuessPool, room: int) -> list[Sequence[int]]:
         """Continuations of `tokens`, in the order in which they find room in `room` nodes."""
+
+    def said(self, logits: torch.Tensor, states: list[Branches]) -> torch.Tensor:
+        """(B, branches, V), which may be written to -> (B, branches, n) tokens that the target says
+        follow each branch, the likeliest first."""
+        return logits.argmax(-1, keepdim=True)
 
     def attach(self, target: Target) -> "AttachedGuessing":
         return AttachedGuessing(target, self)
@@ -153,25 +169,24 @@ class AttachedGuessing(AttachedHost):
         return self.settings.branches(list(request.tokens), budget, stored)
 
     def ask(self, verified: Verified, states: list[Branches]) -> Brought | None:
-        """(B, branches, ranks) what the target says after each branch, the likeliest first."""
+        """(B, branches, n) what the target says after each branch."""
         if verified.prompt or not states[0].ends:
             return None
         logits = verified.logits
         ends = on_device([state.ends for state in states], logits.device)
-        ranks = min(self.settings.ranks, logits.shape[-1])
-        return verified.bring(logits[verified.each[:, None], ends].topk(ranks).indices)
+        return verified.bring(self.settings.said(logits[verified.each[:, None], ends], states))
 
     def learn(
         self, verified: Verified, states: list[Branches], brought: list[torch.Tensor] | None
     ) -> None:
         if brought is not None:
-            for state, ranked in zip(states, brought[0].tolist(), strict=True):
-                state.extend(ranked)
+            for state, said in zip(states, brought[0].tolist(), strict=True):
+                state.extend(said)
 
     def drafted(self, request: Request, state: Branches, budget: int) -> Draft:
         settings, tokens = self.settings, request.tokens
         if settings.text:
-            state.read(tokens, settings.ngram)
+            state.read(tokens)
         ahead = state.paths()
         room = budget - 1 - len(ahead) * (settings.ngram - 1)
         paths = PathTree(tokens[-1], 1 + room)

@@ -47,8 +47,8 @@ class _Window(Branches):
             for place in range(self.width)
         ]
 
-    def extend(self, ranked: list[list[int]]) -> None:
-        self.generations.append([likeliest for likeliest, *_ in ranked])
+    def extend(self, said: list[list[int]]) -> None:
+        self.generations.append([likeliest for (likeliest,) in said])
         if len(self.generations) == self.stored.ngram:
             for column in zip(*self.generations, strict=True):
                 self.stored.add(column)

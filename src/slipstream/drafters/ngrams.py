@@ -3,8 +3,8 @@
 A text is indexed as it grows, so that a step never goes through the whole of it.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 Continuation = tuple[list[int], list[float]]
 """Tokens, and how sure each is, given those before it."""
@@ -17,27 +17,8 @@ def longest_known(store: Container, tokens: Sequence[int], longest: int) -> tupl
     return next((ending for ending in endings if ending in store), None)
 
 
-class _Ngrams(ABC):
-    """The n-grams of up to `longest` tokens of one text that have a follower."""
-
-    def __init__(self, longest: int):
-        self.longest, self.indexed = longest, 0
-        self.store: dict[tuple[int, ...], int | dict[int, int]] = {}
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Index what `tokens`, the text so far, has beyond what was indexed before."""
-        for place in range(max(1, self.indexed), len(tokens)):
-            for size in range(1, min(self.longest, place) + 1):
-                self._note(tuple(tokens[place - size : place]), place, tokens[place])
-        self.indexed = len(tokens)
-
-    @abstractmethod
-    def _note(self, ngram: tuple[int, ...], place: int, token: int) -> None:
-        """`token` follows the n-gram, at `place` of the text."""
-
-
-class LastPlaces(_Ngrams):
-    """Where each n-gram was last followed by something.
+class LastPlaces:
+    """Where each n-gram of up to `longest` tokens of one text was last followed by something.
 
     >>> index, text = LastPlaces(3), [1, 2, 3, 9, 1, 2]
     >>> index.extend(text)
@@ -45,24 +26,43 @@ class LastPlaces(_Ngrams):
     [3, 9]
     """
 
-    def _note(self, ngram: tuple[int, ...], place: int, token: int) -> None:
-        self.store[ngram] = place
+    def __init__(self, longest: int):
+        self.longest, self.indexed = longest, 0
+        self.places: dict[tuple[int, ...], int] = {}
 
-    def continuation(self, tokens: list[int], length: int) -> Continuation:
+    @property
+    def parts(self) -> list[dict | list]:
+        """What is kept, to be counted."""
+        return [self.places]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Index what `tokens`, the text so far, has beyond what was indexed before."""
+        for size in range(1, self.longest + 1):
+            places = range(max(size, self.indexed), len(tokens))
+            columns = (tokens[places.start - back : -1] for back in range(size, 0, -1))
+            self._note(zip(*columns, strict=False), places, size)
+        self.indexed = max(self.indexed, len(tokens))
+
+    def _note(self, ngrams: Iterable[tuple[int, ...]], places: range, size: int) -> None:
+        """N-grams of `size` tokens, and the places of what follows each."""
+        self.places.update(zip(ngrams, places, strict=False))
+
+    def continuation(self, tokens: Sequence[int], length: int) -> Continuation:
         """Up to `length` tokens that followed the last earlier occurrence of the longest suffix.
 
         The longer the match, the surer: n tokens that agree make the next one n / (n + 1) sure.
         """
-        ngram = longest_known(self.store, tokens, self.longest)
+        ngram = longest_known(self.places, tokens, self.longest)
         if ngram is None:
             return [], []
-        place, size = self.store[ngram], len(ngram)
+        place, size = self.places[ngram], len(ngram)
         found = tokens[place : place + length]
         return found, [known / (known + 1) for known in range(size, size + len(found))]
 
 
-class Followers(_Ngrams):
-    """How often each token followed each n-gram.
+class Followers(LastPlaces):
+    """How often each token followed each n-gram. text: what is indexed; before: of n-grams of each
+    length, for the place of what follows one the same of the n-gram's occurrence before, if any.
 
     >>> index = Followers(2)
     >>> index.extend([1, 2, 1, 3, 1, 2])
@@ -70,20 +70,42 @@ class Followers(_Ngrams):
     ([2, 1], [0.6666666667, 1.0])
     """
 
-    def _note(self, ngram: tuple[int, ...], place: int, token: int) -> None:
-        counts = self.store.setdefault(ngram, {})
-        counts[token] = counts.pop(token, 0) + 1  # the last follower stands last
+    def __init__(self, longest: int):
+        super().__init__(longest)
+        self.text: Sequence[int] = ()
+        self.before: list[list[int | None]] = [[None] * size for size in range(longest + 1)]
+
+    @property
+    def parts(self) -> list[dict | list]:
+        return [self.places, *self.before]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.text = tokens
+        super().extend(tokens)
+
+    def _note(self, ngrams: Iterable[tuple[int, ...]], places: range, size: int) -> None:
+        known, note, earlier = self.places, self.before[size].append, self.places.get
+        for ngram, place in zip(ngrams, places, strict=False):
+            note(earlier(ngram))
+            known[ngram] = place
 
     def continuation(self, tokens: Sequence[int], length: int) -> Continuation:
         """Token by token, up to `length` times, what followed the longest known suffix most often,
         the last such token of several; as sure as its share of what followed."""
         ending, drafted, shares = list(tokens[-self.longest :]), [], []
         while len(drafted) < length:
-            ngram = longest_known(self.store, ending, self.longest)
+            ngram = longest_known(self.places, ending, self.longest)
             if ngram is None:
                 break
-            counts = self.store[ngram]
-            drafted.append(max(reversed(counts), key=counts.__getitem__))
-            shares.append(counts[drafted[-1]] / sum(counts.values()))
+            counts = Counter(self._following(ngram))  # the last follower stands first
+            drafted.append(max(counts, key=counts.__getitem__))
+            shares.append(counts[drafted[-1]] / counts.total())
             ending = [*ending, drafted[-1]][-self.longest :]
         return drafted, shares
+
+    def _following(self, ngram: tuple[int, ...]) -> Iterator[int]:
+        """What followed each occurrence, the last one first."""
+        place = self.places[ngram]
+        while place is not None:
+            yield self.text[place]
+            place = self.before[len(ngram)][place]

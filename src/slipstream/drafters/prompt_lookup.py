@@ -50,7 +50,7 @@ class AdaptiveNgram(PromptLookup):
 class Lookup:
     """Of one request: the n-grams of its text, the length of its drafts, and the last of them."""
 
-    index: LastPlaces | Followers
+    index: LastPlaces
     length: DraftLength
     draft: Draft
 
@@ -84,7 +84,7 @@ class AttachedLookup(AttachedHost):
         return state.draft
 
     def memory(self) -> int:
-        return bytes_of(state.index.store for state in self.states)
+        return bytes_of(part for state in self.states for part in state.index.parts)
 
     def forget(self) -> None:
         self.length.forget()

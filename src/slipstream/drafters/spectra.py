@@ -8,12 +8,18 @@ Algorithm 1, lines 7 to 17 of which are the order `forward_first`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
+import torch
+
 from slipstream.core.settings import PositiveShare, Share, Size
+from slipstream.core.transfer import on_device
 from slipstream.drafters.guesses import Branches, Guessing, GuessPool, num_branches
 from slipstream.drafters.ngrams import longest_known
 
+KEPT = 2**20
+"""N-grams of the backward dictionary: when there are more, the older half is forgotten."""
 ORDERS = ("backward_first", "forward_first")
 """Of guesses. The second is the paper's, where the chain falls off if there are many others."""
 
@@ -21,15 +27,13 @@ ORDERS = ("backward_first", "forward_first")
 @dataclass(eq=False, kw_only=True)
 class Spectra(Guessing):
     """candidates: most of them (W); unseen_probability: how often a candidate is extended by the
-    likeliest token that is no key of the forward dictionary (the paper's 1 - tau), sought among
-    `ranks`. forward, backward: which dictionaries guesses come from; order: which of them finds
-    room first. chain: most tokens of the backward dictionary's one guess; backward_share: most of
-    the nodes for guesses that it may take, as a part of them (drafter.backward=false leaves it
-    out). sub_ngrams: whether parts of candidates are stored, or whole ones alone. For the others
-    see `Guessing`.
+    likeliest token that is no key of the forward dictionary (the paper's 1 - tau). forward,
+    backward: which dictionaries guesses come from; order: which of them finds room first. chain:
+    most tokens of the backward dictionary's one guess; backward_share: most of the nodes for
+    guesses that it may take, as a part of them (drafter.backward=false leaves it out). sub_ngrams:
+    whether parts of candidates are stored, or whole ones alone. For the others see `Guessing`.
     """
 
-    ranks = 32
     candidates: Size
     unseen_probability: Share
     forward: bool
@@ -45,6 +49,16 @@ class Spectra(Guessing):
     def branches(self, prompt: list[int], budget: int, stored: "Dictionaries") -> "_Candidates":
         count = num_branches(self.candidates, self.ngram, budget)
         return _Candidates(prompt, count, stored, self.unseen_probability)
+
+    def said(self, logits: torch.Tensor, states: list["_Candidates"]) -> torch.Tensor:
+        """(B, candidates, V) -> (B, candidates, 2): the likeliest token, and the likeliest one that
+        is no key of the forward dictionary yet, however far down; the first where all are keys."""
+        likeliest = logits.argmax(-1)
+        for own, state in zip(logits, states, strict=True):
+            keys = torch.tensor([*state.stored.continuations], dtype=torch.long)
+            own[:, on_device(keys, own.device)] = -torch.inf
+        best, unseen = logits.max(-1)
+        return torch.stack([likeliest, torch.where(best == -torch.inf, likeliest, unseen)], -1)
 
     def found(self, tokens: list[int], stored: "Dictionaries", room: int) -> list[Sequence[int]]:
         """The backward dictionary's chain, which matches most tokens, and what the forward one has,
@@ -68,11 +82,26 @@ class Dictionaries(GuessPool):
     def parts(self) -> list[dict]:
         return [self.continuations, self.backward]
 
-    def add(self, ngram: Sequence[int]) -> None:
+    def add_candidate(self, ngram: Sequence[int]) -> None:
+        """Remember a candidate, and its parts."""
         *before, last = ngram
         for start in range(len(before) if self.sub_ngrams else 1):
-            super().add(ngram[start:])
+            self.add(ngram[start:])
             self.backward[tuple(before[start:])] = last
+        self._forget()
+
+    def read(self, tokens: Sequence[int], start: int) -> None:
+        """Parts of n-grams of a text are beginnings of others, which the forward dictionary has."""
+        super().read(tokens, start)
+        first = start + self.ngram - 1  # the last token of the first n-gram
+        for size in range(1 if self.sub_ngrams else self.ngram - 1, self.ngram):
+            slices = (tokens[first - size + place : -1] for place in range(size))
+            self.backward.update(zip(zip(*slices, strict=False), tokens[first:], strict=False))
+        self._forget()
+
+    def _forget(self) -> None:
+        if len(self.backward) > KEPT:
+            self.backward = dict(islice(self.backward.items(), KEPT // 2, None))
 
     def chain(self, tokens: list[int], longest: int) -> list[int]:
         """Up to `longest` tokens, one by one what the backward dictionary has for the longest
@@ -100,12 +129,8 @@ class _Candidates(Branches):
     def paths(self) -> list[list[int]]:
         return [sequence[1:] for sequence in self.sequences]
 
-    def extend(self, ranked: list[list[int]]) -> None:
-        for place, likely in enumerate(ranked):
-            self.sequences[place] = [*self.sequences[place][1:], self._extension(likely)]
-            self.stored.add(self.sequences[place])
-
-    def _extension(self, likely: list[int]) -> int:
-        if self.chance.random() < self.unseen_probability:
-            return next((each for each in likely if each not in self.stored), likely[0])
-        return likely[0]
+    def extend(self, said: list[list[int]]) -> None:
+        for place, (likeliest, unseen) in enumerate(said):
+            new = unseen if self.chance.random() < self.unseen_probability else likeliest
+            self.sequences[place] = [*self.sequences[place][1:], new]
+            self.stored.add_candidate(self.sequences[place])

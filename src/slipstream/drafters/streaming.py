@@ -106,6 +106,8 @@ class AttachedStreaming(Attached):
         super().__init__(target)
         self.settings, self.speculator, self.schedule = settings, speculator, schedule
         self.draws = settings.drawn
+        additions = speculator.config.additions(schedule)
+        self.details = f"{schedule}: {', '.join(additions) or 'no additions'}"
         self.length = settings.length and settings.length.attach()
         self._first_streams = {speculator.num_streams: speculator}
         self.merged = self.pairs = None

@@ -62,13 +62,14 @@ class SuffixStore:
         (folder / "store.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
 
     @classmethod
-    def open(cls, folder: Path) -> "SuffixStore":
-        """The store that was saved in `folder`, mapped into memory. `InputError` if it is none."""
+    def open(cls, folder: Path, vocab_size: int = END) -> "SuffixStore":
+        """The store that was saved in `folder`, of tokens below `vocab_size`, mapped into memory.
+        `InputError` if it is none."""
         try:
             files = [folder / f"{name}.npy" for name in ("tokens", "order")]
             found = [np.load(file, mmap_mode="r") for file in files]
             intact = all(map(is_intact, files))
-            wrong = cls._wrong(*found) if intact else "its checksums are others"
+            wrong = cls._wrong(*found, vocab_size) if intact else "its checksums are others"
         except Exception as error:  # a header of numpy's is text that anything may be written in
             wrong = str(error) or type(error).__name__
         if wrong:
@@ -79,8 +80,8 @@ class SuffixStore:
         return cls(*found)
 
     @classmethod
-    def _wrong(cls, tokens: object, order: object) -> str | None:
-        """What makes these no tokens and no order of their places; reads the order once."""
+    def _wrong(cls, tokens: object, order: object, vocab_size: int) -> str | None:
+        """What makes these no tokens and no order of their places; reads both once."""
         if not isinstance(tokens, np.ndarray) or not isinstance(order, np.ndarray):
             return "its files are archives"
         if tokens.dtype != ">u4" or order.dtype not in (np.int32, np.int64):
@@ -89,6 +90,8 @@ class SuffixStore:
             return f"its files hold {tokens.shape} and {order.shape} numbers"
         if order.min() < 0 or order.max() >= len(order) or tokens[-1] != cls.END:
             return "its places are out of range"
+        if ((tokens >= vocab_size) & (tokens != cls.END)).any():
+            return f"it has tokens beyond the {vocab_size} of the target"
         return None
 
     def __len__(self) -> int:

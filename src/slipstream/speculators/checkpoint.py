@@ -22,7 +22,7 @@ import torch
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError, first_sentence
-from slipstream.core.files import SUMS, is_intact, locked, replaced_folder
+from slipstream.core.files import SUMS, is_intact, locked, replaced_folder, tidy
 from slipstream.speculators.base import (
     DraftingSpeculator,
     Speculator,
@@ -171,6 +171,7 @@ def load_speculator(folder: str | Path, target: Target) -> Speculator:
                 f"speculator: {path} does not fit its config.json at tensor {name!r} (expected "
                 f"{expected}, found {found}); copy it again"
             )
+    _check_intact(folder / CONFIG)
     speculator.load_state_dict(tensors)
     return speculator.to(target.device).eval()
 
@@ -232,12 +233,16 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise InputError(
             f"speculator: {path} has {wrong} in tensor {name!r}; copy or train it again"
         )
+    _check_intact(path)
+    return tensors
+
+
+def _check_intact(path: Path) -> None:
     if not is_intact(path):
         raise InputError(
             f"speculator: {path} is not what was written (its checksum in {SUMS} is another); "
             "copy or train it again"
         )
-    return tensors
 
 
 def check_replaceable(folder: Path) -> None:
@@ -265,14 +270,26 @@ def check_writable(folder: Path, field: str) -> None:
 
 
 @contextmanager
-def owned(folder: Path, field: str) -> Iterator[None]:
+def owned(
+    folder: Path, field: str, files: tuple[str, ...] = (), folders: tuple[str, ...] = ()
+) -> Iterator[None]:
     """Within, files can be written to `folder` and no other process does so (`InputError`
-    otherwise)."""
+    otherwise); what killed ones left unfinished there is gone. files, folders: what will be
+    written there, each of which is refused where the other one has its name."""
     check_writable(folder, field)
+    wrong = [name for name in (".lock", *files) if (folder / name).is_dir()]
+    wrong += [name for name in folders if (folder / name).is_file()]
+    if wrong:
+        kind = "folder" if wrong[0] in folders else "file"
+        raise InputError(
+            f"{field}: {folder / wrong[0]} stands where a {kind} is to be written; choose "
+            "another folder"
+        )
     with locked(folder / ".lock", wait=False) as own:
         if not own:
             raise InputError(
                 f"{field}: another process is writing to {folder}; wait until it has ended, or "
                 "choose another folder"
             )
+        tidy(folder)
         yield

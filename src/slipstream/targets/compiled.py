@@ -4,7 +4,8 @@ All steps run the same layers on as many rows; only contents differ. `CompiledLa
 layer for all (torch.compile; one row and several are two cases) and, on a CUDA device, captures a
 span of them, with what is read out after the last, as a graph for each number of rows, of slots and
 of sequences (1, 2, 4 or a multiple of 8). Keys and values stay in buffers that move only in order
-to grow. The eager layers are the reference; prompts, pruned rows and training always run eagerly.
+to grow. The eager layers are the reference; prompts, rows that are pruned without a cap on a CPU,
+and training run eagerly.
 """
 
 import weakref

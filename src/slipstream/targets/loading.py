@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from slipstream.assets import locate
-from slipstream.core.errors import InputError, first_sentence
+from slipstream.core.errors import InputError, enough_memory, first_sentence, out_of_memory
+from slipstream.core.files import check_intact
 from slipstream.core.settings import Text, checked
 from slipstream.targets import quantized
 from slipstream.targets.packed import fuse_linears, pack_linears
@@ -31,6 +32,9 @@ MOST_LAYERS = 1000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+@enough_memory(
+    "target", "give target.quantization=int8 or nf4, target.device_map=auto, or target.device=cpu"
+)
 @checked
 def load_target(
     name: Text,
@@ -74,6 +78,7 @@ def load_target(
         options["quantization_config"] = quantized.settings(quantization, DTYPES[dtype])
     location = locate(name)
     try:
+        check_intact(location)
         _check_config(location)
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)
         model, found = AutoModelForCausalLM.from_pretrained(
@@ -81,6 +86,8 @@ def load_target(
         )
         tokenizer.reads_markers = reads_markers
     except Exception as error:  # of what others wrote, anything can be wrong
+        if out_of_memory(error):
+            raise
         raise InputError(
             f"target.name: {name!r} cannot be opened ({_reason(error)}); give a model folder, a "
             "hub id, or slipstream/small-target"
@@ -187,6 +194,7 @@ def _adapted(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":
 
     beside = quantized.is_quantized(model)
     try:
+        check_intact(adapter)
         adapted = PeftModel.from_pretrained(model if beside else model.float(), adapter)
         return adapted.get_base_model() if beside else adapted.merge_and_unload(safe_merge=True)
     except Exception as error:  # as above

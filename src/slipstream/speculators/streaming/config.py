@@ -81,6 +81,12 @@ class StreamingConfig(SpeculatorConfig):
         if self.mode == "lossless" and self.main_weight:
             raise InputError("speculator.main_weight: lossless mode does not train the main stream")
 
+    def additions(self, schedule: str) -> list[str]:
+        """Which of this project's additions to the paper act in a schedule."""
+        told_root = self.root_rank and schedule == "deferred"
+        on = {"root": told_root, "pairs": self.transition_rank, "copying": self.copy_scores}
+        return [name for name, acts in on.items() if acts]
+
     @classmethod
     def from_arguments(cls, arguments: dict) -> "StreamingConfig":
         lora = arguments.get("lora")
