@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -16,12 +18,13 @@ from tests.serving.test_worker import engine
 from slipstream import app
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
-from slipstream.serving import application
-from slipstream.serving.application import Application, Settings
+from slipstream.serving import application, connections
+from slipstream.serving.application import Application, Backend, Open, Settings
+from slipstream.serving.connections import Connection
 from slipstream.serving.counts import Counts
 from slipstream.serving.local import LocalBackend
 from slipstream.serving.server import Board, Server
-from slipstream.serving.worker import Worker
+from slipstream.serving.worker import Told, Worker
 
 BODY = {"prompt": "w9 w10 w11", "max_tokens": 4}
 
@@ -36,7 +39,7 @@ def served():
     for path, endpoint, methods in own.routes:
         api.add_api_route(path, endpoint, methods=methods)
     own.install(api)
-    server = uvicorn.Server(uvicorn.Config(api, port=port, log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(api, port=port, log_level="critical", http=Connection))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -79,6 +82,66 @@ def test_a_refusal_in_the_midst_of_others_is_the_whole_answer(served):
         assert found.json()["error"]["code"] == "context_length_exceeded"
 
 
+class Scripted(Backend, Open):
+    """A backend that tells what it was given."""
+
+    places = 4
+
+    def __init__(self, *news: tuple[int, Told]):
+        self.news, self.closed = news, False
+
+    def open(self, jobs):
+        return self
+
+    async def told(self):
+        for each in self.news:
+            yield each
+
+    def close(self) -> None:
+        self.closed = True
+
+    def metrics(self) -> bytes:
+        return b""
+
+    def post(self, **changes) -> httpx.Response:
+        """The answer to a request to an application over it."""
+        api = FastAPI()
+        own = Application(Settings("mine"), self)
+        api.add_api_route("/v1/completions", own.complete, methods=["POST"])
+        own.install(api)
+
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(api)
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                return await client.post("/v1/completions", json=BODY | changes)
+
+        return asyncio.run(ask())
+
+
+def test_each_choice_of_a_stream_has_its_end_once_and_its_text_once():
+    ends = [Told(text=f"{each}!", finish_reason=reason) for each, reason in ("ax", "by")]
+    first = [(0, Told(accepted=True)), (0, Told(text="A")), (0, ends[0])]
+    found = Scripted(*first, (1, Told(accepted=True)), (1, ends[1])).post(n=2, stream=True)
+    lines = [line.removeprefix("data: ") for line in found.text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    choices = [json.loads(line)["choices"][0] for line in lines]
+    assert [(each["index"], each["text"], each["finish_reason"]) for each in choices] == [
+        (0, "A", None), (0, "a!", "x"), (1, "b!", "y")
+    ]  # fmt: skip
+
+
+def test_more_choices_than_there_will_ever_be_places_for_are_refused():
+    found = Scripted().post(n=5)
+    assert found.status_code == 400 and found.json()["error"]["param"] == "n"
+    assert found.json()["error"]["message"].startswith("n: this server answers 4 choices at most")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_refused_request_is_closed(streamed):
+    backend = Scripted((0, Told(refused="prompt: it is too long; shorten it")))
+    assert backend.post(stream=streamed).status_code == 400 and backend.closed
+
+
 def test_a_failure_is_the_servers_and_says_so(served, monkeypatch):
     url, worker = served
 
@@ -109,6 +172,55 @@ def test_a_client_that_sends_slowly_is_told_so(served, monkeypatch):
     assert found.status_code == 408 and "did not arrive" in found.json()["error"]["message"]
 
 
+def sent_to(url: str, *parts: bytes) -> socket.socket:
+    """A connection over which these were sent."""
+    host, port = url.removeprefix("http://").split(":")
+    client = socket.create_connection((host, int(port)), timeout=20)
+    for part in parts:
+        client.sendall(part)
+    return client
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"])
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/completions HTTP/1.1\r\nHo"])
+def test_a_head_that_does_not_come_is_not_waited_for(served, monkeypatch, first, begun):
+    """Of the first request of a connection, or of the second."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    with sent_to(served[0], first) as client:
+        if first:
+            assert client.recv(9999)
+        client.sendall(begun)
+        if first and not begun:
+            return  # between requests uvicorn's own patience counts
+        told = client.makefile("rb").read()
+    head, _, body = told.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert "did not arrive within" in json.loads(body)["error"]["message"]
+
+
+def test_an_answer_may_take_longer_than_a_head(served, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.01)
+    assert post(served[0], max_tokens=40).json()["usage"]["completion_tokens"] == 40
+
+
+@pytest.mark.parametrize("version", ["2.3", "2.4"])
+def test_a_client_that_does_not_read_is_given_up(monkeypatch, version):
+    monkeypatch.setattr(connections, "READ_SECONDS", 0.1)
+    closed, shape = [], SimpleNamespace(ends=[None], opening=lambda index: {"index": index})
+    answer = SimpleNamespace(shape=shape, close=lambda: closed.append(True))
+
+    async def never(message: dict | None = None) -> None:
+        if message is None or message["type"] == "http.response.body":
+            await asyncio.sleep(60)
+
+    async def given() -> None:
+        scope = {"type": "http", "asgi": {"spec_version": version}}
+        await asyncio.wait_for(application._Stream(answer, False)(scope, never, never), 10)
+
+    asyncio.run(given())
+    assert closed
+
+
 def test_a_vanishing_client_leaves_nothing_open(served):
     url, worker = served
 
@@ -133,11 +245,11 @@ def test_a_place_belongs_to_its_ticket():
     assert board.take(4) is None
     (first,), rest = board.take(1), board.take(2)
     assert board.take(1) is None and board.open == 3
-    board.owners[first[0]] = 0  # the worker is done with it
+    board.free(*first)
     (again,) = board.take(1)
     assert again[0] == first[0] and again[1] != first[1]
-    board.gone[first[0]] = first[1]  # the first client goes only now
-    assert board.gone[again[0]] != again[1]
+    board.free(*first)  # the first client goes only now
+    assert board.owners[again[0]] == again[1]
     assert len({place for place, _ in [again, *rest]}) == 3
 
 

@@ -9,10 +9,13 @@ from tests.tiny import VOCABULARY, tiny_speculator, tiny_target, tiny_tokenizer
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
+from slipstream.decoding.request import Batch
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
-from slipstream.serving.adapting import TRIAL, AdaptingEngine, sizes_up_to
+from slipstream.serving import adapting
+from slipstream.serving.adapting import TRIAL, TRIED, AdaptingEngine, sizes_up_to
 from slipstream.serving.counts import POSITIONS, Counts, Exposed, exposition
 from slipstream.serving.worker import Asked, Job, Told, Worker
 
@@ -189,7 +192,8 @@ def test_what_is_not_streamed_comes_at_the_end():
 @pytest.mark.parametrize(
     ("client", "sentence"),
     [
-        (Client([9] * 200), "prompt: 200 tokens do not fit the target's context of 128"),
+        (Client([9] * 150), "prompt: 150 tokens do not fit the target's context of 128"),
+        (Client([9] * 200), "prompt: 599 bytes do not fit the target's context of 128 tokens"),
         (Client([9], limits=Limits(129)), "max_tokens: the model's context has 128 tokens"),
         (Client([]), "prompt: it has no tokens"),
     ],
@@ -230,6 +234,7 @@ def test_an_error_in_a_step_ends_its_requests_and_not_the_server(caplog):
     first, second = Client([9, 10, 11]), Client([9, 10, 11])
     run(own, [first])
     assert first.end.failed and "failed to answer" in first.end.refused
+    assert own.counts["error"] == 1
     run(own, [second])
     assert second.text == engine().generate([9, 10, 11]).text
     assert "out of memory" in caplog.text
@@ -264,8 +269,8 @@ def test_measured_costs_decide_how_large_trees_are():
     assert own.allowed(1) == 8 and own.allowed(5) == own.allowed(50) == 1
     assert own.seconds(3, 8) == pytest.approx(3.6) and own.seconds(10, 8) == pytest.approx(12)
     own.gained = 0.0  # nothing drafted was ever right
-    chosen = [own.allowed(1) for _ in range(4 * TRIAL)]
-    assert chosen.count(1) == len(chosen) - 4  # it is tried now and then
+    chosen = [own.allowed(1) for _ in range(4 * (TRIAL + TRIED))]
+    assert chosen.count(1) == 4 * TRIAL and chosen.count(2) == 4 * TRIED  # tried now and then
     own.gained = 2 * own.weight
     assert own.allowed(1) == 8
 
@@ -291,6 +296,32 @@ def test_a_context_too_small_to_measure_leaves_the_budget():
         own.generate([1, 2, 3]).ids
         == PlainDecoder(target, Sampling(), Limits(4)).generate([1, 2, 3]).ids
     )
+
+
+def test_costs_are_mended_by_what_steps_take(monkeypatch):
+    """Trees were measured as cheap, and take nine times as long beside what else the machine does:
+    they are given up for as many requests, and for no others."""
+    own, now = engine(limits=Limits(24)), [0.0]
+    own.target.model.generation_config.eos_token_id = None
+    own.costs = {1: dict.fromkeys(own.sizes, 1.0), 2: dict.fromkeys(own.sizes, 1.0)}
+    own.gained, step = own.weight, Engine._step
+
+    def taking(engine: Engine, batch: Batch) -> None:
+        now[0] += 9.0 if batch.trees.width > 1 else 1.0
+        step(engine, batch)
+
+    monkeypatch.setattr(Engine, "_step", taking)
+    monkeypatch.setattr(adapting.time, "perf_counter", lambda: now[0])
+    assert own.allowed(1) == own.allowed(2) == BUDGET
+    widths = []
+    for seed in range(12):
+        own.start([own.request([9, 10, seed + 11])])
+        while own.running is not None:
+            widths.append(own.running.trees.width)
+            own.step()
+    assert widths[0] == BUDGET and widths[-1] == own.allowed(1) == 1
+    assert own.allowed(2) == BUDGET
+    assert own.seconds(1, 1) == 1.0 and 1.0 < own.seconds(1, 2) <= adapting.OUTLIER
 
 
 def test_sizes_end_with_the_budget():

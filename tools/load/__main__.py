@@ -6,13 +6,11 @@
 
 Clients are locust's: each waits for its answer before it asks again. The servers stay up together
 and take turns, round after round, so that whatever else slows the machine slows all alike. With
---overload, more clients than the server has places ask for so many minutes, while its memory is
-watched. Writes results.json, table.md and plot.png.
+--overload, more clients than the server has places ask for so many minutes, and some hang up: exit
+code 1 if an answer is wrong or lost, or memory grows. Writes results.json, table.md and plot.png.
 """
 
 import argparse
-import json
-import os
 import signal
 import socket
 import statistics
@@ -22,44 +20,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from math import ceil
 from pathlib import Path
-from typing import NamedTuple
 from urllib.request import urlopen
 
-import psutil
-
-from slipstream.assets import PROMPTS, locate
+from slipstream.assets import locate
 from slipstream.evaluation.metrics import ratio_interval
 from slipstream.results.record import Plot, Result, Rows, environment
 from slipstream.results.writer import show, write
+from tools.load.clients import ROOT, Seen, Server, load
+from tools.load.overload import overloaded
 
-ROOT, SMALL = Path(__file__).parents[2], "slipstream/small-"
+SMALL = "slipstream/small-"
 SERVERS = {"slipstream": [], "plain": ["budget=1"], "transformers": None}
 """What is started under each name: overrides of serve.py, None for `transformers serve`."""
 MOST_CLIENTS, MOST_SECONDS, MOST_MINUTES = 256, 120, 30
 """What is asked of this machine at most."""
-KINDS = "data_to_text", "text_to_sql"
-CROWD = 128
-"""Clients of an overload: more than a server of conf/serve.yaml has places."""
-
-
-class Server(NamedTuple):
-    """process: of the command; model: its name in requests."""
-
-    process: subprocess.Popen
-    url: str
-    model: str
-
-
-class Seen(NamedTuple):
-    """What clients saw in `seconds`: tokens of all answers, the seconds of each answer, ascending,
-    and how many requests ended in each way of tools/load/locustfile.py."""
-
-    seconds: float
-    tokens: int
-    times: list[float]
-    ends: dict[str, int]
 
 
 def main() -> None:
@@ -69,11 +44,13 @@ def main() -> None:
     with ExitStack() as stack:
         servers = {name: stack.enter_context(serving(name, given)) for name in chosen}
         if given.overload:
-            result = overloaded(servers["slipstream"], given)
+            result, failure = overloaded(servers["slipstream"], given)
         else:
-            result = compared(servers, given)
+            result, failure = compared(servers, given), None
     show(result)
     write(Path(given.output), result, vars(given), environment())
+    if failure:
+        sys.exit(f"error: {failure}")
 
 
 def arguments() -> argparse.Namespace:
@@ -87,6 +64,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", nargs="+", help="folders with validation prompts of your own")
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
     parser.add_argument("--overload", type=float, default=0, help="minutes of it, instead")
+    parser.add_argument("--rate", type=float, default=0, help="requests a second of each client")
     parser.add_argument("--output", default="runs/load", help="folder of the results")
     given = parser.parse_args()
     large = max(given.clients) > MOST_CLIENTS or given.seconds > MOST_SECONDS
@@ -142,20 +120,6 @@ def rates(rounds: list[Seen]) -> dict[str, float]:
     }
 
 
-def overloaded(server: Server, given: argparse.Namespace) -> Result:
-    """More clients than places, minute after minute."""
-    rows: Rows = []
-    whole = psutil.Process(server.process.pid)
-    for minute in range(1, 1 + ceil(given.overload)):
-        seen = load(server, CROWD, 60 * min(1, given.overload), given, minute)
-        processes = [whole, *whole.children(recursive=True)]
-        memory = sum(own.memory_full_info().pss for own in processes) / 2**20
-        ends = {f"{end}": seen.ends.get(end, 0) for end in ("answer", "refused", "wrong", "lost")}
-        rows.append({"minute": minute, "MiB": memory, "p95, s": rates([seen])["p95, s"]} | ends)
-        print(rows[-1], flush=True)
-    return Result("Overload", rows, (Plot("minute", ("MiB", ("answer", "refused"))),))
-
-
 @contextmanager
 def serving(name: str, given: argparse.Namespace) -> Iterator[Server]:
     """A server on a free port of the loopback interface."""
@@ -194,35 +158,6 @@ def healthy(url: str) -> bool:
         return urlopen(f"{url}/health", timeout=5).status == 200
     except OSError:
         return False
-
-
-def load(
-    server: Server, clients: int, seconds: float, given: argparse.Namespace, turn: int
-) -> Seen:
-    """What so many clients of locust saw for so long; turn: decides the order of prompts."""
-    command = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("locustfile.py"))]
-    command += ["--headless", "--json", "--only-summary", "--host", server.url]
-    command += ["--stop-timeout", "60", "-u", str(clients), "-r", str(clients)]
-    told = {"LOAD_MODEL": server.model, "LOAD_TOKENS": str(given.tokens), "LOAD_ROUND": str(turn)}
-    folders = given.data or [str(PROMPTS / kind) for kind in KINDS]
-    told |= {"LOAD_DATA": os.pathsep.join(folders)}
-    # in bfloat16 what is decoded beside a request decides between tokens that are nearly tied
-    told |= {} if given.dtype == "float32" else {"LOAD_TIES": "allowed"}
-    done = subprocess.run(
-        [*command, "-t", f"{seconds:g}s"],
-        cwd=ROOT, env=os.environ | told, capture_output=True, text=True,
-    )  # fmt: skip
-    found = {each["name"]: each for each in json.loads(done.stdout)}
-    if "answer" not in found:
-        sys.exit(f"nothing was answered: {done.stderr[-2000:]}")
-    answers = found["answer"]
-    times = sorted((float(time), count) for time, count in answers["response_times"].items())
-    return Seen(
-        answers["last_request_timestamp"] - answers["start_time"],
-        answers["total_content_length"],
-        [time / 1000 for time, count in times for _ in range(count)],
-        {name: each["num_requests"] for name, each in found.items()},
-    )
 
 
 if __name__ == "__main__":

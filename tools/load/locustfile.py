@@ -1,54 +1,74 @@
 """What one client does: ask, wait for the whole answer, ask again. Locust runs it in processes of
 its own, since it changes Python's networking for all that import it."""
 
+import json
 import os
 import random
+from collections import Counter
 from itertools import count
+from pathlib import Path
 
-from locust import HttpUser, task
+from gevent import GreenletExit
+from locust import HttpUser, constant_throughput, events, task
 
-from slipstream.data.rows import read_rows
+from tools.load.clients import body, texts
 
 MODEL, TOKENS = os.environ["LOAD_MODEL"], int(os.environ["LOAD_TOKENS"])
-ROUND, CLIENTS = os.environ["LOAD_ROUND"], count()
-FOLDERS = os.environ["LOAD_DATA"].split(os.pathsep)
-TEXTS = [row.prompt for folder in FOLDERS for row in read_rows(folder, "validation", False)[:40]]
-KNOWN: dict[str, str] = {}
-"""The first answer to each prompt: greedy ones are always the same in float32."""
+ROUND, RATE, CLIENTS = os.environ["LOAD_ROUND"], float(os.environ["LOAD_RATE"]), count()
+TEXTS, TALLY = texts(os.environ["LOAD_DATA"].split(os.pathsep)), Counter()
+PROVING = "LOAD_KNOWN" in os.environ
+KNOWN: dict[str, str] = json.loads(Path(os.environ["LOAD_KNOWN"]).read_text()) if PROVING else {}
+"""The right answer to each prompt, or the first one: greedy ones are always the same in float32."""
+SECONDS = 60 if PROVING else 300
+"""Without an answer, after which a request counts as lost."""
+
+
+@events.quit.add_listener
+def tell(**_) -> None:
+    """How many requests were started, of which locust counts only those that ended."""
+    Path(os.environ["LOAD_STARTED"]).write_text(str(TALLY["started"]))
 
 
 class Client(HttpUser):
     """Greedy answers to the prompts, in an order that only the round and the client's
     number decide: every server is asked the same."""
 
+    if RATE:
+        wait_time = constant_throughput(RATE)
+
     def on_start(self) -> None:
-        self.order = random.Random(f"{ROUND} {next(CLIENTS)}")
+        number = next(CLIENTS)
+        self.order, self.leaving = random.Random(f"{ROUND} {number}"), PROVING and number % 10 == 9
 
     @task
+    def ask_once(self) -> None:
+        TALLY["started"] += 1
+        try:
+            self.ask()
+        except GreenletExit:  # at the end locust stops those that wait, some as they go on
+            TALLY["started"] -= 1
+            raise
+
     def ask(self) -> None:
         text = self.order.choice(TEXTS)
-        body = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": TOKENS,
-            "temperature": 0,
-        }
+        given = body(MODEL, text, TOKENS)
+        seconds = self.order.uniform(0.05, 3) if self.leaving else SECONDS
         path = "/v1/chat/completions"
-        with self.client.post(path, json=body, catch_response=True, timeout=300) as response:
+        with self.client.post(path, json=given, catch_response=True, timeout=seconds) as response:
             meta = response.request_meta
-            meta["name"], tokens = ended(response, text)
+            meta["name"], tokens = ended(response, text, self.leaving)
             # what locust sums up as the length of contents
             meta["response_length"] = tokens
             response.success()
 
 
-def ended(response, text: str) -> tuple[str, int]:
+def ended(response, text: str, leaving: bool) -> tuple[str, int]:
     """How a request ended, which is the name that locust counts it under: answer, refused (by the
-    sentence that says so), wrong, or lost; and the tokens of its answer."""
+    sentence that says so), left (the client hung up), wrong, or lost; and its answer's tokens."""
     if response.status_code == 429 and "waiting" in response.json()["error"]["message"]:
         return "refused", 0
     if response.status_code != 200:
-        return "lost", 0
+        return "left" if leaving and response.status_code == 0 else "lost", 0
     found = response.json()
     answer = found["choices"][0]["message"]["content"]
     right = "LOAD_TIES" in os.environ or KNOWN.setdefault(text, answer) == answer

@@ -1,18 +1,21 @@
 """Trees that shrink as the batch grows, down to plain decoding where drafting would not pay.
 
 The rule: of a few sizes, take the one with the most tokens a second. What a step of so many
-requests with trees of each size takes is measured once, when the server starts (`measure`). How
-many tokens a tree of g nodes brings is learned as answers are made: 1 + gain * log2(g), as
-calibrations find it, with one gain for all requests, of the last few hundred trees. Where nothing
-is drafted nothing is learned, so a tree is tried now and then. Whatever is chosen, answers are the
-same: it is a matter of speed alone.
+requests with trees of each size takes is measured when the server starts (`measure`), and mended by
+what steps take later, in contexts of other lengths and beside other work. How many tokens a tree of
+g nodes brings is learned as answers are made: 1 + gain * log2(g), as calibrations find it, with one
+gain for all requests, of the last few hundred trees. Where nothing is drafted nothing is learned,
+so a tree is tried now and then. Whatever is chosen, answers are the same: it is a matter of speed
+alone.
 """
 
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
+from itertools import product
 from math import log2
+
+import numpy as np
 
 from slipstream.core.sampling import Sampling
 from slipstream.core.trees import Trees
@@ -24,24 +27,29 @@ PRIOR, WEIGHT = 0.5, 200.0
 """The gain before anything was verified, and how many logarithms of nodes it counts like."""
 MEMORY = 1000.0
 """Earlier trees fade once the logarithms of their nodes add up to more than this."""
-TRIAL, PAYS = 128, 1.1
-"""Where plain decoding is chosen, one step of so many has the smallest tree; what a tree must
-promise over plain decoding, for contexts are longer than what costs are measured with."""
+TRIAL, TRIED, PAYS = 512, 3, 1.1
+"""After so many plain steps in a row so many have the smallest tree; what a tree must promise over
+plain decoding, since its gain is less certain than what plain decoding has."""
 PROMPT, STEPS = 48, 4
 """Tokens of the prompts that costs are measured with; steps of each, the first not counted."""
+NEWEST, OUTLIER = 0.05, 3.0
+"""What a step counts in what steps take against what was measured; at most so many times as long,
+so that a pause of the machine is no experience."""
 
 
 class AdaptingEngine(Engine):
     """An engine whose trees have up to `budget` nodes, as few as the number of requests asks for.
 
     costs: seconds of a step by its number of requests and the nodes of each tree; empty until they
-    are measured, and then the budget holds.
+    are measured, and then the budget holds. slower: how many times as long steps of so many
+    requests, with drafts or without, have taken lately.
     """
 
     def __init__(self, target, drafter, sampling: Sampling, limits: Limits, budget: int):
         super().__init__(target, drafter, sampling, limits, budget)
         self.sizes = sizes_up_to(budget)
         self.costs: dict[int, dict[int, float]] = {}
+        self.slower: dict[tuple[int, bool], float] = {}
         self.gained, self.weight = PRIOR * WEIGHT, WEIGHT
         self.plain_steps = 0
         self._fixed: int | None = None
@@ -54,7 +62,7 @@ class AdaptingEngine(Engine):
         if rates[best] > PAYS * rates[1] or self.budget == 1:
             return best
         self.plain_steps += 1
-        return 1 if self.plain_steps % TRIAL else self.sizes[1]
+        return 1 if self.plain_steps % (TRIAL + TRIED) < TRIAL else self.sizes[1]
 
     def starting(self, requests: Sequence[Answering], rows: int) -> Iterator[None]:
         yield from super().starting(requests, rows)
@@ -70,35 +78,42 @@ class AdaptingEngine(Engine):
         return 1 + self.gained / self.weight * log2(size)
 
     def seconds(self, count: int, size: int) -> float:
-        """Of a step, on a line between the counts that were measured."""
+        """Of a step: as measured, mended by what such steps have taken since."""
+        return self.slower.get((_about(count), size > 1), 1.0) * self._measured(count, size)
+
+    def _measured(self, count: int, size: int) -> float:
+        """Seconds of a step, on a line between the counts that were measured."""
         counts = list(self.costs)
-        for low, high in pairwise(counts):
-            if low <= count <= high:
-                share = (count - low) / (high - low)
-                return (1 - share) * self.costs[low][size] + share * self.costs[high][size]
-        return self.costs[counts[-1]][size] * count / counts[-1]
+        seconds = np.interp(count, counts, [self.costs[each][size] for each in counts])
+        return float(seconds) * max(1.0, count / counts[-1])
 
     def _step(self, batch: Batch) -> None:
-        requests, width = list(batch.requests), batch.trees.width
+        requests, width, started = list(batch.requests), batch.trees.width, time.perf_counter()
         super()._step(batch)
         if width > 1:
             self.gained += sum(request.accepted[-1] for request in requests)
             self.weight += len(requests) * log2(width)
             fade = min(1.0, MEMORY / self.weight)
             self.gained, self.weight = self.gained * fade, self.weight * fade
+        # Costs are of steps that verify trees of a size and draft such ones.
+        if self.costs and width in self.sizes and width == batch.trees.width:
+            seconds, kind = time.perf_counter() - started, (_about(len(requests)), width > 1)
+            longer = min(OUTLIER, seconds / self._measured(len(requests), width))
+            known = self.slower.get(kind, 1.0)
+            self.slower[kind] = known + NEWEST * (longer - known)
 
     def measure(self, most: int) -> None:
         """Measure the costs of steps of up to `most` requests, on prompts that mean nothing."""
         known = self.gained, self.weight
         counts = sorted({1 << n for n in range(most.bit_length())} | {most})
-        self.costs = {}
-        found = {count: self._measured(count) for count in counts}
+        self.costs, self.slower = {}, {}
+        found = {count: self._timed(count) for count in counts}
         self.costs = {count: own for count, own in found.items() if len(own) == len(self.sizes)}
         self.gained, self.weight = known
         self._fixed, self.running = None, None
         self.attached.forget()
 
-    def _measured(self, count: int) -> dict[int, float]:
+    def _timed(self, count: int) -> dict[int, float]:
         """Fewest seconds of a step with trees of each size; fewer sizes where the target's context
         has no room for all steps."""
         length = max(1, min(PROMPT, self.target.max_positions // 4))
@@ -121,6 +136,15 @@ class AdaptingEngine(Engine):
     @property
     def _requests(self) -> list[Answering]:
         return [] if self.running is None else self.running.requests
+
+
+def _about(count: int) -> int:
+    """Numbers of requests that are told apart: 1, 2, 3 and 4, 5 to 8, and so on.
+
+    >>> [_about(count) for count in (1, 2, 3, 4, 5, 8, 9)]
+    [0, 1, 2, 2, 3, 3, 4]
+    """
+    return (count - 1).bit_length()
 
 
 def sizes_up_to(budget: int) -> list[int]:

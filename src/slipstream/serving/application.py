@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
+from slipstream.serving.connections import patient
 from slipstream.serving.protocol import (
     ApiError,
     Asking,
@@ -50,7 +52,9 @@ class Open(ABC):
 
 
 class Backend(ABC):
-    """What answers jobs."""
+    """What answers jobs. places: how many may be open at a time."""
+
+    places: int
 
     @abstractmethod
     def open(self, jobs: list[Job]) -> Open | None:
@@ -115,6 +119,11 @@ class Application:
         self._check_key(request)
         asked, settings = parsed(kind, await _body(request)), self.settings
         jobs = asked.jobs(settings.model, settings.sampling, settings.limits)
+        if len(jobs) > self.backend.places:
+            sentence = (
+                f"n: this server answers {self.backend.places} choices at most; ask for fewer"
+            )
+            raise ApiError(400, sentence, "n")
         opened = self.backend.open(jobs)
         if opened is None:
             raise ApiError(
@@ -122,17 +131,16 @@ class Application:
             )
         answer = _Answering(opened, Shape(kind is ChatRequest, settings.model, len(jobs)), started)
         try:
-            if asked.stream:
-                if not await _unless_gone(request, answer.accepted()):
-                    return answer.abandoned()
-                usage = asked.stream_options and asked.stream_options.include_usage
-                return _Stream(answer, bool(usage))
-            if not await _unless_gone(request, answer.finished()):
-                return answer.abandoned()
-            return JSONResponse(answer.shape.whole())
-        finally:
-            if not asked.stream:
-                answer.close()
+            work = answer.accepted() if asked.stream else answer.finished()
+            there = await _unless_gone(request, work)
+        except BaseException:
+            answer.close()
+            raise
+        if there and asked.stream:
+            usage = asked.stream_options and asked.stream_options.include_usage
+            return _Stream(answer, bool(usage))
+        answer.close()
+        return JSONResponse(answer.shape.whole()) if there else Response(status_code=499)
 
     def install(self, app: FastAPI) -> None:
         """Errors of any kind in the API's shape."""
@@ -173,20 +181,14 @@ class _Answering:
         return index, told
 
     async def accepted(self) -> None:
-        """Wait until all jobs are; nothing is sent before, so that errors have their status."""
-        waiting = self.going
-        while waiting:
-            _, told = await self.next()
-            waiting -= told.accepted
+        """Wait for the first job that is, before any text: errors until then have their status.
+        Jobs of one request differ in their seeds alone, so the others will be, too."""
+        while not (await self.next())[1].accepted:
+            pass
 
     async def finished(self) -> None:
         while self.going:
             await self.next()
-
-    def abandoned(self) -> Response:
-        """For a client that is not there any more."""
-        self.close()
-        return Response(status_code=499)
 
     def close(self) -> None:
         self.opened.close()
@@ -214,7 +216,9 @@ class _Stream(StreamingResponse):
 
     async def __call__(self, scope, receive, send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, patient(send))
+        except (TimeoutError, ClientDisconnect):
+            log.warning("a client that did not read its answer, or has gone, gets no more of it")
         finally:
             self.answer.close()
 
@@ -224,12 +228,10 @@ class _Stream(StreamingResponse):
             for index in range(len(shape.ends)):
                 if (opening := shape.opening(index)) is not None:
                     yield _event(opening)
-            for index, pieces in enumerate(shape.texts):  # told while others were being accepted
-                if any(pieces):
-                    yield _event(shape.chunk(index, Told(text="".join(pieces))))
             while answer.going:
                 index, told = await answer.next()
-                yield _event(shape.chunk(index, told))
+                if not told.accepted:
+                    yield _event(shape.chunk(index, told))
             if usage:
                 yield _event(shape.last_chunk())
             yield "data: [DONE]\n\n"

@@ -4,9 +4,9 @@ Workers are processes, so their counts stand in memory that they share with the 
 (`Board`): each worker writes its own after every step, and a scrape reads them all. Prometheus'
 own multiprocess mode would do the same through files.
 
-The board also holds the places of open requests. The server takes a place for each and refuses
-those that find none; the worker frees it with the last word on the request. A ticket in it says
-whose it is, so a client that goes at that very moment frees nobody else's.
+The board also holds the places of open requests. The server takes a place for each, refuses those
+that find none, and frees it with the last word on the request or when its client goes. A ticket in
+it says whose it is: workers drop a request that does not own its place any more.
 """
 
 import multiprocessing
@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 NAMES = ("running", "prompt_tokens", "generation_tokens", "drafts", "draft_tokens", "accepted")
-REASONS = ("stop", "length", "abort")
+REASONS = ("stop", "length", "abort", "error")
 POSITIONS = 32
 """Of drafted tokens; deeper ones count for the last."""
 CELLS = {name: place for place, name in enumerate((*NAMES, *REASONS, *range(POSITIONS)))}
@@ -46,19 +46,18 @@ class Counts:
 
 
 class Board:
-    """Places for open requests, and the counts of `workers`, in memory that processes share."""
+    """Places for open requests, and the counts of `workers`, in memory that processes share. One
+    process alone takes and frees places."""
 
     def __init__(self, places: int, workers: int):
         memory = multiprocessing.get_context("spawn")
         self.owners = memory.RawArray("Q", places)
-        self.gone = memory.RawArray("Q", places)
         self.cells = [memory.RawArray("Q", len(CELLS)) for _ in range(workers)]
         self.sentence = memory.RawArray("c", 4096)
         self.tickets = 0
 
     def take(self, count: int) -> list[tuple[int, int]] | None:
-        """A place and a ticket for each of so many requests; None where they are not free. One
-        process alone takes places."""
+        """A place and a ticket for each of so many requests; None where they are not free."""
         free = [place for place, owner in enumerate(self.owners) if not owner][:count]
         if len(free) < count:
             return None
@@ -68,6 +67,11 @@ class Board:
             self.owners[place] = self.tickets
             taken.append((place, self.tickets))
         return taken
+
+    def free(self, place: int, ticket: int) -> None:
+        """More than once is once."""
+        if self.owners[place] == ticket:
+            self.owners[place] = 0
 
     @property
     def open(self) -> int:
@@ -116,7 +120,7 @@ class Exposed(Collector):
             if total[position]:
                 values[str(position),] = total[position]
         yield family(CounterMetricFamily, name, text, values, "position")
-        text = "Requests that ended, by reason; abort: the client had gone."
+        text = "Requests that ended, by reason; abort: the client had gone; error: a step failed."
         values = {(reason,): total[reason] for reason in REASONS}
         yield family(CounterMetricFamily, "request_success", text, values, "finished_reason")
 

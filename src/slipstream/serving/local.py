@@ -12,17 +12,17 @@ from slipstream.serving.worker import Asked, Job, Told, Worker
 
 
 class LocalBackend(Backend):
-    """Up to `most_open` jobs at a time, waiting ones among them, are answered by `worker`."""
+    """Up to `places` jobs at a time, waiting ones among them, are answered by `worker`."""
 
-    def __init__(self, worker: Worker, model: str, most_open: int):
-        self.worker, self.most_open, self.now_open = worker, most_open, 0
+    def __init__(self, worker: Worker, model: str, places: int):
+        self.worker, self.places, self.now_open = worker, places, 0
         self.lock, self.arrived = threading.Lock(), queue.SimpleQueue()
         self.exposed = Exposed(model, [worker.counts], lambda: self.now_open)
         threading.Thread(target=self._work, daemon=True).start()
 
     def open(self, jobs: list[Job]) -> "LocalJobs | None":
         with self.lock:
-            if self.now_open + len(jobs) > self.most_open:
+            if self.now_open + len(jobs) > self.places:
                 return None
             self.now_open += len(jobs)
         opened = LocalJobs(self)

@@ -1,8 +1,8 @@
 """What the OpenAI API asks and answers: requests checked, answers and errors in its shape.
 
-Strict: a number in quotes is an error, and so is an option that this server does not have, unless
-it would change nothing. LitServe's own classes of `OpenAISpec` coerce and ignore instead, and know
-neither `seed` nor accepted draft tokens.
+Strict: a number in quotes is an error, and so is an option that is not known to change nothing.
+LitServe's own classes of `OpenAISpec` coerce and ignore instead, and know neither `seed` nor
+accepted draft tokens.
 """
 
 import secrets
@@ -14,28 +14,39 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
-from slipstream.core.settings import MOST
+from slipstream.core.settings import MOST, nearest, shown
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Limits
 from slipstream.serving.worker import Job, Told
 
 MOST_CHOICES, MOST_STOPS = 16, 16
-UNSUPPORTED = {
-    "tools": None,
-    "functions": None,
-    "logprobs": None,
-    "top_logprobs": None,
-    "logit_bias": None,
+UNREAD = """
+    user safety_identifier metadata store service_tier parallel_tool_calls moderation request_id
+    prompt_cache_key prompt_cache_options prompt_cache_retention generation_config
+""".split()
+"""Further options of clients that change no answer, or that `transformers chat` always sends."""
+NEUTRAL = {
+    "tools": [],
+    "functions": [],
+    "tool_choice": "auto",
+    "function_call": "auto",
+    "logprobs": False,
+    "top_logprobs": 0,
+    "logit_bias": {},
     "presence_penalty": 0,
     "frequency_penalty": 0,
+    "repetition_penalty": 1,
     "response_format": {"type": "text"},
-    "echo": None,
-    "suffix": None,
+    "modalities": ["text"],
+    "echo": False,
+    "suffix": "",
     "best_of": 1,
-    "audio": None,
-    "prediction": None,
+    "min_p": 0,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "stop_token_ids": [],
 }
-"""Options of the API that are refused, and a value that changes nothing."""
+"""Options that this server does not have, and the value that asks for nothing, as null does."""
 
 
 class ApiError(Exception):
@@ -111,10 +122,14 @@ class Asking(BaseModel):
         if self.model not in (None, model):
             sentence = f"the model {self.model!r} does not exist; this server has {model!r}"
             raise ApiError(404, sentence, "model", "model_not_found")
-        for name, harmless in UNSUPPORTED.items():
-            value = (self.model_extra or {}).get(name)
-            if value and value != harmless:
-                raise ApiError(400, f"{name}: this server has no such option; leave it out", name)
+        for name, value in self.model_extra.items():
+            neutral = NEUTRAL.get(name)
+            nothing = value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+            if name not in UNREAD and value is not None and not nothing:
+                known = type(self).model_fields
+                remedy = "leave it out" if name in NEUTRAL else nearest(name, known)
+                name = shown(name)[1:-1]
+                raise ApiError(400, f"{name}: this server has no such option; {remedy}", name)
         own = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
         seed = secrets.randbits(32) if self.seed is None else self.seed
         try:

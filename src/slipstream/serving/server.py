@@ -11,12 +11,10 @@ import asyncio
 import logging
 import os
 import queue
-import signal
-import socket
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Annotated, Literal
@@ -42,12 +40,16 @@ from slipstream.drafters.base import Drafter
 from slipstream.evaluation.prompts import PromptSets
 from slipstream.serving.adapting import AdaptingEngine
 from slipstream.serving.application import Application, Backend, Open, Settings
+from slipstream.serving.connections import Connection
 from slipstream.serving.counts import Board, Counts, Exposed, exposition
+from slipstream.serving.processes import Processes, check_free, ending_on_signals
 from slipstream.serving.worker import Asked, Job, Told, Worker
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.target import Target
 
 HOSTS = ("127.0.0.1", "0.0.0.0", "::")
+WATCH_SECONDS = 1
+"""Until a request looks whether the workers are still there."""
 Port = Annotated[int, Ge(1024), Le(65535)]
 
 
@@ -81,11 +83,11 @@ class Server(Checked):
 
     def run(self, make: Callable[[str], Decoder], settings: Settings, accelerator: str) -> None:
         """Serve until the process is told to end; make: a decoder for a device, in its worker."""
-        _check_free(self.host, self.port)
+        check_free(self.host, self.port)
         board = Board(self.max_running + self.max_waiting, workers=64)
         spec = Spec(settings, board)
         api = Api(self, make, spec)
-        server = litserve.LitServer(
+        server = Processes(
             api,
             accelerator=accelerator,
             devices=self.devices,
@@ -94,7 +96,7 @@ class Server(Checked):
         )
         spec.application.install(server.app)
         try:
-            with _ending_on_signals():
+            with ending_on_signals():
                 server.run(
                     host=self.host,
                     port=self.port,
@@ -102,11 +104,13 @@ class Server(Checked):
                     log_level="warning",
                     generate_client_file=False,
                     access_log=False,
+                    http=Connection,
                 )
-        except RuntimeError as error:
-            if board.sentence.value:
-                raise InputError(board.sentence.value.decode()) from error
-            raise
+        except RuntimeError:  # the workers could not be set up
+            if not board.sentence.value:
+                raise
+        if board.sentence.value:
+            raise InputError(board.sentence.value.decode())
 
     def worker(self, decoder: Decoder, counts: Counts) -> Worker:
         """A worker at its start."""
@@ -160,7 +164,7 @@ class Spec(OpenAISpec, Backend):
 
     def __init__(self, settings: Settings, board: Board):
         super().__init__()
-        self.board, self.model = board, settings.model
+        self.board, self.model, self.places = board, settings.model, len(board.owners)
         self.application = Application(settings, self)
 
     def pre_setup(self, lit_api: "Api") -> None:
@@ -193,16 +197,21 @@ class OpenJobs(Open):
 
     async def told(self) -> AsyncIterator[tuple[int, Told]]:
         while True:
-            await self.event.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.event.wait(), WATCH_SECONDS)
             self.event.clear()
             while self.news:
                 (index, told), _ = self.news.popleft()
+                if told.last:
+                    self.spec.board.free(*self.places[index])
                 yield index, told
+            if sentence := self.spec.board.sentence.value:
+                yield 0, Told(refused=sentence.decode(), failed=True)
 
     def close(self) -> None:
         self.spec.response_buffer.pop(self.uid, None)
-        for place, ticket in self.places:
-            self.spec.board.gone[place] = ticket
+        for place in self.places:
+            self.spec.board.free(*place)
 
 
 class Api(litserve.LitAPI):
@@ -237,12 +246,11 @@ class EngineLoop(LitLoop):
 
             def tell(told: Told) -> None:
                 if told.last:
-                    board.owners[place] = 0
                     places.release()
                 kind = LitAPIStatus.OK, LoopResponseType.STREAMING
                 self.put_response(transport, number, uid, (index, told), *kind)
 
-            return Asked(job, tell, lambda: board.gone[place] == ticket)
+            return Asked(job, tell, lambda: board.owners[place] != ticket)
 
         def receive() -> None:
             while True:
@@ -263,32 +271,3 @@ class EngineLoop(LitLoop):
                     return
                 worker.waiting.append(asked)
             worker.turn()
-
-
-@contextmanager
-def _ending_on_signals() -> Iterator[None]:
-    """Within, SIGTERM ends the server as Ctrl+C does, also where a shell had that ignored."""
-    own = os.getpid()
-
-    def end(*_: object) -> None:
-        if os.getpid() != own:  # the HTTP process, which has shut down when this comes
-            os._exit(0)
-        raise KeyboardInterrupt
-
-    before = {each: signal.signal(each, end) for each in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-def _check_free(host: str, port: int) -> None:
-    """`InputError` for a port that another program has."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise InputError(f"port: {port} is taken ({error.strerror}); choose another") from error

@@ -83,9 +83,15 @@ class Worker:
         self.waiting: deque[Asked] = deque()
         self.running: dict[Answering, Asked] = {}
         self.reading: tuple[Asked, Iterator[None]] | None = None
+        # of a token, the space before it, which some tokenizers drop, included
+        longest = 1 + max(len(token.encode()) for token in decoder.target.tokenizer.get_vocab())
+        self.most_bytes = decoder.target.max_positions * longest
 
     def prepare(self, asked: Asked) -> bool:
-        """Make its request, or refuse it; may run in another thread than the decoder's."""
+        """Make its request, or refuse it; may run in another thread than the decoder's. One whose
+        client has gone is left as it is, and dropped at the next turn."""
+        if asked.gone():
+            return True
         job, target = asked.job, self.decoder.target
         try:
             if job.limits.max_new_tokens > target.max_positions:
@@ -93,6 +99,7 @@ class Worker:
                     f"max_tokens: the model's context has {target.max_positions} tokens; ask for "
                     "fewer"
                 )
+            self._check_length(job.prompt)
             if isinstance(job.prompt, str):
                 ids = text_ids(target.tokenizer, job.prompt, add_special_tokens=True)
             else:
@@ -109,6 +116,16 @@ class Worker:
             return False
         asked.tell(Told(accepted=True))
         return True
+
+    def _check_length(self, prompt: Messages | str) -> None:
+        """`InputError` for a prompt that is too long whatever its tokens are: to find them would
+        take long."""
+        texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
+        if (size := sum(len(text.encode()) for text in texts)) > self.most_bytes:
+            raise InputError(
+                f"prompt: {size} bytes do not fit the target's context of "
+                f"{self.decoder.target.max_positions} tokens; shorten it"
+            )
 
     @property
     def idle(self) -> bool:
@@ -127,6 +144,7 @@ class Worker:
             concerned = [*self.running.values(), *([self.reading[0]] if self.reading else [])]
             self.decoder.running, self.reading = None, None
             self.running.clear()
+            self.counts["error"] += len(concerned)
             for asked in concerned:
                 asked.tell(Told(refused=FAILED, failed=True))
         self.counts["running"] = len(self.running) + (self.reading is not None)
@@ -220,7 +238,11 @@ class Worker:
 
     def _end(self, asked: Asked, reason: str) -> None:
         self.counts[reason] += 1
-        drafted, request = asked.request.answer.drafted, asked.request
+        request = asked.request
+        if request is None:  # it was gone before it was prepared
+            asked.tell(Told(finish_reason=reason))
+            return
+        drafted = request.answer.drafted
         proposed = request.rows - len(request.accepted)
         asked.tell(
             Told(

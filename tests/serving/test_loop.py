@@ -1,0 +1,106 @@
+"""The loops of worker processes, as threads here: they share a queue, the board and its places."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+
+from tests.serving.test_worker import LIMITS, engine, worker
+
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.serving.application import Settings
+from slipstream.serving.counts import Board, Counts
+from slipstream.serving.server import EngineLoop, OpenJobs, Spec
+from slipstream.serving.worker import Job, Told
+
+
+class Pool:
+    """Workers on one queue: what LitServe has in processes. spec: opens jobs, within a loop."""
+
+    def __init__(self, places: int, loops: int, most: int):
+        self.board = Board(places, loops)
+        self.spec, self.loop = Spec(Settings("mine"), self.board), asyncio.get_running_loop()
+        self.spec.request_queue, self.spec.response_buffer = queue.Queue(), {}
+        self.spec.response_queue_id = 0
+        self.workers = [worker(engine(), most, 64) for _ in range(loops)]
+        for own, cells in zip(self.workers, self.board.cells, strict=True):
+            own.counts = Counts(cells)
+
+    def start(self) -> None:
+        for own in self.workers:
+            api = type("Api", (), dict(worker=own, board=self.board))
+            given = api, "cpu", 0, self.spec.request_queue, self
+            threading.Thread(target=EngineLoop(), args=given, daemon=True).start()
+
+    def send(self, item: tuple, consumer_id: int) -> None:
+        """As LitServe's transport."""
+        self.loop.call_soon_threadsafe(self._arrived, *item)
+
+    def _arrived(self, uid: str, response: tuple) -> None:
+        if (item := self.spec.response_buffer.get(uid)) is not None:
+            item.response_queue.append(response[:2])
+            item.event.set()
+
+    def ask(self, words: str) -> OpenJobs | None:
+        return self.spec.open([Job(words, Sampling(), LIMITS, 0, False)])
+
+
+async def answer(opened: OpenJobs) -> tuple[str, Told]:
+    """The text and the last word of a single job."""
+    text = ""
+    async for _, told in opened.told():
+        text += told.text
+        if told.last:
+            opened.close()
+            return text, told
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def test_waiting_requests_whose_clients_have_gone_give_up_their_places():
+    async def scene() -> None:
+        pool = Pool(places=4, loops=1, most=1)
+        going = [pool.ask("w9 w10") for _ in range(4)]
+        assert pool.ask("w9") is None
+        for each in going:  # nobody has received them yet
+            each.close()
+        assert pool.board.open == 0
+        kept = pool.ask("w9 w10")
+        pool.start()
+        _, end = await asyncio.wait_for(answer(kept), 30)
+        own = pool.workers[0]
+        assert end.finish_reason in ("stop", "length") and own.counts["abort"] == 4
+        await until(lambda: own.idle)
+        assert own.counts["prompt_tokens"] == 2 and pool.board.open == 0
+
+    asyncio.run(scene())
+
+
+def test_two_loops_share_the_requests_and_count_each_once():
+    prompts = [f"w{8 + number} w9 w{10 + number % 3}" for number in range(12)]
+
+    async def scene() -> None:
+        pool = Pool(places=12, loops=2, most=2)
+        opened = [pool.ask(prompt) for prompt in prompts]
+        pool.start()
+        found = await asyncio.wait_for(asyncio.gather(*map(answer, opened)), 60)
+        plain = PlainDecoder(engine().target, Sampling(), LIMITS)
+        for prompt, (text, end) in zip(prompts, found, strict=True):
+            ids = [int(word[1:]) for word in prompt.split()]
+            expected = plain.generate(ids)
+            assert text == expected.text and end.completion_tokens == len(expected.ids)
+        await until(lambda: all(own.idle for own in pool.workers))
+        ends = [own.counts["stop"] + own.counts["length"] for own in pool.workers]
+        assert sum(ends) == 12 and min(ends) > 0
+        tokens = sum(own.counts["generation_tokens"] for own in pool.workers)
+        assert tokens == sum(end.completion_tokens for _, end in found)
+        text = pool.spec.metrics().decode()
+        assert f'generation_tokens_total{{model_name="mine"}} {tokens}.0' in text
+        assert 'num_requests_waiting{model_name="mine"} 0.0' in text
+
+    asyncio.run(scene())

@@ -1,0 +1,56 @@
+"""Requests checked without a server: which further options pass, and which are refused by name."""
+
+import json
+
+import pytest
+
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.serving.protocol import NEUTRAL, ApiError, ChatRequest, CompletionRequest, parsed
+
+ASKED = {ChatRequest: {"messages": [{"role": "user", "content": "x"}]}}
+ASKED[CompletionRequest] = {"prompt": "x"}
+
+
+def jobs(kind, **options) -> list:
+    """What is made of a request with these options."""
+    asked = parsed(kind, json.dumps(ASKED[kind] | options).encode())
+    return asked.jobs("mine", Sampling(), Limits(6))
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_options_that_ask_for_nothing_pass(kind):
+    assert jobs(kind) and jobs(kind, **NEUTRAL) and jobs(kind, **dict.fromkeys(NEUTRAL))
+    assert jobs(kind, presence_penalty=0.0, repetition_penalty=1.0, anything=None)
+    harmless = dict(user="me", metadata={"a": "b"}, store=True, service_tier="auto")
+    assert jobs(kind, **harmless, parallel_tool_calls=False, generation_config="{}")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"repetition_penalty": 5.0},
+        {"min_p": 0.9},
+        {"ignore_eos": True},
+        {"min_tokens": 10},
+        {"stop_token_ids": [5]},
+        {"modalities": ["audio"]},
+        {"tool_choice": "required"},
+        {"logprobs": True},
+        {"logprobs": 0},
+        {"echo": 1},
+        {"n\new": 1},
+    ],
+)
+def test_options_that_would_matter_are_refused_by_name(given):
+    with pytest.raises(ApiError, match="this server has no such option") as refused:
+        jobs(CompletionRequest, **given)
+    name = json.dumps(*given)[1:-1]
+    assert refused.value.status == 400 and refused.value.param == name
+    assert str(refused.value).startswith(f"{name}: ") and "\n" not in str(refused.value)
+
+
+def test_a_misspelt_option_is_told_the_right_name():
+    for kind, name in ((ChatRequest, "max_token"), (CompletionRequest, "max_completion_tokens")):
+        with pytest.raises(ApiError, match=f"^{name}: .*; did you mean 'max_tokens'?"):
+            jobs(kind, **{name: 3})
