@@ -13,7 +13,7 @@ from tests.tiny import VOCABULARY, tiny_target, tiny_tokenizer
 
 import slipstream.data.labelled_drafts as drafting
 from slipstream.core.errors import InputError
-from slipstream.core.files import locked
+from slipstream.core.files import load_tensors, locked, save_tensors
 from slipstream.data.labelled_drafts import KINDS, LabelledDrafts, complete, judged, labelled_drafts
 from slipstream.data.rendering import Sample
 from slipstream.targets.loading import fingerprint
@@ -113,6 +113,22 @@ def test_every_row_is_what_the_models_say_of_its_prefix(draft, target):
     part, prefixes = at_every_position(draft, target)
     assert len(part["tokens"]) == len(prefixes) == 53
     assert mistakes(draft, target, prefixes, part) == 0
+
+
+def test_few_logits_are_held_at_once_and_make_no_difference(draft, target, monkeypatch):
+    whole, _ = at_every_position(draft, target)
+    most, logits = [], Target.logits
+
+    def watched(model, states):
+        most.append(len(states))
+        return logits(model, states)
+
+    monkeypatch.setattr(drafting, "HELD", 5 * VOCABULARY)
+    monkeypatch.setattr(Target, "logits", watched)
+    parts, _ = at_every_position(draft, target)
+    assert max(most) == 5 and sum(most) == 2 * 53
+    for name, tensor in whole.items():
+        torch.testing.assert_close(parts[name], tensor)
 
 
 @pytest.mark.parametrize(
@@ -367,6 +383,30 @@ def test_a_part_that_another_process_makes_is_waited_for(draft, target, tmp_path
             found.result(0.2)
         part.write_bytes(content)
     assert same(found.result(60), whole)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"other": torch.zeros(1)}, {"tokens": None}, {"tokens": 7}, {"tokens": torch.zeros(1)},
+        {"hidden": "nan"}, {"log_ratios": "nan"}, {"tokens": "large"}, {"kinds": "short"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_part_that_holds_something_else_is_made_anew(draft, target, tmp_path, changes):
+    whole = made(draft, target, tmp_path)
+    path = min(tmp_path.rglob("part_*.pt"))
+    part = load_tensors(path)
+    ((name, change),) = changes.items()
+    spoilt = {
+        "nan": lambda each: each * float("nan"),
+        "large": lambda each: each + VOCABULARY,
+        "short": lambda each: each[:-1],
+    }
+    part[name] = spoilt[change](part[name]) if isinstance(change, str) else change
+    save_tensors(path, part if change is not None else [part])
+    assert same(made(draft, target, tmp_path), whole)
+    assert load_tensors(path).keys() == set(FIELDS)
 
 
 def test_other_seeds_models_and_texts_have_their_own_folder(draft, target, tmp_path):

@@ -7,10 +7,13 @@ from tests.commands import config_of
 
 from slipstream import app
 from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
 from slipstream.data.hub import HubSource
 from slipstream.data.rendering import render_prompt
-from slipstream.data.rows import Row
-from slipstream.evaluation.prompts import PromptSets, fitting
+from slipstream.data.rows import Row, messages_of
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.evaluation.prompts import PromptSets, fitting, with_later_turns
 from slipstream.targets.loading import load_target
 
 
@@ -59,3 +62,48 @@ def test_conversations_are_prompts_and_are_cut_in_their_last_message(tmp_path):
     assert whole == short and cut.text[:2] == asked
     assert len(render_prompt(target.tokenizer, cut.text)) <= 30
     assert 0 < len(cut.question) < len(long.question)
+
+
+def questions(tmp_path):
+    lines = [
+        {"category": "writing", "turns": ["One?", "Two?", "Three?"]},
+        {"category": "math", "turns": ["1 + 1?"]},
+        {"category": "writing", "turns": ["Four?", "word " * 1100]},
+    ]
+    folder = tmp_path / "bench"
+    folder.mkdir()
+    (folder / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return str(folder / "questions.jsonl")
+
+
+def test_categories_are_sets_of_their_own_if_asked_for(tmp_path):
+    path = questions(tmp_path)
+    found = PromptSets(path, None, None, "test", 0, categories=True).take(4)
+    assert [(prompt.source, prompt.text, prompt.later) for prompt in found] == [
+        ("bench/writing", "One?", ()),
+        ("bench/math", "1 + 1?", ()),
+        ("bench/writing", "Four?", ()),
+    ]
+    assert {prompt.source for prompt in PromptSets(path, None, None, "test", 0).take(3)} == {
+        "bench"
+    }
+
+
+def test_later_turns_follow_the_targets_own_answers(tmp_path, capsys):
+    """All turns of the first conversation, and none that has no room left."""
+    target = load_target("slipstream/small-target", device="cpu")
+    prompts = PromptSets(questions(tmp_path), None, None, "test", 0, turns=3).take(3)
+    limits, asked = Limits(8), []
+    for prompt in with_later_turns(prompts, target, limits):
+        asked.append([message["content"] for message in messages_of(prompt.text)])
+    decoder = PlainDecoder(target, Sampling(), limits)
+    first = decoder.generate(render_prompt(target.tokenizer, "One?")).text
+    two = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": first}]
+    two += [{"role": "user", "content": "Two?"}]
+    second = decoder.generate(render_prompt(target.tokenizer, two)).text
+    conversation = ["One?", first, "Two?", second, "Three?"]
+    shown = [conversation[:1], ["1 + 1?"], ["Four?"], conversation[:3], conversation]
+    assert sorted(asked) == sorted(shown)
+    assert "1 later turns are left out" in capsys.readouterr().out
+    fits = with_later_turns(prompts, target, limits, cut_to=100)
+    assert len(fits) == 6 and len(render_prompt(target.tokenizer, fits[-1].text)) <= 100

@@ -36,16 +36,43 @@ def test_a_hub_that_cannot_be_reached_ends_with_one_sentence(monkeypatch):
         HubSource("team/set", "{a}", "{b}", "set").rows("train")
 
 
-def test_question_files_are_read_as_their_first_turns(tmp_path):
+def bench(tmp_path, *lines):
     folder = tmp_path / "bench"
-    folder.mkdir()
-    lines = [{"question_id": 1, "turns": ["One?", "Two?"]}, {"question_id": 2, "turns": ["Three?"]}]
+    folder.mkdir(exist_ok=True)
     (folder / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    rows = read_rows(folder / "questions.jsonl", "test", completion_required=False)
-    assert rows == [Row("One?", "", "bench"), Row("Three?", "", "bench")]
-    (folder / "questions.jsonl").write_text(json.dumps({"turns": []}))
+    return read_rows(folder / "questions.jsonl", "test", completion_required=False)
+
+
+def test_question_files_are_read_with_their_categories_and_later_turns(tmp_path):
+    first = {"question_id": 1, "category": "writing", "turns": ["One?", "Two?"]}
+    assert bench(tmp_path, first, {"question_id": 2, "turns": ["Three?"]}) == [
+        Row("One?", "", "bench", "writing", ("Two?",)),
+        Row("Three?", "", "bench"),
+    ]
     with pytest.raises(InputError, match="line 1 has no text field 'prompt'"):
-        read_rows(folder / "questions.jsonl", "test", completion_required=False)
+        bench(tmp_path, {"turns": []})
+    with pytest.raises(InputError, match="line 1 'turns': every turn must be a text"):
+        bench(tmp_path, {"turns": ["One?", 2]})
+
+
+def test_benchmarks_of_programs_are_read_with_their_solutions(tmp_path):
+    mbpp = {"task_id": 2, "text": "Add.", "code": "a + b", "test_list": ["assert 1", "assert 2"]}
+    humaneval = {"task_id": "HumanEval/0", "prompt": "def f():", "canonical_solution": " pass"}
+    classeval = {"skeleton": "class A:", "class_name": "A", "solution_code": "class A: pass"}
+    found = bench(tmp_path, mbpp, humaneval, classeval)
+    assert [row.completion for row in found] == ["a + b", " pass", "class A: pass"]
+    assert "task: Add. Your code should pass these tests:\n\nassert 1\nassert 2" in found[0].prompt
+    assert found[1].prompt == "def f():"
+    assert found[2].prompt == "Please complete the class A in the following code.\nclass A:"
+
+
+def test_fields_of_a_reader_that_are_named_like_a_benchmarks_change_nothing(tmp_path):
+    own = {"prompt": "One?", "later": [1], "turns": "none", "text": 2, "category": 3}
+    assert bench(tmp_path, own) == [Row("One?", "", "bench")]
+    with pytest.raises(InputError, match="line 1 has no text field 'prompt'"):
+        bench(tmp_path, {"text": "Add.", "code": "a + b", "test_list": 5})
+    with pytest.raises(InputError, match="line 1 has no text field 'completion'"):
+        bench(tmp_path, {"text": "Add.", "code": 1, "test_list": []})
 
 
 CONVERSATION = [

@@ -1,6 +1,7 @@
 """References know the logits behind each of their tokens."""
 
 import pytest
+import torch
 from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.decoding.answer import Limits
@@ -23,3 +24,28 @@ def test_a_divergence_is_told_by_the_logits_of_its_position(mode):
         found = first_divergence("method", 0, reference, prompt, wrong)
         assert (found.position, found.expected) == (place, answer[place])
         assert f"token {place} is" in found.sentence()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gap", "tie"),
+    [
+        (torch.bfloat16, 0.125, True),  # one unit
+        (torch.bfloat16, 9.0, False),
+        (torch.float16, 0.016, True),
+        (torch.float16, 0.5, False),
+        (torch.float32, 1e-4, True),
+        (torch.float32, 1e-3, False),
+    ],
+)
+def test_what_rounding_explains_depends_on_the_dtype(dtype, gap, tie):
+    class Stub:
+        def generate(self, prompt_ids):
+            return [0]
+
+        def logits(self, position):
+            return torch.tensor([20.0, 20.0 - gap, 19.99, 0.0], dtype=dtype)
+
+    found = first_divergence("method", 0, Stub(), [5], [1])
+    assert (found.numeric_tie, found.gap) == (tie, pytest.approx(gap, rel=0.05))
+    assert not first_divergence("method", 0, Stub(), [5], [3]).numeric_tie  # two others are tied
+    assert not first_divergence("method", 0, Stub(), [5], [0, 1]).numeric_tie

@@ -46,9 +46,11 @@ class Answered:
 
 
 class Answerer(ABC):
-    """Who answers. shared: whether processes may answer different prompts."""
+    """Who answers, in tokens below `vocab_size`. shared: whether processes may answer different
+    prompts."""
 
     shared = True
+    vocab_size: int
 
     @abstractmethod
     def portions(self, questions: Sequence[Question]) -> list[list[int]]:
@@ -71,13 +73,13 @@ def kept_answers(
     Raises `InputError` where answers are missing and the folder, of config `field`, cannot be
     written.
     """
-    known = _read(path)
+    known = _read(path, answerer.vocab_size)
     if len(known) < len(questions) or not path.exists():
         check_writable(path.parent, field)
         rank, count = launched()
         # A run of its own that wants the same answers waits, and finds them.
         with locked(path.with_suffix(f".{rank}.lock")):
-            known = _read(path)
+            known = _read(path, answerer.vocab_size)
             if len(known) < len(questions) or not path.exists():
                 _fill(path, known, questions, answerer, rank, count)
     return [known[number] for number in range(len(questions))]
@@ -107,20 +109,20 @@ def _fill(
             for found in answerer.answer(questions, missing, bar.update):
                 known |= found
                 add(_lines(found))
-    _wait_for_others(path, known, len(questions))
+    _wait_for_others(path, known, len(questions), answerer.vocab_size)
     if rank == 0:
         write_text(path, _lines(known) + "\n")
         for part in _parts(path):
             part.unlink()
 
 
-def _wait_for_others(path: Path, known: dict[int, Answered], count: int) -> None:
+def _wait_for_others(path: Path, known: dict[int, Answered], count: int, vocab_size: int) -> None:
     """Add the answers of the other processes to `known`, until there are `count`."""
     if len(known) < count:
         log.warning("waiting for what other processes answer into %s", path.parent)
     while len(known) < count:
         time.sleep(WAIT_SECONDS)
-        known.update(_read(path))
+        known.update(_read(path, vocab_size))
 
 
 def _parts(path: Path) -> list[Path]:
@@ -133,14 +135,15 @@ def _lines(answers: dict[int, Answered]) -> str:
     return "\n".join(map(line_of, kept))
 
 
-def _read(path: Path) -> dict[int, Answered]:
-    """The answers of a file and its parts; lines that an interruption cut off are passed over."""
+def _read(path: Path, vocab_size: int) -> dict[int, Answered]:
+    """The answers of a file and its parts; lines that an interruption cut off are passed over, and
+    those that hold something else."""
     found: dict[int, Answered] = {}
     for each in (path, *_parts(path)):
         for kept in lines_of(each):  # none of a part that has gone into the whole since
-            try:
-                answer = Answered([int(token) for token in kept["ids"]], bool(kept["ended"]))
-                found[int(kept["prompt"])] = answer
-            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            number, ids, ended = (kept.get(name) for name in ("prompt", "ids", "ended"))
+            if type(number) is not int or type(ids) is not list or type(ended) is not bool:
                 continue
+            if all(type(token) is int and 0 <= token < vocab_size for token in ids):
+                found[number] = Answered(ids, ended)
     return found

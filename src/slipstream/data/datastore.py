@@ -71,7 +71,7 @@ class TrainingTexts:
             with locked(self.cache_dir / f"{key}.lock"):
                 if not (folder / "store.json").exists():  # another process may have made it
                     self._make(folder, samples, target)
-        return SuffixStore.open(folder)
+        return SuffixStore.open(folder, target.vocab_size)
 
     def _make(self, folder: Path, samples: list[Sample], target: Target) -> None:
         kept = refined(samples, target, self.share)

@@ -42,11 +42,12 @@ class Endpoint(Answerer):
         concurrency: int,
         key_variable: str | None,
         tokenizer,
+        vocab_size: int,
         max_new_tokens: int,
     ):
         self.url, self.model, self.concurrency = url.rstrip("/"), model, concurrency
         self.key_variable, self.tokenizer = key_variable, tokenizer
-        self.max_new_tokens = max_new_tokens
+        self.vocab_size, self.max_new_tokens = vocab_size, max_new_tokens
 
     def portions(self, questions: Sequence[Question]) -> list[list[int]]:
         return [[number] for number in range(len(questions))]

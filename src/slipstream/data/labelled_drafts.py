@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from slipstream.core.errors import InputError
 from slipstream.core.files import key_of, load_tensors, locked, save_tensors
-from slipstream.core.sampling import Sampling
+from slipstream.core.sampling import Sampling, draw
 from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.speculators.draft_features import DraftFeatures, shape_of
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 KINDS = {"text": None, "draft": 0.0, "target": 1.0, "both": 0.5}
 """Kinds of prefixes, and the share of their tokens that the target draws."""
 TEMPERATURE = Sampling(temperature=1.0)
+HELD = 2**25
+"""Logits of each model that are held at once while tokens are labelled: with what is made of them,
+1 GiB at most for both models, whatever the vocabulary and the number of texts."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def labelled_drafts(
     folder = Path(cache_dir) / key_of(models, texts, (max_new_tokens, seed, batch_size))
     starts = range(0, len(samples), batch_size)
     paths = [folder / f"part_{start // batch_size:05d}.pt" for start in starts]
-    parts = [_opened(path) for path in paths]
+    parts = [_opened(path, draft) for path in paths]
     # Processes share the parts: first each makes those that no other is making, then it waits.
     for wait in (False, True):
         missing = [number for number, part in enumerate(parts) if part is None]
@@ -89,7 +92,7 @@ def labelled_drafts(
             check_writable(folder, "training.cache_dir")
         for number in tqdm(missing, desc="labelling", disable=wait):
             with locked(paths[number].with_suffix(".lock"), wait) as own:
-                parts[number] = _opened(paths[number])
+                parts[number] = _opened(paths[number], draft)
                 if own and parts[number] is None:
                     start = starts[number]
                     generator = torch.Generator().manual_seed(seed + start)
@@ -109,12 +112,31 @@ def _together(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _opened(path: Path) -> dict[str, torch.Tensor] | None:
-    """A part that was written before; None where there is none, or a damaged one."""
+def _opened(path: Path, draft: Target) -> dict[str, torch.Tensor] | None:
+    """A part that was written before; None where there is none, a damaged one, or another thing."""
     try:
-        return load_tensors(path)
+        part = load_tensors(path)
     except OSError:
         return None
+    return part if _is_part(part, draft) else None
+
+
+def _is_part(part: object, draft: Target) -> bool:
+    """Whether these are finite tensors of `LabelledDrafts`, of one length, with tokens that there
+    are."""
+    names = LabelledDrafts.__dataclass_fields__.keys()
+    if not isinstance(part, dict) or part.keys() != names:
+        return False
+    if not all(isinstance(each, torch.Tensor) for each in part.values()):
+        return False
+    count, widths = part["tokens"].numel(), {"hidden": (draft.hidden_size,), "shapes": (3,)}
+    for name, tensor in part.items():
+        dtype = torch.long if name in ("tokens", "prompts", "kinds") else torch.float32
+        if tensor.shape != (count, *widths.get(name, ())) or tensor.dtype != dtype:
+            return False
+        if not tensor.isfinite().all() or (dtype == torch.long and (tensor < 0).any()):
+            return False
+    return not (part["tokens"] >= draft.vocab_size).any()
 
 
 @torch.inference_mode()
@@ -163,19 +185,25 @@ def judged(
 
     rows: n numbers of texts; ends: the last token of each prefix, an index into that text.
     """
-    hidden = _states(draft, texts)[rows, ends]
-    logits, judging = draft.logits(hidden), target.logits(_states(target, texts)[rows, ends])
-    ours = logits.float().log_softmax(-1).cpu()
-    tokens = torch.multinomial(ours.exp(), 1, generator=generator)
-    log_probabilities = ours.gather(1, tokens)[:, 0]
-    theirs = judging.float().log_softmax(-1).cpu().gather(1, tokens)[:, 0]
-    return {
-        "hidden": draft.norm(hidden).float().cpu(),
-        "tokens": tokens[:, 0],
-        "shapes": shape_of(ours),
-        "log_probabilities": log_probabilities,
-        "log_ratios": log_probabilities - theirs,
-    }
+    ours, theirs = (_states(model, texts)[rows, ends] for model in (draft, target))
+    points = torch.rand(len(rows), dtype=torch.float64, generator=generator)
+    count = max(1, HELD // draft.vocab_size)
+    parts = [
+        _drawn(draft.logits(own), target.logits(other), point)
+        for own, other, point in zip(*(e.split(count) for e in (ours, theirs, points)), strict=True)
+    ]
+    return {"hidden": draft.norm(ours).float().cpu()} | _together(parts)
+
+
+def _drawn(ours: torch.Tensor, theirs: torch.Tensor, points: torch.Tensor) -> dict:
+    """A token drawn at each (n,) of `points` from the draft model's logits, (n, V), and what
+    `LabelledDrafts` has of it; theirs: the target's logits, (n, V). All on the models' device."""
+    ours, theirs = ours.float().log_softmax(-1), theirs.float().log_softmax(-1)
+    tokens = draw(ours.exp(), points.to(ours.device))[:, None]
+    own, other = ours.gather(1, tokens)[:, 0], theirs.gather(1, tokens.to(theirs.device))[:, 0]
+    found = tokens[:, 0], shape_of(ours), own, own - other.to(own.device)
+    names = ("tokens", "shapes", "log_probabilities", "log_ratios")
+    return dict(zip(names, (each.cpu() for each in found), strict=True))
 
 
 def complete(
@@ -204,9 +232,9 @@ def complete(
             with in_bfloat16(model):
                 hidden = reader.read(reader.unread([texts[place] for place in going]))
                 logits = model.logits(hidden[drawing])
-            probabilities = TEMPERATURE.probabilities(logits).cpu()
-            tokens = torch.multinomial(probabilities, 1, generator=generator)[:, 0].tolist()
-            drawn |= dict(zip(drawing, tokens, strict=True))
+            points = torch.rand(len(drawing), dtype=torch.float64, generator=generator)
+            tokens = draw(TEMPERATURE.probabilities(logits), points.to(logits.device))
+            drawn |= dict(zip(drawing, tokens.tolist(), strict=True))
         for place, token in drawn.items():
             texts[going[place]].append(token)
         kept = [

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import lightning as L
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, enough_memory
 from slipstream.core.processes import num_processes
 from slipstream.core.settings import Amount, Count, Seed, Text
 from slipstream.data.batches import TokenBatches
@@ -141,6 +141,9 @@ class PromptCompletionData(L.LightningDataModule):
         for loader in self.loaders.values():
             loader.made_for = state["made_for"]
 
+    @enough_memory(
+        "data.regeneration.memory_gib", "lower it, or data.max_new_tokens, so that less is kept"
+    )
     def _answered(self, rows: list[Row], target: Target | None, how: Regeneration) -> list[Sample]:
         if target is None:
             both = "data.regenerate, data.generated_rows"

@@ -43,6 +43,7 @@ class OwnAnswers(Answerer):
 
     def __init__(self, target: Target, max_new_tokens: int, memory: int):
         self.target, self.limits, self.memory = target, Limits(max_new_tokens), memory
+        self.vocab_size = target.vocab_size
         # The layers of a target that is spread over processes run in all of them at once.
         self.shared = target.num_parallel == 1
 

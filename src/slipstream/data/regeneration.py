@@ -103,7 +103,7 @@ class Regeneration(Settings):
         if self.endpoint is None:
             return OwnAnswers(target, max_new_tokens, int(self.memory_gib * 2**30))
         given = self.endpoint, self.model, self.concurrency, self.key_variable
-        return Endpoint(*given, tokenizer, max_new_tokens)
+        return Endpoint(*given, tokenizer, target.vocab_size, max_new_tokens)
 
     def _identity(self, target: Target) -> list[object]:
         """What answers depend on, beside their settings."""
@@ -164,7 +164,7 @@ class Conversation:
         """The answer to what was asked last."""
         start, self.ids = len(self.ids), self.ids + answer.ids
         self.too_long = len(self.ids) > self.most
-        if not self.too_long:
+        if answer.ids and not self.too_long:
             self.spans.append((start, len(self.ids)))
         if self.too_long or not answer.ended:
             self._turns = iter(())

@@ -3,8 +3,8 @@
 A row is one example: a prompt, and the completion that answers it. Local files are `.jsonl` or
 `.jsonl.gz`, one JSON object a line with the strings `prompt` and `completion`, and possibly
 `system`; or with a list `messages` of `role` and `content`, whose last one, if it is the
-assistant's, is the completion. Question files of MT-Bench and Spec-Bench, with a list `turns`, are
-read as prompts, too: the first turn of each. This file knows nothing of tokens.
+assistant's, is the completion. Files of benchmarks are read as they are (`benchmarks.py`). Nothing
+is known of tokens here.
 """
 
 import gzip
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from slipstream.core.errors import InputError, naming
+from slipstream.data.benchmarks import as_row
 
 Item = TypeVar("Item")
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -31,11 +32,14 @@ Messages = list[dict[str, str]]
 @dataclass(frozen=True)
 class Row:
     """One example. prompt: a text, or the messages of a conversation up to what is answered;
-    source: name of the data set it came from (the folder or file name)."""
+    source: name of the data set it came from (the folder or file name); category: within it, ""
+    where there are none; later: questions that are asked after the answer."""
 
     prompt: str | Messages
     completion: str
     source: str
+    category: str = ""
+    later: tuple[str, ...] = ()
 
     @property
     def prompt_text(self) -> str:
@@ -141,16 +145,14 @@ def _parse_line(where: str, line: bytes, source: str, completion_required: bool)
             f"{where} is not valid JSON ({reason}); the file may be truncated: mend or remove "
             "that line"
         ) from error
-    record = record if isinstance(record, dict) else {}
-    system, turns = record.get("system"), record.get("turns")
+    record, later = as_row(record if isinstance(record, dict) else {})
+    system, category = record.get("system"), record.get("category")
     before = [] if system is None else [{"role": "system", "content": system}]
     if "messages" in record and record.get("prompt") is None:
         messages = record["messages"]
         messages = [*before, *messages] if isinstance(messages, list) else messages
         with naming(where):
             return _of_messages(messages, source, completion_required)
-    if isinstance(turns, list) and turns and "prompt" not in record:
-        record["prompt"] = turns[0]
     needed = ["prompt", "completion"] if completion_required else ["prompt"]
     given = [name for name in ("system", "completion") if record.get(name) is not None]
     for name in dict.fromkeys(needed + given):
@@ -161,7 +163,12 @@ def _parse_line(where: str, line: bytes, source: str, completion_required: bool)
             )
         check_text(record[name], f"{where} {name!r}")
     prompt = [*before, *messages_of(record["prompt"])] if before else record["prompt"]
-    return Row(prompt, record.get("completion") or "", source)
+    category = category if isinstance(category, str) else ""
+    for question in later:
+        if not isinstance(question, str):
+            raise InputError(f"{where} 'turns': every turn must be a text")
+        check_text(question, f"{where} 'turns'")
+    return Row(prompt, record.get("completion") or "", source, category, tuple(later))
 
 
 def _of_messages(messages: object, source: str, completion_required: bool) -> Row:

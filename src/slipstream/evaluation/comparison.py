@@ -28,7 +28,7 @@ from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.statistics import Statistics
 from slipstream.evaluation.methods import Method
-from slipstream.evaluation.metrics import ratio_interval, rouge, sql_exact_match
+from slipstream.evaluation.metrics import rate_interval, ratio_interval, rouge, sql_exact_match
 from slipstream.evaluation.prompts import Prompt
 from slipstream.targets.target import Target
 
@@ -63,7 +63,9 @@ class Run:
 @dataclass(frozen=True)
 class Record:
     """One line of the results: a method on a prompt set. Seconds are sums over the prompts; low and
-    high bound 95 % of a speedup; accepted_lengths: how many steps kept so many drafted tokens."""
+    high bound 95 % of a speedup or of tau, prompts drawn again; target_rows: positions that the
+    forwards after prefill worked on; accepted_lengths: how many steps kept so many drafted tokens.
+    """
 
     method: str
     details: str
@@ -82,9 +84,12 @@ class Record:
     speedup_vs_plain_low: float | None
     speedup_vs_plain_high: float | None
     tau: float
+    tau_low: float
+    tau_high: float
     tau_mean_over_prompts: float
     mean_accepted_draft_tokens: float
     target_forwards: int
+    target_rows: int
     seconds: float
     seconds_prefill: float
     seconds_draft: float
@@ -233,6 +238,9 @@ def _record(
     total, expected = total_of(run, chosen), expected_answers(run, runs)
     answers = [run.generations[place] for place in chosen]
     sets = list(dict.fromkeys(prompts[place].source for place in chosen))
+    steps = [answer.statistics for answer in answers]
+    counts = [each.tokens - each.answers for each in steps], [e.target_forwards for e in steps]
+    tau_low, tau_high = rate_interval(*counts) if total.target_forwards else (1.0, 1.0)
     measured = scores(answers, [prompts[place] for place in chosen])
     return Record(
         method=run.method,
@@ -248,9 +256,12 @@ def _record(
         **_speedup("transformers", run, runs, chosen),
         **_speedup("plain", run, runs, chosen),
         tau=total.tau,
+        tau_low=tau_low,
+        tau_high=tau_high,
         tau_mean_over_prompts=sum(answer.statistics.tau for answer in answers) / len(answers),
         mean_accepted_draft_tokens=total.mean_accepted_draft_tokens,
         target_forwards=total.target_forwards,
+        target_rows=total.target_rows,
         seconds=total.seconds,
         **{f"seconds_{part}": total.shares.get(part, 0.0) for part in PARTS},
         seconds_overhead=total.overhead,

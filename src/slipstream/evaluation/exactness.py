@@ -14,13 +14,17 @@ from slipstream.drafters.base import Attached, Drafter, Verified
 from slipstream.speculators.base import causal_rows
 from slipstream.targets.target import Target
 
-ROUNDING_STEPS = 64
-"""A gap of so many units of the dtype's precision, at the logits' size, counts as a numeric tie."""
+# How many units of the dtype's precision, at the logits' size, two tokens may be apart at a numeric
+# tie. In 16 bits two units are the rounding of the logits alone (of two tokens, in two
+# computations, by half a unit each); hidden states are rounded as coarsely before, for which as
+# much is added. In 32 bits what counts are sums in another order, over all layers.
+TIE_UNITS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 64, torch.float64: 64}
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """First difference of one answer. gap: distance of the two best logits there."""
+    """First difference of one answer. gap: how far the found token's logit is below the best there,
+    infinite where one answer ends and the other goes on."""
 
     method: str
     prompt: int
@@ -34,7 +38,7 @@ class Divergence:
         cause = "a numeric tie" if self.numeric_tie else "not explained by rounding: a bug"
         return (
             f"{self.method}, prompt {self.prompt}: token {self.position} is {self.found} instead "
-            f"of {self.expected}; the two best logits are {self.gap:.2g} apart, {cause}"
+            f"of {self.expected}; their logits are {self.gap:.2g} apart, {cause}"
         )
 
 
@@ -97,9 +101,12 @@ def first_divergence(
         return None
     pairs = list(zip(expected, ids, strict=False))
     position = next((place for place, (a, b) in enumerate(pairs) if a != b), len(pairs))
-    logits = reference.logits(min(position, len(expected) - 1))
-    best = logits.float().topk(2).values.tolist()
-    gap = best[0] - best[1]
-    precision = torch.finfo(logits.dtype).eps * max(1.0, abs(best[0])) * ROUNDING_STEPS
     wanted, found = ((*own, -1)[position] for own in (expected, ids))
-    return Divergence(method, prompt, position, wanted, found, gap, gap <= precision)
+    gap, numeric_tie = torch.inf, False
+    if position < len(pairs):
+        logits = reference.logits(position)
+        best = logits.float().max().item()
+        gap = best - logits[found].item()
+        unit = torch.finfo(logits.dtype).eps * max(1.0, abs(best))
+        numeric_tie = gap <= TIE_UNITS[logits.dtype] * unit
+    return Divergence(method, prompt, position, wanted, found, gap, numeric_tie)

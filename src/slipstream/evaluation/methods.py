@@ -148,6 +148,8 @@ class Speculative(Method):
             said.append("steps are not as calibrated")
         if self._attached is not None and self._attached.keeps:
             said.append("stores kept")
+        if self._attached is not None and self._attached.details:
+            said.append(self._attached.details)
         return ", ".join(said)
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:

@@ -5,10 +5,11 @@ customary one of WikiSQL. It knows nothing of how the answers were made.
 """
 
 import re
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 
+RESAMPLES = 2_000
 SQL_TOKEN = re.compile(r"'(?:[^']|'')*'|\w+|[^\s\w]")
 
 
@@ -54,25 +55,38 @@ def sql_exact_match(predictions: list[str], references: list[list[str]]) -> list
     ]
 
 
-def paired_bootstrap(ours: list[float], theirs: list[float], seed: int = 0) -> tuple[float, float]:
-    """95 % interval of mean(ours) - mean(theirs) over rows drawn again, 10,000 times.
+def bootstrap(statistic: Callable, *columns: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of a statistic over rows drawn again, 2,000 times (scipy's, percentiles).
 
-    The two lists are scores of the same rows in the same order (ValueError otherwise).
+    columns: numbers of the same rows in the same order; statistic: of such columns, as arrays, and
+    the axis along which their rows are. A single row says nothing of chance: both ends are its own.
     """
-    differences = torch.tensor(
-        [a - b for a, b in zip(ours, theirs, strict=True)], dtype=torch.float64
-    )
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(len(differences), (10_000, len(differences)), generator=generator)
-    means = differences[drawn].mean(1)
-    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return low, high
+    from scipy import stats
+
+    arrays = [np.asarray(column, dtype=float) for column in columns]
+    if len(arrays[0]) < 2:
+        return (float(statistic(*arrays, axis=-1)),) * 2
+    how = dict(paired=True, vectorized=True, method="percentile", n_resamples=RESAMPLES, rng=0)
+    found = stats.bootstrap(arrays, statistic, **how).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def paired_bootstrap(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of mean(ours) - mean(theirs), of scores of the same rows in the same order
+    (ValueError for another number of them)."""
+    pairs = zip(ours, theirs, strict=True)
+    return bootstrap(np.mean, [own - other for own, other in pairs])
+
+
+def rate_interval(amounts: Sequence[float], units: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of a rate, sum by sum: of tokens and forwards, or of tokens and seconds."""
+    return bootstrap(lambda a, u, axis: a.sum(axis) / u.sum(axis), amounts, units)
 
 
 def ratio_interval(
-    ours: tuple[list[float], list[float]], theirs: tuple[list[float], list[float]], seed: int = 0
+    ours: tuple[Sequence[float], Sequence[float]], theirs: tuple[Sequence[float], Sequence[float]]
 ) -> tuple[float, float, float]:
-    """Ratio of two rates and its 95 % interval, over rows drawn again, 2,000 times, in pairs.
+    """Ratio of two rates and its 95 % interval.
 
     ours, theirs: amounts and seconds of the same rows (at least one). 6 tokens in 2 s and 6 in 1 s,
     against 3 and 3 in as long, are twice as fast whatever is drawn:
@@ -80,9 +94,9 @@ def ratio_interval(
     >>> ratio_interval(([6, 6], [2, 1]), ([3, 3], [2, 1]))
     (2.0, 2.0, 2.0)
     """
-    pairs = np.array([*ours, *theirs], dtype=float)
-    drawn = np.random.default_rng(seed).integers(pairs.shape[1], size=(2_000, pairs.shape[1]))
-    sums = np.concatenate([pairs.sum(1)[:, None], pairs[:, drawn].sum(2)], axis=1)
-    ratios = (sums[0] / sums[1]) / (sums[2] / sums[3])
-    low, high = np.quantile(ratios[1:], [0.025, 0.975])
-    return float(ratios[0]), float(low), float(high)
+
+    def ratio(a, s, b, t, axis=-1):
+        return (a.sum(axis) / s.sum(axis)) / (b.sum(axis) / t.sum(axis))
+
+    columns = [np.asarray(column, dtype=float) for column in (*ours, *theirs)]
+    return float(ratio(*columns)), *bootstrap(ratio, *columns)

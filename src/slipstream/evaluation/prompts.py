@@ -5,21 +5,25 @@ from itertools import chain, zip_longest
 from typing import Literal
 
 from slipstream.core.errors import InputError
-from slipstream.core.settings import Seed
+from slipstream.core.sampling import Sampling
+from slipstream.core.settings import Count, Seed
 from slipstream.data.rendering import render_prompt, text_ids
-from slipstream.data.rows import Messages, by_prompt, messages_of, spread
+from slipstream.data.rows import Messages, Row, by_prompt, messages_of, spread
 from slipstream.data.sources import HubSets, Kinds, Paths, Sources
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.plain import PlainDecoder
 from slipstream.targets.target import Target
 
 
 @dataclass(frozen=True)
 class Prompt:
     """One prompt. text: or the messages of a conversation; source: its prompt set; references:
-    known good answers, possibly none."""
+    known good answers, possibly none; later: questions that are asked after the answer."""
 
     text: str | Messages
     source: str
     references: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
 
     @property
     def question(self) -> str:
@@ -40,7 +44,9 @@ class PromptSets:
     of use without a path; without either, prompts of `synthetic_kinds` are generated from `seed`
     (held out from those used in training). split: of files, folders and data sets; 'test', or
     'validation' where something is chosen by it. cut: whether prompts that leave no room for a
-    whole answer are cut, in place of being left out where they do not fit the context.
+    whole answer are cut, in place of being left out where they do not fit the context. categories:
+    whether the categories of a benchmark are sets of their own. turns: most questions of a
+    conversation that are asked, each after the target's own answers to those before.
     """
 
     def __init__(
@@ -51,25 +57,74 @@ class PromptSets:
         split: Literal["test", "validation"],
         seed: Seed,
         cut: bool = False,
+        categories: bool = False,
+        turns: Count = 1,
     ):
-        self.split, self.cut = split, cut
+        self.split, self.cut, self.categories, self.turns = split, cut, categories, turns
         self.sources = Sources(path, hub, synthetic_kinds, seed)
 
     def take(self, count: int) -> list[Prompt]:
-        """`count` distinct prompts, in equal parts from every set, spread evenly over each."""
+        """`count` distinct prompts, in equal parts from every set, spread evenly over each; their
+        later turns not counted."""
         if not self.sources.given:
             rows = self.sources.synthetic(count, self.split)
             return [Prompt(row.prompt, row.source) for row in rows]
         tables = self.sources.tables(self.split, completion_required=False)
+        if self.categories:
+            tables = [part for table in tables for part in by_category(table)]
         sets = []
         for number, table in enumerate(tables):
             prompts = []
             for own in by_prompt(table):
                 answers = tuple(row.completion for row in own if row.completion)
-                prompts.append(Prompt(own[0].prompt, own[0].source, answers))
+                later = own[0].later[: self.turns - 1]
+                prompts.append(Prompt(own[0].prompt, own[0].source, answers, later))
             sets.append(spread(prompts, (count - number - 1) // len(tables) + 1))
         in_turn = chain.from_iterable(zip_longest(*sets))
         return [prompt for prompt in in_turn if prompt is not None]
+
+    def take_for(self, target: Target, limits: Limits, count: int) -> list[Prompt]:
+        """Those of `count` prompts that fit the target, with their later turns."""
+        cut_to = target.max_positions - limits.max_new_tokens if self.cut else None
+        fit = fitting(self.take(count), target, cut_to)
+        return with_later_turns(fit, target, limits, cut_to)
+
+
+def by_category(rows: list[Row]) -> list[list[Row]]:
+    """The rows of each category, named after it."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        source = f"{row.source}/{row.category}" if row.category else row.source
+        found.setdefault(source, []).append(replace(row, source=source))
+    return list(found.values())
+
+
+def with_later_turns(
+    prompts: list[Prompt], target: Target, limits: Limits, cut_to: int | None = None
+) -> list[Prompt]:
+    """Each prompt followed by its later questions, asked after the target's own answers (greedy) to
+    those before. One that leaves no room in the target's context ends its conversation; cut_to: as
+    `fitting` has it."""
+    from rich.progress import track  # which studies on a GPU machine do without
+
+    decoder, found = PlainDecoder(target, Sampling(), limits), []
+    room, count = target.max_positions - 1, 0
+    for prompt in track(prompts, "earlier turns", disable=not any(each.later for each in prompts)):
+        found.append(prompt)
+        for place, question in enumerate(prompt.later):
+            before = messages_of(found[-1].text)
+            answer = decoder.generate(render_prompt(target.tokenizer, before)).text
+            said = {"role": "assistant", "content": answer}, {"role": "user", "content": question}
+            following = Prompt([*before, *said], prompt.source)
+            if cut_to is not None:
+                following = _cut(following, target, min(cut_to, room))
+            if len(render_prompt(target.tokenizer, following.text)) > room:
+                count += len(prompt.later) - place
+                break
+            found.append(following)
+    if count:
+        print(f"note: {count} later turns are left out; with the turns before they do not fit")
+    return found
 
 
 def divided(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from slipstream.evaluation.comparison import Record, Run, expected_answers, scores
 from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result, Rows
+from slipstream.results.record import Plot, Result, Rows, bounded
 
 
 def comparison_result(records: list[Record], runs: list[Run], prompts: list[Prompt]) -> Result:
@@ -49,9 +49,9 @@ def columns(record: Record) -> dict[str, object]:
         "method": record.method,
         "prompts": record.num_prompts,
         "tokens/s": record.tokens_per_second,
-        "vs transformers": record.speedup_vs_transformers,
-        "vs plain": record.speedup_vs_plain,
-        "tau": record.tau,
+        "vs transformers": _bounded(record, "speedup_vs_transformers"),
+        "vs plain": _bounded(record, "speedup_vs_plain"),
+        "tau": _bounded(record, "tau"),
         "accepted": record.mean_accepted_draft_tokens,
         "forwards": record.target_forwards,
         "draft/verify/overhead": split if measured else None,
@@ -63,6 +63,10 @@ def columns(record: Record) -> dict[str, object]:
         "exact": "yes" if record.exact else "no",
         "details": record.details,
     }
+
+
+def _bounded(record: Record, name: str) -> str | None:
+    return bounded(*(getattr(record, name + end) for end in ("", "_low", "_high")))
 
 
 def _answer_lines(run: Run, runs: list[Run], prompts: list[Prompt]) -> Iterator[dict[str, object]]:

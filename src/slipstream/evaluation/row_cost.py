@@ -18,7 +18,8 @@ RUN = 5
 def row_costs(
     target: Target, committed: int = 96, repeats: int = 15, counts: tuple[int, ...] = ROW_COUNTS
 ) -> dict[int, float]:
-    """Median seconds of a verifying forward (LM head included) by its number of rows.
+    """Median seconds of a verifying forward by its number of rows; the LM head is read out within,
+    as in decoding.
 
     committed: tokens in the cache. Runs of `RUN` steps of each count are interleaved, at least
     `repeats` steps of each being counted, and the device is synchronised, so that ratios are fair.
@@ -35,7 +36,8 @@ def row_costs(
         started = time.perf_counter()
         causal = causal_mask(count, target.device)[None]
         mask = tree_mask(causal, cache.slots, cache.sees())
-        target.logits(target.forward(ids, positions, mask, cache, repeats=True).hidden[0])
+        way = dict(repeats=True, readout=target.node_logits)
+        target.forward(ids, positions, mask, cache, **way)
         cache.forget_staged()
         if target.device.type == "cuda":
             torch.cuda.synchronize()

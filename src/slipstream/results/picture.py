@@ -148,6 +148,8 @@ def _draw_lines(axes, panel: Panel, handles: dict) -> None:
     if plot.reference is not None and panel.first:
         axes.axhline(plot.reference, **GREY)
     axes.set_xlabel(plot.x, fontsize=8)
+    if len(panel.columns) == 1 and panel.columns[0] not in panel.title:
+        axes.set_ylabel(panel.columns[0], fontsize=8)
 
 
 def _count_bars(panel: Panel) -> float:

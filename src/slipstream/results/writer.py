@@ -1,11 +1,13 @@
 """The one way results leave the program: results.json, table.md, plot.png, and the terminal."""
 
+import json
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from slipstream.core.errors import InputError
 from slipstream.core.files import write_json, write_text
 from slipstream.results.picture import draw
 from slipstream.results.record import Result, Rows, cell
@@ -29,6 +31,22 @@ def write(folder: Path, result: Result, config: dict, environment: dict[str, obj
     made = ["table.md", *(["plot.png"] if result.plots else [])]
     made += dict.fromkeys(name.partition("/")[0] for name in result.files)
     print(", ".join([f"results: {folder}/results.json", *made]))
+
+
+def check_replaceable(folder: Path) -> None:
+    """`InputError` for a results.json in the way of `write` that is no record of this project."""
+    path = folder / "results.json"
+    if not path.is_file():
+        return
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or not {"config", "environment", "results"} <= content.keys():
+        raise InputError(
+            f"output_dir: {path} is no record of this project, and would be replaced; choose "
+            "another folder"
+        )
 
 
 def markdown(result: Result) -> str:
