@@ -7,7 +7,6 @@ It is a part of `make torture`: what else a process holds would be measured as w
 
 import gc
 import random
-import threading
 from collections.abc import Callable
 
 import psutil
@@ -84,7 +83,7 @@ def used(process: psutil.Process) -> tuple[int, int, int]:
     """Bytes in memory, descriptors, threads."""
     gc.collect()
     memory = process.memory_full_info().uss
-    return memory, process.num_fds(), threading.active_count()
+    return memory, process.num_fds(), process.num_threads()
 
 
 @pytest.mark.parametrize("way", [streaming, draft_model, kept_stores, server])

@@ -15,10 +15,11 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from tests.commands import ROOT, config_of
 
-from slipstream.commands import Infer, Train
+from slipstream.commands import Infer
 from slipstream.configuration import own_part
 from slipstream.core.settings import NARROWED
 from slipstream.serving.server import Serve
+from slipstream.training.command import Train
 
 SCHEMAS = {"train": Train, "infer": Infer, "serve": Serve}
 GIVEN = {  # what has no value of its own
@@ -123,7 +124,7 @@ def spoiling(annotation: object) -> Iterator[object]:
     taken = {kind for kind, _ in known}
     numbers = {int, float} & taken
     bounded = all(any(type(bound) is Ge for bound in own) for kind, own in known if kind in numbers)
-    yield from (math.nan, -math.inf)
+    yield from (math.nan, math.inf, -math.inf)
     yield from [None] * (NoneType not in taken)
     yield from [True] * (bool not in taken)
     yield from [1.5] * (float not in taken)

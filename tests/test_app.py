@@ -49,6 +49,7 @@ def train(output, *overrides):
 
 
 FEW = "training.validation_prompts=2"
+SHORT = "limits.max_new_tokens=24"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_train_writes_a_folder_that_infer_opens(trained, tmp_path):
     assert config["kind"] == "streaming" and config["target"] == "slipstream/small-target"
     assert "tau" in (trained / "README.md").read_text()
     app.infer(config_of("infer", f"speculator_path={trained}", "num_prompts=2", "repeats=1",
-                        f"output_dir={tmp_path}"))  # fmt: skip
+                        SHORT, f"output_dir={tmp_path}"))  # fmt: skip
     results = json.loads((tmp_path / "results.json").read_text())
     assert {"config", "environment", "results"} <= results.keys()
     assert all(record.keys() >= STABLE_KEYS for record in results["results"])
@@ -80,7 +81,7 @@ def test_train_writes_a_folder_that_infer_opens(trained, tmp_path):
 @pytest.mark.exhaustive
 def test_shared_mode_trains_and_writes_what_its_own_model_writes(tmp_path):
     folder = train(tmp_path / "shared", "speculator=streaming_shared", FEW)
-    common = [f"speculator_path={folder}", "num_prompts=2", f"output_dir={tmp_path}"]
+    common = [f"speculator_path={folder}", "num_prompts=2", SHORT, f"output_dir={tmp_path}"]
     records = app.infer(config_of("infer", "repeats=1", *common))
     assert all(record.identical == record.num_prompts for record in records)
     assert app.infer(config_of("infer", "verify=true", *common)) == []
@@ -92,7 +93,7 @@ def test_fine_tuning_writes_an_adapter_that_infer_opens(tmp_path):
     assert (folder / "adapter_model.safetensors").exists()
     records = app.infer(
         config_of("infer", f"target.adapter={folder}", "methods.drafter=null", "num_prompts=2",
-                  "repeats=1", f"output_dir={tmp_path}")
+                  "repeats=1", SHORT, f"output_dir={tmp_path}")
     )  # fmt: skip
     assert {record.method for record in records} == {"plain"}
 
@@ -101,7 +102,7 @@ def test_fine_tuning_writes_an_adapter_that_infer_opens(tmp_path):
 def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path, batch_size):
     records: list[Record] = app.infer(
         config_of(
-            "infer", "experiment=demo", "num_prompts=3", "repeats=1",
+            "infer", "experiment=demo", "num_prompts=3", "repeats=1", SHORT,
             f"batch_size={batch_size}", f"output_dir={tmp_path}",
         )
     )  # fmt: skip
@@ -120,7 +121,12 @@ def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path, batch_s
 def test_every_drafter_of_the_configs_gives_the_output_of_plain_decoding(tmp_path, name):
     divergences = app.infer(
         config_of(
-            "infer", f"drafter={name}", "verify=true", "num_prompts=4", f"output_dir={tmp_path}"
+            "infer",
+            f"drafter={name}",
+            "verify=true",
+            "num_prompts=4",
+            SHORT,
+            f"output_dir={tmp_path}",
         )
     )
     assert divergences == []
@@ -143,6 +149,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("batch_size", "differ"), sparing([(1, 0), (2, 2)], lambda size, differ: differ)
 )
@@ -153,7 +160,7 @@ def test_verify_answers_in_batches_and_ends_with_1_where_something_differs(
     done = subprocess.run(
         [
             sys.executable, "-c", FAULTY_IN_BATCHES, str(ROOT / "infer.py"), "verify=true",
-            "num_prompts=4", f"batch_size={batch_size}", f"output_dir={tmp_path}",
+            "num_prompts=4", SHORT, f"batch_size={batch_size}", f"output_dir={tmp_path}",
         ],
         capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
@@ -205,13 +212,14 @@ def test_a_method_that_is_asked_for_and_does_not_fit_is_named(other_target):
     assert found.startswith("methods.drafter: drafter.model: slipstream/small-draft has another")
 
 
+@pytest.mark.exhaustive
 def test_methods_are_prepared_once(tmp_path, monkeypatch):
     called, prepare = [], Speculative.prepare
     monkeypatch.setattr(
         Speculative, "prepare", lambda *given: called.append(given[0]) or prepare(*given)
     )
     config = config_of("infer", "experiment=all_drafters", "num_prompts=2", "repeats=1",
-                       f"output_dir={tmp_path}")  # fmt: skip
+                       SHORT, f"output_dir={tmp_path}")  # fmt: skip
     for name in list(config.methods):
         if name not in ("plain", "streaming_deferred", "auto"):
             config.methods[name] = None
@@ -221,12 +229,15 @@ def test_methods_are_prepared_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [
-        ["data.regenerate=false", "training.num_segments=3"],
-        ["data.regenerate=false", "speculator=streaming_shared", "training.num_segments=3"],
-        [],
-    ],
+    ("overrides",),
+    sparing(
+        [
+            (["data.regenerate=false", "training.num_segments=3"],),
+            (["data.regenerate=false", "speculator=streaming_shared", "training.num_segments=3"],),
+            ([],),
+        ],
+        lambda overrides: not overrides,
+    ),
 )
 def test_conversations_are_trained_on_and_answered(tmp_path, overrides):
     tokenizer = tiny_tokenizer()
@@ -331,8 +342,10 @@ def test_sprinter_answers_as_it_goes_and_says_that_it_is_approximate(capsys):
 
 
 def test_a_method_that_shows_nothing_while_it_decides_is_refused():
+    others = config_of("infer", "methods=all").methods.keys() - {"transformers"}
+    given = [f"methods.{name}=null" for name in others]
     with pytest.raises(InputError, match="methods: Transformers cannot show an answer"):
-        app.infer(config_of("infer", "methods=baselines", "methods.plain=null", "prompt=Hi"))
+        app.infer(config_of("infer", "methods=all", "prompt=Hi", *given))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -349,3 +362,17 @@ def test_the_assets_are_small():
         if path.is_file()
     ]
     assert sum(sizes) < 44 * 2**20
+
+
+def test_an_answer_and_a_server_need_no_lightning(tmp_path):
+    """Its import takes longer than the answer."""
+    code = (
+        "import runpy, sys; sys.modules['lightning'] = None; import slipstream.serving.server; "
+        "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT / "infer.py"), "prompt='name[The Mill]'", SHORT],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "tau" in done.stdout

@@ -52,6 +52,10 @@ def sentence(call, tmp_path, *overrides) -> str:
         (infer, ["+sampling.colour=red"], "sampling.colour: unknown config key"),
         (train, ["data.batch_tokens=0"], "data.batch_tokens: must be a whole number, at least 1"),
         (train, ["data.batch_tokens=-1"], "data.batch_tokens: must be a whole number, at least 1"),
+        (train, ["+trainer.min_epochs=-4"], "trainer.min_epochs: must be"),
+        (train, ["trainer.max_time='1:2'"], "trainer: `Timer(duration='1:2')` is not a valid"),
+        (train, ["trainer.max_time={days:x}"], "trainer: unsupported type for timedelta days"),
+        (train, ["trainer.accelerator=tpu"], "trainer: Requirement 'torch_xla"),
         (train, ["trainer.max_steps=0"], "trainer.max_steps: must be"),
         (train, ["data.regenerate=maybe"], "data.regenerate: must be true or false"),
         (infer, ["verify=maybe"], "verify: must be true or false"),
@@ -256,3 +260,35 @@ def test_a_folder_that_takes_no_log_file_is_one_sentence(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: output_dir: cannot write to ")
+
+
+@pytest.mark.parametrize(
+    "call, name, is_file",
+    [
+        (train, ".lock", False),
+        (train, "checkpoints/best.ckpt", False),
+        (train, "metrics", True),
+        (train, "checkpoints", True),
+        (infer, "results.json", False),
+    ],
+)
+def test_what_stands_where_something_else_is_written(tmp_path, call, name, is_file):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch() if is_file else path.mkdir()
+    assert sentence(call, tmp_path).startswith(f"output_dir: {path} stands where a f")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("results.json", '{"results": [1]}'),
+        ("results.json", "mine"),
+        ("findings.jsonl", '{"place": 1}\n'),
+    ],
+)
+def test_results_of_others_are_not_replaced(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_text(content)
+    assert sentence(infer, tmp_path).startswith(f"output_dir: {path} ")
+    assert path.read_text() == content

@@ -206,6 +206,33 @@ def test_a_configuration_that_names_a_function(tmp_path, mark, named, monkeypatc
     assert "drafter" in refused(app_infer)
 
 
+@pytest.mark.parametrize(
+    ("place", "named", "said"),
+    [
+        ("console_kwargs.file", "strategies.fsdp._lazy_load", "names no part of the project"),
+        ("console_kwargs.file", "callbacks.ModelSummary", "no _target_ is built here"),
+        ("console_kwargs", "loggers.CSVLogger", "callbacks.x.console_kwargs: "),
+        ("theme", "strategies.fsdp._Sharded", "cannot be imported"),
+        ("theme", "callbacks.timer.timedelta", "names no part of the project"),
+    ],
+)
+def test_a_configuration_that_loads_a_pickle_by_a_part_of_lightning(
+    tmp_path, mark, place, named, said
+):
+    (tmp_path / "evil.ckpt").write_bytes(pickled(mark))
+    pytorch = "lightning.pytorch"
+    given = [
+        f"+callbacks.x._target_={pytorch}.callbacks.RichProgressBar",
+        f"+callbacks.x.{place}._target_={pytorch}.{named}", "debug=quick",
+        f"output_dir={tmp_path}/out",
+    ]  # fmt: skip
+    if "_lazy_load" in named:
+        given.append(f"+callbacks.x.{place}.filename={tmp_path}/evil.ckpt")
+    if "Logger" in named:
+        given.append(f"+callbacks.x.{place}.save_dir={tmp_path}")
+    assert said in refused(lambda: app.train(config_of("train", *given)))
+
+
 @pytest.mark.parametrize("name", ["../../etc", "/etc", "~root", "a/../../b", "file:///etc/passwd"])
 def test_paths_that_are_no_models_or_speculators(folder, name):
     target = load_target(str(folder), packed=False)

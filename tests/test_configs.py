@@ -9,8 +9,9 @@ from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 from tests.commands import ROOT, config_of
 
-from slipstream.commands import Infer, Train
+from slipstream.commands import Infer
 from slipstream.configuration import RENAMED, build, check_config, own_part
+from slipstream.training.command import Train
 
 OLD_NAMES = {
     "data": "dialogsum e2e e2e_wikisql given jsonl lm1b prompts prompts_dialogsum prompts_e2e "

@@ -1,15 +1,21 @@
 """Answers as they are decided: `slipstream.stream`, and conversations on the terminal."""
 
+import re
 from collections.abc import Iterator
+from io import StringIO
 
 import pytest
+from rich.console import Console
 from tests.commands import config_of, refused
 from tests.tiny import save_tiny_target
 
 import slipstream
 from slipstream import app
+from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
+from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
+from slipstream.speculators.hub import from_pretrained
 from slipstream.targets.loading import load_target
 
 PROMPT = "name[The Punter], eatType[pub], food[Italian], priceRange[cheap], area[riverside]"
@@ -132,6 +138,22 @@ def test_a_conversation_goes_on_from_its_own_answers(small, typing, asked, capsy
         assert f"{answer.statistics.drafted} of them drafted, tau {answer.statistics.tau:.2f}" in (
             " ".join(printed.split())
         )
+
+
+def test_drafted_tokens_are_green_and_the_targets_own_yellow(small, typing, asked, monkeypatch):
+    screen = Console(file=StringIO(), force_terminal=True, color_system="standard", width=200)
+    monkeypatch.setattr("slipstream.evaluation.run.Console", lambda: screen)
+    typing(OTHER)
+    slipstream.chat(small, max_new_tokens=24)
+    ((ids, _),) = asked
+    attached = from_pretrained("slipstream/small-streaming").attached(small)
+    decoder = Engine(small, attached, Sampling(), Limits(24), 12)
+    expected = []
+    decoder.generate(ids, 0, lambda _, drafted, piece: expected.append((drafted, piece)))
+    shown = re.findall(r"\x1b\[(32|1;33)m(.*?)\x1b\[0m", screen.file.getvalue())
+    told = [(style == "32", piece) for style, piece in shown][: len(shown) - 2]  # of the legend
+    assert told == [each for each in expected if each[1]]
+    assert {drafted for drafted, _ in told} == {True, False}
 
 
 @pytest.mark.parametrize("ending", ["", "  ", "exit"])

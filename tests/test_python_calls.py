@@ -279,7 +279,7 @@ def test_python_calls_draft_as_infer_does_by_default():
 
 
 @pytest.mark.parametrize("seed", ["x", None, 1.5, -1, 2**70])
-@pytest.mark.parametrize("call", [slipstream.generate, slipstream.stream])
+@pytest.mark.parametrize("call", [slipstream.generate, slipstream.stream, slipstream.chat])
 def test_a_seed_that_is_none_is_refused(call, seed):
     with pytest.raises(InputError, match=r"^seed: must be a whole number"):
         call("Hi", seed=seed)

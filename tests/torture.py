@@ -94,6 +94,10 @@ class Trial:
         assert whole >= self.lines, f"{self.kind}: {self.lines - whole} lines are lost"
         self.steps, self.lines = max(steps, default=0), whole
 
+    def check_tidy(self) -> None:
+        left = list(self.output.rglob(".*.unfinished"))
+        assert not left, f"{self.kind}: {left} were left"
+
     def said(self) -> str:
         return self.log.read_text(errors="replace")[-3000:]
 
@@ -161,21 +165,25 @@ def torture(
                 print(f"{kind} in {place}: bit-equal; {dict(done)}", flush=True)
         for number in range(full):
             kind = kinds[number % len(kinds)]
-            if kind in expected:
-                fill(Trial(kind, world, Path()), expected[kind], chance, done)
+            size = chance.randrange(20_000, 200_000, 4096)
+            while kind in expected and not fill(
+                Trial(kind, world, Path()), expected[kind], size, done
+            ):
+                size //= 2
     return done
 
 
-def fill(trial: Trial, expected: object, chance: random.Random, done: Counter) -> None:
-    """A disk that is full at some moment; with room again, the same command goes on."""
-    with small_disk(chance.randrange(20_000, 200_000, 4096)) as (folder, grow):
-        most = None if folder else chance.randrange(5_000, 50_000)
+def fill(trial: Trial, expected: object, size: int, done: Counter) -> bool:
+    """A disk of `size` bytes that is full at some moment, or, where none can be mounted, files of a
+    quarter at most; with room again, the same command goes on. Whether it was ever full."""
+    with small_disk(size) as (folder, grow):
+        most = None if folder else size // 4
         with tempfile.TemporaryDirectory() as other:
             trial.output = (folder or Path(other)) / "run"
             code = trial.run(most_bytes=most)
-            if code == 0:  # there was room enough
-                done["never full"] += 1
-                return check_equal(trial, expected)
+            if code == 0:
+                check_equal(trial, expected)
+                return False
             assert code == 2, f"{trial.kind}: {code}\n{trial.said()}"
             assert "resume=auto" in trial.said()
             trial.check_whole()
@@ -185,11 +193,13 @@ def fill(trial: Trial, expected: object, chance: random.Random, done: Counter) -
             check_equal(trial, expected)
     done["full disks" if most is None else "files at their limit"] += 1
     print(f"{trial.kind} on a full disk: bit-equal", flush=True)
+    return True
 
 
 def check_equal(trial: Trial, expected: object) -> None:
     from tests.torture_commands import ended_with
 
+    trial.check_tidy()
     found = ended_with(trial.kind, trial.output)
     assert found == expected, f"{trial.kind}: it ended with something else\n{trial.said()}"
 
@@ -198,7 +208,13 @@ def main() -> None:
     from tests.torture_commands import KINDS
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, count in (("kills", 60), ("terms", 20), ("interrupts", 20), ("full", 4), ("seed", 0)):
+    for name, count in (
+        ("kills", 60),
+        ("terms", 20),
+        ("interrupts", 20),
+        ("full", 10),
+        ("seed", 0),
+    ):
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     given = parser.parse_args()

@@ -112,9 +112,10 @@ def in_own_folder(config: DictConfig) -> DictConfig:
     return config
 
 
-def _checked(config: DictConfig, own: type[Command], others: type[Command]) -> DictConfig:
-    """The config of one command; `InputError` for what no run can use."""
-    config = own_part(config, own, others)
+def _checked(config: DictConfig, own: type[Command], others: Callable) -> DictConfig:
+    """The config of one command; `InputError` for what no run can use. others(): the other one."""
+    if OmegaConf.select(config, "both_commands"):
+        config = own_part(config, own, others())
     check_config(config, own)
     if OmegaConf.select(config, "target.device") == "meta":
         raise InputError(
@@ -124,19 +125,29 @@ def _checked(config: DictConfig, own: type[Command], others: type[Command]) -> D
     return config
 
 
+def _train_schema() -> type[Command]:
+    """Its import takes Lightning's seconds, so only who needs it asks for it."""
+    from slipstream.training.command import Train
+
+    return Train
+
+
 def train(config: DictConfig) -> Path:
     """Train what the config says; returns the folder that was written."""
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-    from slipstream.commands import Infer, Train
+    from slipstream.commands import Infer
     from slipstream.core.files import SUMS
     from slipstream.core.resuming import stoppable
     from slipstream.speculators.checkpoint import check_replaceable, owned
+    from slipstream.training.command import Train
 
-    config = _checked(config, Train, Infer)
+    config = _checked(config, Train, lambda: Infer)
     output = Path(config.output_dir)
     model = output / "model"
-    with stoppable(output), nullcontext() if rank_zero_only.rank else owned(output, "output_dir"):
+    written = tuple(f"checkpoints/{name}.ckpt" for name in ("best", "last", "interrupted"))
+    own = owned(output, "output_dir", written, ("checkpoints", "metrics"))
+    with stoppable(output), nullcontext() if rank_zero_only.rank else own:
         if config.get("speculator") or not (model / SUMS).is_file():
             check_replaceable(model)
         return _train(config, output)
@@ -157,7 +168,7 @@ def _train(config: DictConfig, output: Path) -> Path:
     config.trainer.precision = precision(
         config.trainer.precision, config.trainer.accelerator, dtype
     )
-    with lightning_in_one_sentence(config.trainer):
+    with lightning_in_one_sentence(config.trainer, built=False):
         trainer = build(
             config.trainer,
             logger=list(map(build, (config.logger or {}).values())),
@@ -194,17 +205,18 @@ def infer(config: DictConfig) -> list:
     """Answer one prompt, converse, or compare methods on many; returns the result records."""
     import torch
 
-    from slipstream.commands import Infer, Train
+    from slipstream.commands import Infer
     from slipstream.core.resuming import flattened, journal, stoppable
     from slipstream.decoding.calibrated import described
     from slipstream.evaluation.methods import made_at
     from slipstream.evaluation.run import answer_one, converse, decoder_of
     from slipstream.results.record import environment
+    from slipstream.results.writer import check_replaceable
     from slipstream.speculators.checkpoint import owned
     from slipstream.targets.compiled import compile_target
     from slipstream.targets.packed import is_fused, unpack_linears
 
-    config = _checked(config, Infer, Train)
+    config = _checked(config, Infer, _train_schema)
     others = config.calibrate or config.study is not None or config.prompt is not None
     if config.verify and (others or config.chat):
         raise InputError(
@@ -215,11 +227,13 @@ def infer(config: DictConfig) -> list:
         raise InputError("chat: asks for its prompts; leave out prompt, calibrate and study")
     if config.threads:
         torch.set_num_threads(config.threads)
+    output = Path(config.output_dir)
+    check_replaceable(output)
     target = compile_target(build(config.target), config.engine.compile)
     if config.verify and is_fused(target.model):  # the products of `generate`, to the last bit
         unpack_linears(target.model)
     sampling, limits = build(config.sampling), build(config.limits)
-    content, output = recorded(config), Path(config.output_dir)
+    content = recorded(config)
     if config.prompt is not None or config.chat:
         chosen = [name for name, node in config.methods.items() if node is not None]
         if not chosen:
@@ -232,7 +246,7 @@ def infer(config: DictConfig) -> list:
     del run["output_dir"], run["resume"]
     with (
         stoppable(output),
-        owned(output, "output_dir"),
+        owned(output, "output_dir", ("findings.jsonl", "results.json", "plot.png")),
         journal(output / "findings.jsonl", flattened(run), config.resume == "auto"),
     ):
         return _measure(config, target, sampling, limits, output, content)
@@ -248,17 +262,15 @@ def _measure(
 ) -> list:
     """Compare methods, verify, calibrate or run a study; returns the result records."""
     from slipstream.evaluation.methods import prepared
-    from slipstream.evaluation.prompts import fitting
     from slipstream.evaluation.run import compare_methods, run_study, verify_methods
 
     data = build(config.data)
-    cut_to = target.max_positions - limits.max_new_tokens if data.cut else None
     if config.calibrate:
         calibrating, drafter = build(config.calibration), build(config.drafter)
         others = build(OmegaConf.merge(config.data, {"split": "validation"}))
-        prompts = fitting(others.take(calibrating.num_prompts), target, cut_to)
+        prompts = others.take_for(target, limits, calibrating.num_prompts)
         return calibrating.run(target, drafter, prompts, sampling, limits, output, content)
-    prompts = fitting(data.take(config.num_prompts), target, cut_to)
+    prompts = data.take_for(target, limits, config.num_prompts)
     if config.study is not None:
         if not sampling.greedy:
             raise InputError(

@@ -5,9 +5,10 @@ Hydra itself accepts `+key=1`, and any `_target_`; this file does not. It knows 
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from importlib.metadata import entry_points
 from inspect import isabstract, isclass, isfunction, signature
-from typing import ClassVar
+from typing import Any, ClassVar, get_args
 
 import hydra
 from hydra.errors import InstantiationException
@@ -48,6 +49,7 @@ RENAMED = {
     **dict.fromkeys(
         ("experiment/streaming_budgets", "methods/budgets"), "study=batches batch_size=1"
     ),
+    "methods/baselines": "methods=all",
     "experiment/application_baseline": "experiment=[fine_tuning,application] "
     "training.learning_rate=1e-3",
     "experiment/application_lossless": "experiment=application target.adapter=FOLDER "
@@ -80,7 +82,13 @@ LIGHTNING = tuple(
     f"lightning.pytorch.{name}"
     for name in "Trainer callbacks. loggers. plugins. profilers. strategies.".split()
 )
-"""What else than the project, and packages with speculators of their own, a config may name."""
+"""Where else than the project, and packages with speculators of their own, a config may name
+classes."""
+BASES = set(
+    "Trainer Callback Logger Profiler Strategy Precision ClusterEnvironment CheckpointIO "
+    "LayerSync".split()
+)
+"""Of Lightning's classes a config may name these, and those derived from them."""
 
 
 class Command(Settings):
@@ -166,6 +174,9 @@ def _stand_in(
     if component is None:
         return given
     check(component, given, path, later)
+    for key in given:
+        if _is_open(arguments_of(component)[key][1]) and _names_part(node[key]):
+            raise InputError(f"{path}.{key}: no _target_ is built here; give plain values")
     kind = component if isinstance(component, type) else signature(component).return_annotation
     if not isinstance(kind, type) or isabstract(kind):
         raise InputError(f"{path}._target_: {component.__name__} makes no part; choose another")
@@ -177,9 +188,35 @@ def _stand_in(
         raise InputError(_with_path(path, str(error))) from None
 
 
+def _is_open(annotation: object) -> bool:
+    """Whether an annotation lets anything pass, somewhere within it."""
+    inner = annotation if isinstance(annotation, list) else get_args(annotation)
+    return annotation in (Any, object) or any(map(_is_open, inner))
+
+
+def _names_part(node: object) -> bool:
+    """Whether a `_target_` stands anywhere in a node."""
+    inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return (isinstance(node, dict) and "_target_" in node) or any(map(_names_part, inner))
+
+
+def _is_lightning_part(found: object) -> bool:
+    """Whether this is one of `BASES` of Lightning, or a class that Lightning derives from one."""
+    return isclass(found) and any(
+        each.__name__ in BASES and each.__module__.startswith("lightning.")
+        for each in found.__mro__
+    )
+
+
+@cache
+def packages() -> set[str]:
+    """Of the project, and those installed that have speculators of their own."""
+    return {*PROJECT, *(each.module.partition(".")[0] for each in entry_points(group=GROUP))}
+
+
 def component_of(name: object, path: str) -> Callable:
     """The class or function that `_target_` names; `InputError` for one that a config may not."""
-    roots = {*PROJECT, *(each.module.partition(".")[0] for each in entry_points(group=GROUP))}
+    roots = packages()
     if not isinstance(name, str) or not (
         name.partition(".")[0] in roots or name.startswith(LIGHTNING)
     ):
@@ -197,7 +234,8 @@ def component_of(name: object, path: str) -> Callable:
             f"{first_sentence(cause)}); check the name, and the file it names"
         ) from error
     home = str(getattr(found, "__module__", "")).partition(".")[0]
-    if home not in {*roots, "lightning"} or not (isclass(found) or isfunction(found)):
+    ours = home in roots and (isclass(found) or isfunction(found))
+    if not ours and not (home == "lightning" and _is_lightning_part(found)):
         raise InputError(f"{path}._target_: {name!r} names no part of the project; choose another")
     return found
 

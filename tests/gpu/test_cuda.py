@@ -31,10 +31,14 @@ def test_every_method_gives_the_output_of_generate(tmp_path):
         assert record.identical == record.num_prompts, record.method
 
 
-@pytest.mark.parametrize("schedule", [None, "fused", "deferred"])
-def test_replayed_steps_give_the_tokens_of_eager_ones_and_wait_once(schedule, monkeypatch):
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("drafts", [None, ("fused", 4), ("deferred", 4), ("deferred", 4, 0.02, 8)])
+def test_replayed_steps_give_the_tokens_of_eager_ones_and_wait_once(
+    drafts, temperature, monkeypatch
+):
     """Inside a step nothing waits for the device but the one transfer of what the host needs."""
-    step, found = (PlainDecoder if schedule is None else Engine)._step, []
+    kind, found, sampling = Engine if drafts else PlainDecoder, [], Sampling(temperature)
+    step = kind._step
 
     def strict(*arguments):
         torch.cuda.set_sync_debug_mode("error")
@@ -44,26 +48,27 @@ def test_replayed_steps_give_the_tokens_of_eager_ones_and_wait_once(schedule, mo
             torch.cuda.set_sync_debug_mode("default")
 
     def waiting(*tensors):
+        before = torch.cuda.get_sync_debug_mode()  # a prefill may wait elsewhere, too
         torch.cuda.set_sync_debug_mode("default")
-        found = on_host(*tensors)
-        torch.cuda.set_sync_debug_mode("error")
-        return found
+        try:
+            return on_host(*tensors)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
     for mode in ("off", "auto"):
         target = compile_target(load_target("slipstream/small-target", device="cuda"), mode)
         assert (target.compiled is None) == (mode == "off")
-        if schedule is None:
-            decoder = PlainDecoder(target, Sampling(), Limits(48))
-        else:
-            drafter = Streaming("slipstream/small-streaming", schedule, 4)
-            decoder = Engine(target, drafter, Sampling(), Limits(48), 12)
+        decoder = PlainDecoder(target, sampling, Limits(48))
+        if drafts:
+            drafter = Streaming("slipstream/small-streaming", *drafts)
+            decoder = Engine(target, drafter, sampling, Limits(48), 12)
         prompts = [target.tokenizer(text)["input_ids"] for text in PROMPTS]
-        found.append([decoder.generate(ids).ids for ids in prompts])
-        if schedule is not None:
-            with monkeypatch.context() as patched:
-                patched.setattr(Engine, "_step", strict)
-                patched.setattr("slipstream.decoding.engine.on_host", waiting)
-                assert [decoder.generate(ids).ids for ids in prompts] == found[0]
+        found.append([decoder.generate(ids, 7).ids for ids in prompts])
+        with monkeypatch.context() as patched:
+            patched.setattr(kind, "_step", strict)
+            patched.setattr("slipstream.drafters.base.on_host", waiting)
+            patched.setattr("slipstream.decoding.plain.on_host", waiting)
+            assert [decoder.generate(ids, 7).ids for ids in prompts] == found[0]
     assert found[0] == found[1]
 
 

@@ -118,8 +118,8 @@ def test_speed_is_measured_over_sizes(tmp_path, tiny_size, monkeypatch):
     rows = app.infer(
         config_of(
             "infer", "study=scale", "study.sizes=[tiny]", "num_prompts=2",
-            "study.calibration_prompts=2", "study.budgets=[2,4]", f"study.folder={tmp_path}/sizes",
-            f"output_dir={tmp_path / 'out'}",
+            "study.calibration_prompts=1", "study.budgets=[2,4]", "study.dtype=float32",
+            f"study.folder={tmp_path}/sizes", f"output_dir={tmp_path / 'out'}",
         )
     )  # fmt: skip
     assert {(row["size"], row["temperature"]) for row in rows} == {

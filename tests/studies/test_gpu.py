@@ -7,6 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from studies import gpu, timing
+from tests.commands import config_of
+
+from slipstream.configuration import build
+from slipstream.targets.packed import is_fused
 
 ROOT = Path(__file__).parents[2]
 RUN = """
@@ -43,5 +49,49 @@ def test_the_script_runs_without_hydra(tmp_path):
     assert len(sampled) == 4 and all(row["vs greedy"] > 0 for row in sampled)
     assert found["Memory"][0]["bandwidth, GB/s"] > 0
     assert {row["method"] for row in found["Time of a step"]} == {"plain", "deferred"}
-    assert all(row["seconds"] > 0 for row in found["Training step"])
+    steps = found["Training step"]
+    assert [row["pair scores"] for row in steps] == ["yes"] * 2 + ["no"] * 2
+    assert all(row["seconds"] > 0 for row in steps)
     assert "Exact answers" in run.stdout and "Training step" in run.stdout
+
+
+def test_what_there_is_no_time_for_is_named(tmp_path, capsys):
+    found = gpu.main(["--size", "small", "--minutes", "0", "--out", str(tmp_path / "gpu.json")])
+    named = [row["part"] for row in found["Skipped for want of time"]]
+    assert named[0] == "Exact answers, float32" and named[-1] == "Training step"
+    assert not set(named) & set(found)
+    assert "--minutes" in (said := capsys.readouterr().out) and all(name in said for name in named)
+    assert json.loads((tmp_path / "gpu.json").read_text()) == found
+
+
+def test_the_large_target_is_as_users_get_it_and_is_trained_as_they_train():
+    target, _ = gpu._large("small", "cpu", "float32")
+    assert is_fused(target.model)
+    assert build(config_of("train", "speculator=streaming").speculator) == timing.RECIPE
+    rows = timing.training_steps(target, (16,), 1)
+    assert [row["pair scores"] for row in rows] == ["yes"] * 2 + ["no"] * 2
+    assert not is_fused(target.model)
+
+
+def test_a_device_is_timed_by_its_own_clock(monkeypatch):
+    class Event:
+        clock = 0.0
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = Event.clock
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    def call():
+        Event.clock += 250.0  # ms
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert timing.timed({"call": call}, 3, torch.device("cuda")) == {"call": 0.25}

@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 from studies.collect import Collect, collect
+from studies.draft_lengths import cost_model
 from tests.commands import ROOT, config_of, refused
 from tests.tiny import save_tiny_target, tiny_speculator
 
@@ -35,6 +36,7 @@ SWEPT = {study: found for study in STUDIES if (found := swept(study))}
 FEW = ("num_prompts=2", "repeats=1", "limits.max_new_tokens=8", "target.device=cpu")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("study", SWEPT)
 def test_every_run_of_a_sweep_composes(study):
     for values in product(*SWEPT[study].values()):
@@ -107,10 +109,12 @@ def ran(folder, number: int, given: list[str]) -> Rows:
 def test_rules_are_compared_over_the_lengths_they_begin_with(tmp_path):
     for number, length in enumerate((2, 5)):
         ran(tmp_path, number, ["study=draft_lengths", f"drafter.num_tokens={length}"])
-    result = collect(tmp_path, "Rules", "fixed")
+    result = collect(tmp_path, "Rules", "fixed", cost_model)
     assert {row["drafter.num_tokens"] for row in result.rows} == {2, 5}
     assert all(row["identical"] == "2/2" for row in result.rows if row["prompts"] == "all")
-    (_, spread) = result.shown.values()
+    (_, spread, costs) = result.shown.values()
+    assert {row["gamma"] for row in costs} == {2, 5}
+    assert all(0 <= row["alpha"] <= 1 < row["c"] and row["Eq. 6"] > 0 for row in costs)
     names = ["plain", "fixed", "assistant_threshold", "adaedl"]
     names += [
         f"{rule}{end}"
@@ -120,6 +124,7 @@ def test_rules_are_compared_over_the_lengths_they_begin_with(tmp_path):
     found = {row["method"]: row for row in spread}
     assert found.keys() == set(names)
     assert found["fixed"]["vs fixed"] == found["fixed"]["spread vs fixed"] == 1.0
+    assert found["fixed"]["vs fixed, 95 %"] == "1.00 ±0.00" != found["plain"]["vs fixed, 95 %"]
     config = json.loads((tmp_path / "1" / "results.json").read_text())["config"]["methods"]
     assert (
         config["gammatune_reset"]["drafter"]["length"] | {"initial": 5, "carry": False}
@@ -127,6 +132,7 @@ def test_rules_are_compared_over_the_lengths_they_begin_with(tmp_path):
     )
 
 
+@pytest.mark.exhaustive
 def test_every_quantisation_is_compared_with_its_own_plain_decoding(tmp_path):
     """Training is replaced by a random speculator."""
     folder = str(save_tiny_target(tmp_path / "target", hidden_size=64, intermediate_size=128))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from studies.judging import TargetLikelihood, fastchat_files, win_rate
 from studies.sprinter import multiplied_weights, sprinter
+from tests.studies.conftest import reading_target
 from tests.tiny import tiny_target, tiny_tokenizer
 
 from slipstream.core.errors import InputError
@@ -35,8 +36,9 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture
-def study(tmp_path):
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("trained")
     draft = tiny_target(seed=8, hidden_size=16)
     draft.tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
@@ -66,8 +68,13 @@ def study(tmp_path):
     )
 
 
-def test_a_row_for_every_method_and_task(study, target):
-    found = sprinter(target, PROMPTS, **study)
+@pytest.fixture(scope="module")
+def found(study):
+    """The whole study."""
+    return sprinter(reading_target(), PROMPTS, **study)
+
+
+def test_a_row_for_every_method_and_task(found, target):
     names = ["plain", "speculative", "specdec++", "adaedl"]
     names += [f"sprinter_1.2_{threshold}" for threshold in ("0.001", "0.5", "0.999")]
     names += ["control_draft", "control_cap", "control_random"]
@@ -89,8 +96,7 @@ def test_a_row_for_every_method_and_task(study, target):
     assert never["distance"] > 0.1 and always["distance"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_theory_stands_beside_what_was_measured(study, target):
-    found = sprinter(target, PROMPTS, **study)
+def test_theory_stands_beside_what_was_measured(found):
     (rows,) = found.more.values()
     by_method = {row["method"]: row for row in rows if row["task"] == "all"}
     always, never = by_method["sprinter_1.2_0.999"], by_method["sprinter_1.2_0.001"]
@@ -108,6 +114,7 @@ def test_theory_stands_beside_what_was_measured(study, target):
     assert overall["distance"] == pytest.approx(never["distance"] * 10 / 12, rel=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_controls_ask_as_often_as_the_chosen_point(study, target):
     """Where quality may differ as it likes the fastest point is chosen."""
     limits, points = Limits(40), [(1.2, 0.5), (1.2, 0.999)]
@@ -124,6 +131,7 @@ def test_controls_ask_as_often_as_the_chosen_point(study, target):
     assert rows["control_random"]["how"].startswith("keeps ")
 
 
+@pytest.mark.exhaustive
 def test_where_no_point_is_near_enough_the_nearest_is_chosen(study, target):
     changes = dict(points=[(1.2, 0.5), (1.2, 0.999)], tolerance=-200.0)
     rows = sprinter(target, PROMPTS, **(study | changes)).rows
@@ -140,8 +148,7 @@ def test_answers_that_never_need_a_call_are_reported(study, target, max_new_toke
     assert all(row["one row a call"] == 0 for row in rows)
 
 
-def test_what_is_written(study, target, tmp_path):
-    found = sprinter(target, PROMPTS, **study)
+def test_what_is_written(found, target, tmp_path):
     write(tmp_path, found, {}, environment(target))
     assert (tmp_path / "plot.png").stat().st_size > 10_000
     content = json.loads((tmp_path / "results.json").read_text())

@@ -27,6 +27,7 @@ def folder(target, tmp_path):
     return tmp_path / "model"
 
 
+@pytest.mark.exhaustive
 def test_the_tree_study_decodes_every_shape(target, folder, monkeypatch):
     monkeypatch.setattr(decoding, "LIMITS", Limits(16))
     rows = trees(
@@ -42,6 +43,7 @@ def test_the_tree_study_decodes_every_shape(target, folder, monkeypatch):
     assert all(row["tau"] >= 1 and row["speed vs plain"] > 0 for row in rows)
 
 
+@pytest.mark.exhaustive
 def test_two_models_count_the_draft_models_calls(target):
     small = tiny_target("llama", seed=5, num_hidden_layers=1)
     small.tokenizer = target.tokenizer

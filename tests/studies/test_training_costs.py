@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from studies.training_costs import PeakMemory, gradients, segments
+from studies.training_costs import PeakMemory, gradients, memory, pair_scores, segments
 from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core.errors import InputError
@@ -49,6 +49,29 @@ def test_the_segment_study_measures_every_kind(mode):
     ]
     peaks = {row["segments"]: row["peak MB"] for row in rows if row["tokens"] == 64}
     assert peaks["4"] < 0.6 * peaks["dense"]
+
+
+@pytest.mark.exhaustive
+def test_the_memory_study_estimates_what_a_process_takes():
+    shape = {
+        "model_type": "llama", "vocab_size": 8000, "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 4, "num_attention_heads": 4,
+    }  # fmt: skip
+    small, sketched = ({"name": name, "measured": name == "run"} for name in ("run", "sketch"))
+    models = [own | {"batch_size": 2, "length": 64} | shape for own in (small, sketched)]
+    ran, only = memory(tiny_target(), [], StreamingConfig(), models, None).rows
+    assert ran["tokens"] == 128 and "measured GiB" not in only
+    parts = ran["weights GiB"] + ran["moments GiB"] + ran["step GiB"]
+    assert ran["estimate GiB"] == only["estimate GiB"] == pytest.approx(parts) and parts > 0
+    # A process also keeps what libraries allocate at first, which counts in a model so small.
+    assert 0.1 < ran["estimate of measured"] < 1.5
+
+
+def test_scores_of_pairs_are_timed_beside_none():
+    rows = pair_scores(tiny_target(), [], 500, 4, [16], 1).rows
+    assert [row["pair scores"] for row in rows] == ["yes"] * 2 + ["no"] * 2
+    for own, plain in zip(rows[:2], rows[2:], strict=True):
+        assert own["vs without"] == own["seconds"] / plain["seconds"] and plain["vs without"] == 1
 
 
 def test_a_speculator_for_a_study_is_checked():

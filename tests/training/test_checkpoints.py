@@ -174,7 +174,10 @@ def test_a_run_without_a_step_saves_nothing(world, tmp_path):
 def test_a_run_in_the_same_folder_replaces_its_speculator(world, tmp_path):
     short = "trainer.max_epochs=1"
     before = weights(train(world, tmp_path, short))
+    theirs = tmp_path / "checkpoints" / "theirs.ckpt"  # of sharded checkpoints, say
+    theirs.mkdir()
     folder = train(world, tmp_path, short, "seed=1")
+    assert theirs.is_dir()
     assert weights(folder) != before
     target = load_target(str(world / "target"))
     assert load_speculator(folder, target).num_streams == 2

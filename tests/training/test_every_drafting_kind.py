@@ -161,6 +161,7 @@ def test_kinds_are_found_by_name():
     assert "'owl' is not known" in refused(lambda: speculator_class("owl"))
 
 
+@pytest.mark.exhaustive
 def test_a_kind_of_another_package(world, tmp_path):
     """A speculator and its drafter in one file outside the project, found through its entry point,
     and a YAML each."""

@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 
 import pytest
 import torch
+from lightning.pytorch.trainer.connectors import signal_connector
 from tests.commands import ROOT, config_of
 from tests.exhaustive import sparing
 from tests.training.worlds import STREAMS, make_world, overrides_of, train, weights
+from torch.optim import AdamW
 
 from slipstream import app
 from slipstream.training.speculator import SpeculatorTraining
@@ -80,6 +83,12 @@ class Run:
             return self.train(self.world, output, *self.own, *overrides)
 
 
+@pytest.fixture(scope="module")
+def whole(world, tmp_path_factory):
+    """The run of a kind, made when it is first asked for."""
+    return cache(lambda kind: Run(kind, world, tmp_path_factory.mktemp(kind)))
+
+
 @pytest.fixture(
     scope="module",
     params=[
@@ -87,8 +96,8 @@ class Run:
         for name in TRAINED
     ],
 )
-def run(request, world, tmp_path_factory):
-    return Run(request.param, world, tmp_path_factory.mktemp("whole"))
+def run(request, whole):
+    return whole(request.param)
 
 
 @pytest.mark.parametrize(("share",), sparing(zip([0.3, 0.5, 0.7, 0.9]), lambda share: share == 0.5))
@@ -111,8 +120,8 @@ def test_ctrl_c_in_a_batch_loses_nothing(run, tmp_path, share):
 
 
 @pytest.fixture(scope="module")
-def streaming(world, tmp_path_factory):
-    return Run("streaming", world, tmp_path_factory.mktemp("streaming"))
+def streaming(whole):
+    return whole("streaming")
 
 
 SIGNALS = [
@@ -145,6 +154,51 @@ def test_a_signal_waits_for_the_end_of_the_batch(streaming, tmp_path, capsys, na
     assert torch.load(state, weights_only=True)["global_step"] == stop
     resumed = streaming.watched(tmp_path, lambda number: None, "resume=auto")
     assert weights(resumed) == streaming.whole
+
+
+@pytest.mark.exhaustive
+def test_slurm_asks_for_a_job_within_a_step(streaming, tmp_path, monkeypatch):
+    """What is saved has whole steps; `resume` alone says whether it is gone on from, and a new run
+    removes it."""
+    for name, value in {
+        "JOB_ID": 1,
+        "NTASKS": 1,
+        "PROCID": 0,
+        "LOCALID": 0,
+        "JOB_NAME": "x",
+    }.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    asked = []
+    monkeypatch.setattr(signal_connector, "call", lambda command: asked.append(command) or 0)
+    monkeypatch.setattr(
+        AdamW, "step", striking(AdamW.step, lambda: not asked and streaming.calls == 3)
+    )
+
+    def end(number):
+        if number == 4:
+            raise SystemExit(143)
+
+    with pytest.raises(SystemExit):
+        streaming.watched(tmp_path, end)
+    saved = tmp_path / "hpc_ckpt_1.ckpt"
+    assert asked == [["scontrol", "requeue", "1"]]
+    resumed = streaming.watched(tmp_path, lambda number: None, f"resume={saved}")
+    assert streaming.calls == streaming.num_batches - 3 and weights(resumed) == streaming.whole
+    assert saved.exists()
+    assert weights(streaming.watched(tmp_path, lambda number: None)) == streaming.whole
+    assert streaming.calls == streaming.num_batches and not saved.exists()
+
+
+def striking(step, now):
+    """An optimiser's step with SIGUSR1 in its middle: weights are changed, counts are not."""
+
+    def struck(*args, **kwargs):
+        result = step(*args, **kwargs)
+        if now():
+            signal.raise_signal(signal.SIGUSR1)
+        return result
+
+    return struck
 
 
 def test_a_validation_that_is_broken_off_is_repeated(world, tmp_path, monkeypatch):
@@ -197,6 +251,7 @@ def logged(output) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.exhaustive
 def test_the_log_of_the_first_part_stays(streaming, tmp_path):
     def strike(number):
         if number == 9:

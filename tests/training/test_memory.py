@@ -1,10 +1,14 @@
 """The estimate of a step's memory against what the step holds, and what is said without memory."""
 
+import re
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.commands import config_of
+from tests.commands import config_of, refused
+from tests.exhaustive import sparing
 from tests.training.worlds import MODES, STREAMS, make_world, overrides_of
 
 from slipstream import app
@@ -12,6 +16,7 @@ from slipstream.core.errors import InputError
 from slipstream.training import callbacks
 from slipstream.training.memory import PeakMemory, largest_batch
 from slipstream.training.run import start
+from slipstream.training.sharding import ShardedTarget
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +24,26 @@ def world(tmp_path_factory) -> Path:
     return make_world(tmp_path_factory.mktemp("world"))
 
 
-@pytest.mark.parametrize("segments", ["null", "2"])
-@pytest.mark.parametrize("mode", ["lossless", "skipping", "pairs", "medusa"])
+@pytest.mark.parametrize(
+    ("segments", "mode"),
+    sparing(
+        product(("null", "2"), ("lossless", "skipping", "pairs", "shared", "medusa")),
+        lambda segments, mode: (segments == "null") == (mode in ("skipping", "medusa")),
+    ),
+)
 def test_the_estimate_is_what_the_step_holds(world, tmp_path, mode, segments, monkeypatch):
-    """Of the same batch, the real step, counted storage by storage."""
+    own = ["speculator=medusa"] if mode == "medusa" else [*STREAMS, *MODES[mode]]
+    own += [f"training.num_segments={segments}", "training.validation_prompts=2"]
+    compare(world, tmp_path, monkeypatch, own)
+
+
+def test_the_estimate_knows_lora(world, tmp_path, monkeypatch):
+    compare(world, tmp_path, monkeypatch, ["experiment=fine_tuning"])
+
+
+def compare(world, output, monkeypatch, own):
+    """Of the same batch, the real step, counted storage by storage; and an estimate where four
+    processes share the target."""
     found = {}
 
     def counted(trainer, module):
@@ -30,17 +51,36 @@ def test_the_estimate_is_what_the_step_holds(world, tmp_path, mode, segments, mo
         with PeakMemory() as memory:
             module.losses(batch, 0)[0].backward()
         module.zero_grad(set_to_none=True)
-        found["held"], found["estimate"] = memory.peak, usual(trainer, module).step
+        found["held"], found["estimate"] = memory.peak, usual(trainer, module)
+        with monkeypatch.context() as patched:
+            patched.setattr(callbacks, "sharers", lambda _: 4)
+            found["sharded"] = usual(trainer, module)
         raise InputError("seen")
 
     usual = callbacks.memory_estimate
     monkeypatch.setattr(callbacks, "memory_estimate", counted)
-    own = ["speculator=medusa"] if mode == "medusa" else [*STREAMS, *MODES[mode]]
-    own += [f"training.num_segments={segments}", "training.validation_prompts=2"]
     with pytest.raises(InputError, match="seen"):
-        app.train(config_of("train", *overrides_of(world, tmp_path), *own))
+        app.train(config_of("train", *overrides_of(world, output), *own))
     assert found["held"] > 10_000
-    assert found["estimate"] == pytest.approx(found["held"], rel=0.02)
+    estimate, sharded = found["estimate"], found["sharded"]
+    assert estimate.step == pytest.approx(found["held"], rel=0.02)
+    trained = estimate.moments // 2
+    assert sharded.weights - trained == (estimate.weights - trained) // 4
+
+
+def test_a_target_that_processes_share_is_said_to_be_shared(monkeypatch, capsys):
+    data = SimpleNamespace(samples={"train": [None]}, supervised_share=0.5, tokenizer=None)
+    strategy = ShardedTarget.__new__(ShardedTarget)
+    trainer = SimpleNamespace(
+        strategy=strategy, world_size=4, is_global_zero=True, datamodule=data
+    )  # fmt: skip
+    monkeypatch.setattr(callbacks, "memory_estimate", lambda *_: "1.00 GiB")
+    monkeypatch.setattr(callbacks, "_masked", lambda *_: "")
+    callbacks.RunSummary().on_fit_start(trainer, torch.nn.Linear(2, 2))
+    assert "1.00 GiB, the target shared over 4 processes" in capsys.readouterr().out
+    trainer.strategy = None
+    callbacks.RunSummary().on_fit_start(trainer, torch.nn.Linear(2, 2))
+    assert "shared" not in capsys.readouterr().out
 
 
 class _Failing:
@@ -65,6 +105,25 @@ def test_a_run_without_memory_says_what_to_lower(kind):
         error = caught.value
     with pytest.raises(InputError, match=r"lower data\.batch_tokens .* training\.checkpointing"):
         start(_Failing(error), None, None, None, Path())
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("transformers.AutoModelForCausalLM.from_pretrained", r"target: .*target\.device_map=auto"),
+        ("torch.nn.Module.to", r"target: .*target\.device_map=auto"),
+        ("slipstream.data.regeneration.Regeneration.samples", r"data\.regeneration\.memory_gib: "),
+    ],
+)
+def test_memory_that_ends_before_training_is_one_sentence(
+    world, tmp_path, monkeypatch, place, said
+):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    config = config_of("train", *overrides_of(world, tmp_path), *STREAMS, "data.regenerate=true")
+    monkeypatch.setattr(place, full)
+    assert re.match(said, refused(lambda: app.train(config)))
 
 
 def test_no_other_error_is_taken_for_it():

@@ -81,6 +81,21 @@ def test_the_newest_whole_checkpoint_is_taken(finished, tmp_path, capsys):
     assert state_of("auto", tmp_path / "none") is None and state_of(None, tmp_path) is None
 
 
+@pytest.mark.parametrize("spoilt", ["run", "missing", "renamed", "shape"])
+def test_a_checkpoint_of_something_else_is_refused(world, finished, tmp_path, spoilt):
+    state = load_tensors(finished / "checkpoints" / "last.ckpt")
+    tensors = state["state_dict"]
+    name = min(tensors)
+    if spoilt == "run":
+        del state["run"]
+    else:
+        tensor = tensors.pop(name)
+        tensors |= {"renamed": {f"{name}_": tensor}, "shape": {name: tensor[:1]}}.get(spoilt, {})
+    save_tensors(tmp_path / "other.ckpt", state)
+    text = refused(lambda: train(world, tmp_path / "out", f"resume={tmp_path}/other.ckpt"))
+    assert text.startswith("resume: ") and ("run" if spoilt == "run" else name) in text
+
+
 def test_sigterm_while_the_target_answers(world, tmp_path, monkeypatch, capsys):
     answer, before = OwnAnswers.answer, signal.getsignal(signal.SIGTERM)
 

@@ -17,7 +17,7 @@ from tests.tiny import save_tiny_target, tiny_tokenizer
 
 import slipstream.training.verifier as training
 from slipstream import app
-from slipstream.commands import Infer, Train
+from slipstream.commands import Infer
 from slipstream.configuration import build, check_config, own_part
 from slipstream.core.errors import InputError
 from slipstream.core.settings import arguments_of
@@ -28,6 +28,7 @@ from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.classifiers import AcceptanceHead, SprinterVerifier
 from slipstream.targets.loading import load_target
 from slipstream.training import run
+from slipstream.training.command import Train
 from slipstream.training.verifier_curves import THRESHOLDS, calibration, rates
 
 NUM_TRAIN, NUM_VALIDATION, NUM_SHARED, NUM_NEW = 24, 16, 4, 4

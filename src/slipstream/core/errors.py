@@ -31,3 +31,23 @@ def naming(path: str) -> Iterator[None]:
         if not path or str(error).startswith(path):
             raise
         raise InputError(f"{path}: {error}") from error
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether PyTorch says that there is no memory left: on a device by an error of its own, on a
+    CPU by a sentence."""
+    import torch
+
+    on_cpu = "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or on_cpu
+
+
+@contextmanager
+def enough_memory(field: str, remedy: str) -> Iterator[None]:
+    """Within, memory that runs out is an `InputError` that names `field` and says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise InputError(f"{field}: out of memory; {remedy}") from error

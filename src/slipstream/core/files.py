@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import pickle
 import shutil
 import zipfile
 import zlib
@@ -23,8 +22,6 @@ from slipstream.core.errors import first_sentence
 
 log = logging.getLogger(__name__)
 
-DAMAGED = zipfile.BadZipFile, pickle.UnpicklingError, zlib.error, EOFError, RuntimeError
-"""How it is said of a file of tensors that it is none, or no longer one."""
 SUMS = "SHA256SUMS"
 """The checksums of a folder's files, as `sha256sum --check` reads them."""
 
@@ -81,8 +78,11 @@ def load_tensors(path: str | Path) -> object:
             if (damaged := archive.testzip()) is not None:
                 raise zipfile.BadZipFile(f"{damaged} has another checksum")
         return torch.load(path, map_location="cpu", weights_only=True)
-    except DAMAGED as error:
-        raise OSError(f"{path} is damaged ({first_sentence(error)})") from error
+    except OSError:
+        raise
+    except Exception as error:  # of a file that is none, or no longer one, anything can be wrong
+        reason = first_sentence(error) or type(error).__name__
+        raise OSError(f"{path} is damaged ({reason})") from error
 
 
 def key_of(*content: object) -> str:
@@ -141,6 +141,14 @@ def is_intact(path: Path) -> bool:
     return path.name not in kept or kept[path.name] == sum_of(path)
 
 
+def check_intact(folder: str | Path) -> None:
+    """Raise OSError for a file of a folder, if it is one, that is not as it was written there;
+    cards may be edited."""
+    for path in sorted(Path(folder).glob("*")):
+        if path.suffix != ".md" and path.is_file() and not is_intact(path):
+            raise OSError(f"{path.name} is not what was written: its checksum in {SUMS} is another")
+
+
 def line_of(content: dict) -> str:
     """A line of JSON with a checksum, for `appended` and `write_text`."""
     text = json.dumps(content)
@@ -193,6 +201,7 @@ def appended(path: str | Path) -> Iterator[Callable[[str], None]]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
+        _sync(path.parent)
         _cut_torn_tail(path, file)
 
         def add(line: str) -> None:
@@ -210,6 +219,28 @@ def _cut_torn_tail(path: Path, file: BinaryIO) -> None:
         file.truncate(whole)
         print(f"note: {path} ended in the middle of a line; its last {len(content) - whole} bytes "
               "were cut off")  # fmt: skip
+
+
+def tidy(folder: Path) -> None:
+    """Remove what killed processes left unfinished below `folder`, which no other process may be
+    writing to; a folder that one of them had moved away, and not replaced, is put back."""
+    for left in folder.rglob(".*.unfinished"):
+        name, number, _ = left.name[1:].rsplit(".", 2)
+        if number.isdecimal() and not _runs(int(number)):
+            if (left / "old").exists() and not left.with_name(name).exists():
+                os.replace(left / "old", left.with_name(name))
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def _runs(number: int) -> bool:
+    """Whether there is a process of this number."""
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return number != os.getpid()  # what has this one's number was left by an earlier process
 
 
 def _unfinished(path: Path) -> Path:

@@ -91,12 +91,22 @@ class Journal:
 
     def __init__(self, path: Path, run: dict[str, object], resume: bool):
         self.path, self.run, self.num_parts = path, json.loads(json.dumps(run)), 0
-        lines = lines_of(path) if resume else []
+        lines = lines_of(path)
+        if lines and not isinstance(lines[0].get("run"), dict):
+            raise InputError(
+                f"output_dir: {path} does not say what it is a run of; remove it, or give another "
+                "folder"
+            )
+        lines = lines if resume else []
         if lines:
-            check_same(lines[0].get("run", {}), self.run)
+            check_same(lines[0]["run"], self.run)
             print(f"resume: {len(lines) - 1} findings of {path} are taken over")
         self.goes_on, self.opened = bool(lines), ExitStack()
-        self.found = {json.dumps(each["place"]): each["found"] for each in lines[1:]}
+        self.found = {
+            json.dumps(each["place"]): each["found"]
+            for each in lines[1:]
+            if {"place", "found"} <= each.keys()
+        }
         self._write: Callable[[str], None] | None = None
 
     def add(self, place: tuple, found: object) -> None:

@@ -4,11 +4,13 @@ no longer finite."""
 import signal
 import threading
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
@@ -22,6 +24,8 @@ from slipstream.data.rendering import Sample
 from slipstream.training.checkpoints import go_back_to_last_step
 from slipstream.training.memory import GIB, MemoryEstimate, largest_batch, step_bytes
 from slipstream.training.resuming import random_state, set_random_state
+from slipstream.training.sharding import ShardedTarget
+from slipstream.training.together import SAVE_SECONDS, end_after
 
 
 class RunSummary(L.Callback):
@@ -32,10 +36,11 @@ class RunSummary(L.Callback):
             return
         console, data, samples = Console(), trainer.datamodule, trainer.datamodule.samples["train"]
         trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-        total = sum(p.numel() for p in module.parameters())
+        total, count = sum(p.numel() for p in module.parameters()), sharers(trainer)
+        shared = f", the target shared over {count} processes" if count > 1 else ""
         console.print(
             f"parameters: {trained:,} trained of {total:,} ({100 * trained / total:.2f} %)\n"
-            f"memory estimate: {memory_estimate(trainer, module)}\n"
+            f"memory estimate: {memory_estimate(trainer, module)}{shared}\n"
             f"data: {len(samples):,} training samples, "
             f"{100 * data.supervised_share:.1f} % of their tokens supervised\n"
             "first sample, supervised tokens in green:"
@@ -44,16 +49,22 @@ class RunSummary(L.Callback):
 
 
 def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEstimate | str:
-    """Of a run's largest batch, on each device; what several devices share is counted whole."""
-    trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-    weights = sum(p.numel() * p.element_size() for p in module.parameters())
+    """Of a run's largest batch, in each process."""
+    sizes = [(p.requires_grad, p.numel() * p.element_size()) for p in module.parameters()]
+    trained = sum(size for learns, size in sizes if learns)
+    weights = trained + sum(size for learns, size in sizes if not learns) // sharers(trainer)
     mixed = "mixed" in str(trainer.precision)
     with alone():
         batch = largest_batch(trainer.datamodule.train_dataloader())
         step = step_bytes(module.empty_step, batch, mixed, module.device.type)
     if step is None:
-        return f"{(weights + 2 * trained) / GIB:.2f} GiB, and what a step takes (unknown with LoRA)"
+        return f"{(weights + 2 * trained) / GIB:.2f} GiB, and what a step takes (not estimated)"
     return MemoryEstimate(weights, 2 * trained, step)
+
+
+def sharers(trainer: L.Trainer) -> int:
+    """How many processes the frozen target is split over, each with a part of it."""
+    return trainer.world_size if isinstance(trainer.strategy, ShardedTarget) else 1
 
 
 def _masked(sample: Sample, tokenizer) -> Text:
@@ -72,23 +83,58 @@ class SaveWhenInterrupted(L.Callback):
 
     The first Ctrl-C waits for the end of the batch, as Lightning does on SIGTERM: an optimiser step
     that is broken off cannot be resumed. A second one does not wait. Among several processes none
-    waits, for each would end at a batch of its own.
+    waits, for each would end at a batch of its own. Of SIGTERM they tell one another, and of the
+    signal with which SLURM asks for a job's place, at the end of a batch: Lightning's own handlers
+    talk to the other processes, and save, wherever they are called.
     """
 
     def __init__(self, path: str):
         self.path = Path(path)
-        self.interrupted = self.stepping = False
+        self.interrupted = self.stepping = self.terminated = self.requeued = False
         self.steps, self.random = 0, random_state()
+
+    def setup(self, trainer: L.Trainer, *_, **__) -> None:
+        connector = trainer._signal_connector
+        self.requeue, connector._slurm_sigusr_handler_fn = (
+            connector._slurm_sigusr_handler_fn, self._requeue
+        )  # fmt: skip
+        if trainer.world_size > 1:
+            connector._sigterm_notifier_fn = self._terminate
+
+    def _requeue(self, *_) -> None:
+        self.requeued = True
+
+    def _terminate(self, *_) -> None:
+        self.terminated = self.terminated or end_after(SAVE_SECONDS, self.path.parent.parent)
+
+    def _answer_signals(self, trainer: L.Trainer) -> None:
+        """Do what any of the processes was asked for, in all of them."""
+        any_process = partial(trainer.strategy.reduce_boolean_decision, all=False)
+        in_slurm = isinstance(trainer._accelerator_connector.cluster_environment, SLURMEnvironment)
+        if in_slurm and any_process(self.requeued):
+            self.requeued = False
+            self.requeue("requeue", None)
+        if trainer.world_size > 1 and any_process(bool(self.terminated)):
+            if self.terminated:
+                self.terminated.cancel()
+            trainer._signal_connector.received_sigterm = True  # and Lightning ends the run
 
     def on_load_checkpoint(self, trainer: L.Trainer, _, checkpoint: dict) -> None:
         self.random = checkpoint.get("random", self.random)
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if not trainer.global_step and trainer.is_global_zero:  # of the run that was here before
-            for path in (*self.path.parent.glob("*.ckpt"), self.path.parent / "finished.json"):
-                path.unlink(missing_ok=True)
+            folder = self.path.parent
+            before = *folder.glob("*.ckpt"), *folder.parent.glob("hpc_ckpt_*.ckpt")
+            for path in filter(Path.is_file, (*before, folder / "finished.json")):
+                path.unlink()
         if trainer.global_step:
             set_random_state(self.random)
+        # Lightning forgets the place in the data where an epoch had ended.
+        loop = trainer.fit_loop
+        if states := loop._combined_loader_states_to_load:
+            loop._combined_loader._load_state_dicts(states)
+            loop._combined_loader_states_to_load = []
         self.steps, self.random = trainer.global_step, random_state()
         if trainer.world_size == 1 and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._wait)  # Lightning's teardown takes it back
@@ -109,6 +155,7 @@ class SaveWhenInterrupted(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *_) -> None:
         if self.steps != trainer.global_step:
             self.stepping, self.steps, self.random = False, trainer.global_step, random_state()
+        self._answer_signals(trainer)
 
     def on_exception(self, trainer: L.Trainer, _, exception: BaseException) -> None:
         # A step that was broken off has changed some weights: the state before it is on the disk.

@@ -169,11 +169,16 @@ class FineTuning(TrainingModule):
             raise InputError("target: a target is needed to fine-tune it")
         target.model.requires_grad_(False)
         self.target, _ = with_lora(target, lora)
-        self.target.checkpointing = checkpointing
+        self.lora, self.target.checkpointing = lora, checkpointing
         self.model = self.target.model
 
     def loss(self, batch: Batch) -> torch.Tensor:
         return fine_tuning_loss(self.target, batch)
+
+    def empty_step(self) -> Step:
+        target, _ = with_lora(empty_target(self.model.config, self.target.dtype), self.lora)
+        target.checkpointing = self.target.checkpointing
+        return partial(fine_tuning_loss, target)
 
     def save(self, folder: Path, card: str) -> None:
         with replaced_folder(folder) as made:

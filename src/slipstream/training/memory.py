@@ -8,11 +8,12 @@ before they return, and what an allocator holds back.
 """
 
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -115,11 +116,11 @@ def step_bytes(
 ) -> int | None:
     """The peak of a step's forward and backward pass.
 
-    step_of: makes the step, of parts without content; None, and so is the result, where PEFT is in
-    the way, whose layers cannot be made so. mixed: whether it runs in bfloat16 over
-    float32 parameters; device: which one, for that many bytes of logits at a time.
+    step_of: makes the step, of parts without content; None, and so is the result, where they cannot
+    be made. mixed: whether it runs in bfloat16 over float32 parameters; device: which one, for that
+    many bytes of logits at a time.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), _unmoved():
         step = step_of()
     if step is None:
         return None
@@ -134,6 +135,17 @@ def step_bytes(
     finally:
         head_loss.SLICE_BYTES["cpu"] = usual
     return memory.peak
+
+
+@contextmanager
+def _unmoved() -> Iterator[None]:
+    """Modules stay where they are, as PyTorch cannot move those without content; PEFT asks for it,
+    to where they are already."""
+    usual, nn.Module.to = nn.Module.to, lambda module, *_, **__: module
+    try:
+        yield
+    finally:
+        nn.Module.to = usual
 
 
 def largest_batch(batches) -> Batch:

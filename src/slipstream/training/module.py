@@ -98,7 +98,21 @@ class TrainingModule(L.LightningModule):
         checkpoint["state_dict"], checkpoint["run"] = kept, self.run
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
-        check_same(checkpoint.get("run") or self.run, self.run)
+        """Raise `InputError` for the checkpoint of another run, or of other tensors."""
+        if not isinstance(checkpoint.get("run"), dict):
+            raise InputError(
+                "resume: the checkpoint does not say what it is a run of; give one that train.py "
+                "has written, or null"
+            )
+        check_same(checkpoint["run"], self.run)
+        found = checkpoint["state_dict"]
+        for name, tensor in self.state_dict().items():
+            shape = getattr(found.get(name), "shape", None)
+            if self.checkpointed in name and shape != tensor.shape:
+                raise InputError(
+                    f"resume: the checkpoint has no tensor {name!r} of shape "
+                    f"{tuple(tensor.shape)}; give another .ckpt file, or null"
+                )
 
 
 def linear_schedule(

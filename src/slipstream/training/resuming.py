@@ -16,6 +16,11 @@ FREE = (
     "trainer.strategy", "training.cache_dir", "training.draft.device", "training.draft.packed",
 )  # fmt: skip
 """Beginnings of settings in which a run may differ from the one it goes on with."""
+STATE = {
+    "global_step": int, "pytorch-lightning_version": str, "state_dict": dict, "loops": dict,
+    "callbacks": dict, "optimizer_states": list, "lr_schedulers": list,
+}  # fmt: skip
+"""What Lightning goes on from."""
 UNTIL = "max_epochs", "max_steps", "max_time"
 
 
@@ -64,9 +69,17 @@ def state_of(resume: str | None, output: Path) -> Path | None:
 
 
 def _steps(path: Path) -> int:
+    """How many steps a checkpoint has; `InputError` where it lacks what Lightning needs."""
     try:
-        return load_tensors(path)["global_step"]
-    except (OSError, KeyError, TypeError) as error:
+        state = load_tensors(path)
+        for name, kind in STATE.items():
+            if not isinstance(state, dict) or not isinstance(state.get(name), kind):
+                raise ValueError(f"without {name}")
+        steps = state["global_step"]
+        if isinstance(steps, bool) or steps < 0:
+            raise ValueError(f"of {steps} steps")
+        return steps
+    except (OSError, ValueError) as error:
         raise InputError(
             f"resume: {path} is no whole checkpoint ({error}); give auto, or another .ckpt file"
         ) from error
@@ -84,10 +97,12 @@ class Finished:
         """Whether this run has ended before, with as many steps; `InputError` for another run."""
         try:
             known = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
+            return False
+        if not isinstance(known, dict) or not isinstance(known.get("run"), dict):
             return False
         check_same(known["run"], self.run)
-        return known["until"] == self.until
+        return known.get("until") == self.until
 
     def note(self) -> None:
         write_json(self.path, {"run": self.run, "until": self.until})

@@ -11,16 +11,21 @@ from pathlib import Path
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, enough_memory
 from slipstream.core.resuming import BY_CTRL_C, TERMINATED
 from slipstream.targets.packed import packing_available
 from slipstream.training.together import end_alone, was_lost
 from slipstream.training.tracking import log_folder
 
-# How PyTorch says on a CPU that there is no memory left; on a device it has an error of its own.
-ON_CPU = "DefaultCPUAllocator: can't allocate memory"
+ROOM = (
+    "lower data.batch_tokens or data.max_length, raise training.num_segments, or set "
+    "training.checkpointing=true"
+)
+# Under SLURM Lightning would go on from the place of a job by itself; here `resume` says so.
+_CheckpointConnector._hpc_resume_path = None
 
 
 def start(
@@ -33,16 +38,12 @@ def start(
     """
     started = time.perf_counter()
     try:
-        trainer.fit(module, datamodule=data, ckpt_path=state, weights_only=True)
-    except (torch.OutOfMemoryError, RuntimeError) as error:
+        with enough_memory("training", ROOM):
+            trainer.fit(module, datamodule=data, ckpt_path=state, weights_only=True)
+    except RuntimeError as error:
         if trainer.world_size > 1 and was_lost(error):
             end_alone(output)
-        if not isinstance(error, torch.OutOfMemoryError) and ON_CPU not in str(error):
-            raise
-        raise InputError(
-            "training: out of memory; lower data.batch_tokens or data.max_length, raise "
-            "training.num_segments, or set training.checkpointing=true"
-        ) from error
+        raise
     except SIGTERMException:  # which would exit with 0
         sys.exit(TERMINATED)
     except SystemExit as ended:  # Lightning's answer to Ctrl-C
@@ -51,12 +52,13 @@ def start(
 
 
 @contextmanager
-def lightning_in_one_sentence(settings: dict) -> Iterator[None]:
+def lightning_in_one_sentence(settings: dict, built: bool = True) -> Iterator[None]:
     """What Lightning itself refuses, in its own words, as an `InputError` that names the first of
-    the trainer's `settings` which they speak of; what speaks of none is no matter of settings."""
+    the trainer's `settings` which they speak of; what speaks of none is no matter of settings,
+    once the trainer is `built`."""
     try:
         yield
-    except (MisconfigurationException, ValueError, TypeError) as error:
+    except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
         if isinstance(error, InputError) or Path(L.__file__).parent not in raised_in.parents:
             raise
@@ -64,9 +66,10 @@ def lightning_in_one_sentence(settings: dict) -> Iterator[None]:
         texts = {value: name for name, value in settings.items() if isinstance(value, str)}
         known = {name: name for name in settings} | texts
         named = [known[word] for word in re.findall(r"[\w-]+", reason) if word in known]
-        if not named:
+        if built and not named:
             raise
-        raise InputError(f"trainer.{named[0]}: {reason}; choose another value") from error
+        field = ".".join(["trainer", *named[:1]])
+        raise InputError(f"{field}: {reason}; choose another value") from error
 
 
 def precision(given: str | int, accelerator: str, target_dtype: str) -> str | int:

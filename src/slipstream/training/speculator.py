@@ -24,6 +24,8 @@ from slipstream.targets.target import Target
 from slipstream.training.memory import Step, empty_target
 from slipstream.training.module import TrainingModule
 
+MEASURED = 96
+"""Most tokens of an answer that a validation decodes."""
 USUAL_RATE = 2.0
 """Of AdamW, times the hidden size: 5.2e-3 at 384, where 4e-3 and 5e-3 were measured to be best, and
 4.9e-4 at 4,096, where the paper has 5e-4."""
@@ -105,9 +107,7 @@ class SpeculatorTraining(TrainingModule):
         self.validation_prompts, self.validation_budget = validation_prompts, validation_budget
         self._since = time.perf_counter()
 
-    def empty_step(self) -> Step | None:
-        if self.speculator.adapted(self.target) is not self.target:
-            return None
+    def empty_step(self) -> Step:
         target = empty_target(self.frozen.config, self.target.dtype)
         return losses_of(target, self.speculator.config, self.num_segments, self.checkpointing)
 
@@ -127,9 +127,10 @@ class SpeculatorTraining(TrainingModule):
         self.log("validation/tau", self.measure_tau().tau, prog_bar=True)
 
     def measure_tau(self) -> Statistics:
-        """Decode the first prompts of the validation set, greedy."""
-        drafter = self.speculator.drafter()
-        engine = Engine(self.target, drafter, Sampling(), Limits(96), self.validation_budget)
+        """Decode the first prompts of the validation set, greedy, as far as answers of the data
+        may go, but no more than `MEASURED` tokens."""
+        drafter, limits = self.speculator.drafter(), Limits(min(MEASURED, self.data.max_new_tokens))
+        engine = Engine(self.target, drafter, Sampling(), limits, self.validation_budget)
         total = Statistics()
         for prompt in self.data.prompts("validation", self.validation_prompts):
             total += engine.generate(prompt).statistics

@@ -55,10 +55,21 @@ def was_lost(error: Exception) -> bool:
     return isinstance(error, DistError) or "gloo/transport" in str(error)
 
 
-def end_alone(output: Path) -> None:
+def end_after(seconds: float, output: Path) -> threading.Timer:
+    """End this process then, if it has not ended or cancelled this by itself."""
+    why = f"this process was told to end, and the others did not answer for {seconds:.0f} s"
+    timer = threading.Timer(seconds, end_alone, [output, why])
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def end_alone(
+    output: Path, why: str = "another process of this run was lost, so this one ends, too"
+) -> None:
     """End this process, whatever it waits for, and say why."""
     print(  # behind a progress bar that the other one has begun
-        "\nerror: another process of this run was lost, so this one ends, too; "
+        f"\nerror: {why}; "
         f"{how_to_go_on(output)}, with as many processes as you like",
         file=sys.stderr, flush=True,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 W&B is online when the user is logged in, offline otherwise, and never waits for input.
 """
 
+import csv
 import logging
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
+from slipstream.core.errors import InputError
 from slipstream.core.files import write_atomically
 from slipstream.core.settings import Text
 
@@ -26,13 +28,26 @@ class Metrics(CSVLogger):
     @rank_zero_experiment
     def experiment(self):
         path = Path(self.log_dir) / "metrics.csv"
-        if self._experiment is None and self.resume is not None and path.exists():
-            earlier = path.read_bytes()
-            names = earlier.decode().partition("\n")[0].strip().split(",")
+        resumed = self._experiment is None and self.resume is not None
+        if resumed and path.exists() and (earlier := path.read_bytes()):
+            names = _columns(path, earlier)
             made = super().experiment  # removes the file
             write_atomically(path, lambda file: file.write(earlier))
             made.metrics_keys = names
         return super().experiment
+
+
+def _columns(path: Path, content: bytes) -> list[str]:
+    """The names of a table's columns; `InputError` where this is no table that can be added to."""
+    try:
+        names, *rows = csv.reader(content.decode().splitlines())
+        if names and len(set(names)) == len(names) and all(len(row) <= len(names) for row in rows):
+            return names
+    except (ValueError, csv.Error):
+        pass
+    raise InputError(
+        f"resume: {path} is no table of metrics; remove it, or give another output_dir"
+    )
 
 
 def log_once() -> None:

@@ -148,8 +148,11 @@ class VerifierTraining(TrainingModule):
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         super().on_load_checkpoint(checkpoint)
-        known = checkpoint["features"]
-        if not all(known[name].equal(getattr(self, name).cpu()) for name in known):
+        known, ours = checkpoint.get("features"), {"mean": self.mean, "scale": self.scale}
+        if not isinstance(known, dict) or not all(
+            isinstance(known.get(name), torch.Tensor) and known[name].equal(ours[name].cpu())
+            for name in ours
+        ):
             raise InputError(
                 "resume: that run was trained on other drafts; resume with the same models, data "
                 "and seed"
