@@ -6,34 +6,42 @@ does the same for runs that are there. It knows nothing but the records that the
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean, pstdev
 
+import numpy as np
 from hydra.experimental.callback import Callback
 from omegaconf import OmegaConf
 
 from slipstream.core.errors import InputError
+from slipstream.evaluation.metrics import bootstrap
+from slipstream.results.record import bounded
 from slipstream.results.writer import show, write
 from studies import Plot, Result, Rows
 from studies.decoding import COLUMNS, columns
 
+Model = Callable[[list[tuple[dict, list[dict]]]], dict[str, Rows]]
+
 
 class Collect(Callback):
     """title: of the table; against: the method whose mean over all settings the others are held
-    against, None for no such table."""
+    against, None for no such table; model: what makes a further table of each run's settings and
+    records, by its title; None for none."""
 
-    def __init__(self, title: str = "Runs", against: str | None = None):
-        self.title, self.against = title, against
+    def __init__(self, title: str = "Runs", against: str | None = None, model: Model | None = None):
+        self.given = title, against, model
 
     def on_multirun_end(self, config, **_) -> None:
-        collect(Path(config.hydra.sweep.dir), self.title, self.against)
+        collect(Path(config.hydra.sweep.dir), *self.given)
 
 
-def collect(folder: Path, title: str = "Runs", against: str | None = None) -> Result:
+def collect(
+    folder: Path, title: str = "Runs", against: str | None = None, model: Model | None = None
+) -> Result:
     """Write results.json, table.md and plot.png of all runs below `folder`.
 
-    A row for each run, method and prompt set: what the runs differ in, and what was measured.
-    Raises `InputError` where no run wrote a record.
+    A row for each run, method and prompt set: what the runs differ in, and what was measured; the
+    rest as `Collect` has it. Raises `InputError` where no run wrote a record.
     """
     paths = sorted(folder.glob("*/results.json"), key=lambda path: (len(path.parent.name), path))
     if not paths:
@@ -42,9 +50,10 @@ def collect(folder: Path, title: str = "Runs", against: str | None = None) -> Re
     given = {path.parent.name: _overrides(path.parent) for path in paths}
     known = dict.fromkeys(name for own in given.values() for name in own)
     names = [name for name in known if len({own.get(name) for own in given.values()}) > 1]
-    rows, lines = [], []
+    rows, lines, found = [], [], []
     for number, run in runs.items():
         settings = {name: _value(given[number].get(name)) for name in names}
+        found.append((settings, run["results"]))
         others = [f"{name} {given[number].get(name)}" for name in names[1:]]
         weights = {"weights, MiB": run["environment"]["weight_bytes"] / 2**20}
         for record in run["results"]:
@@ -56,9 +65,9 @@ def collect(folder: Path, title: str = "Runs", against: str | None = None) -> Re
     told = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     shown = {title: [{name: row[name] for name in told} for row in rows]}
     if against is not None:
-        last = rows[-1]["prompts"]  # the record of all sets
-        spread = _spread([row for row in rows if row["prompts"] == last], against)
-        shown[f"{title}: over all settings"] = spread
+        shown[f"{title}: over all settings"] = _spread([path.parent for path in paths], against)
+    if model is not None:
+        shown |= model(found)
     across = names[0] if names else "method"
     kind = "line" if all(isinstance(row[across], int | float) for row in rows) else "bar"
     plot = Plot(across, ("vs plain", "tokens/s", "tau"), "line", "prompts", kind, reference=1.0)
@@ -83,23 +92,46 @@ def _value(text: str | None) -> object:
         return text
 
 
-def _spread(rows: Rows, against: str) -> Rows:
-    """Each method's speed over all settings, beside that of the method `against`."""
-    speeds: dict[str, list[float]] = {}
-    for row in rows:
-        speeds.setdefault(row["method"], []).append(row["tokens/s"])
-    mean, spread = fmean(speeds[against]), pstdev(speeds[against])
-    return [
-        {
-            "method": name,
-            "tokens/s, mean": fmean(own),
-            f"vs {against}": fmean(own) / mean,
-            "spread": pstdev(own) / mean,
-            f"spread vs {against}": pstdev(own) / spread if spread else None,
-            "slowest": min(own) / mean,
-        }
-        for name, own in speeds.items()
-    ]
+def _spread(folders: list[Path], against: str) -> Rows:
+    """Each method's mean speed over all settings, beside that of the method `against`, with 95 %
+    over prompts; and how far it spreads over the settings."""
+    columns: dict[str, list[list[float]]] = {}  # of each setting the tokens and seconds of answers
+    for folder in folders:
+        lines = (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+        answers = [json.loads(line) for line in lines]
+        for name in dict.fromkeys(answer["method"] for answer in answers):
+            own = [answer for answer in answers if answer["method"] == name]
+            for column in ("tokens", "seconds"):
+                columns.setdefault(name, []).append([answer[column] for answer in own])
+    base = _speeds(*columns[against])
+    rows = []
+    for name, own in columns.items():
+        speeds = _speeds(*own)
+        rows.append(
+            {
+                "method": name,
+                "tokens/s, mean": float(speeds.mean()),
+                f"vs {against}": (ratio := float(speeds.mean() / base.mean())),
+                f"vs {against}, 95 %": bounded(ratio, *bootstrap(_ratio, *own, *columns[against])),
+                "spread": float(speeds.std() / base.mean()),
+                f"spread vs {against}": float(speeds.std() / base.std()) if base.std() else None,
+                "slowest": float(speeds.min() / base.mean()),
+            }
+        )
+    return rows
+
+
+def _speeds(*columns: Sequence[float], axis: int = -1) -> np.ndarray:
+    """(settings, ...) of tokens and seconds by turns, a pair for each setting."""
+    sums = [np.sum(column, axis=axis) for column in columns]
+    return np.stack([tokens / time for tokens, time in zip(sums[::2], sums[1::2], strict=True)])
+
+
+def _ratio(*columns: Sequence[float], axis: int = -1) -> np.ndarray:
+    """Mean speed over settings, over that of the second half of the columns."""
+    half = len(columns) // 2
+    ours, theirs = (_speeds(*own, axis=axis) for own in (columns[:half], columns[half:]))
+    return ours.mean(0) / theirs.mean(0)
 
 
 if __name__ == "__main__":

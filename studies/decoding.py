@@ -16,6 +16,7 @@ from slipstream.drafters.base import Attached, Request, Session, Verified
 from slipstream.evaluation.comparison import ALL_SETS, Record, Run, compare, overall
 from slipstream.evaluation.methods import Method
 from slipstream.evaluation.metrics import ratio_interval
+from slipstream.results.record import bounded
 from slipstream.targets.rows import LayerVisitor
 from studies import Prompt, Target
 
@@ -35,8 +36,15 @@ COLUMNS = {
 
 
 def columns(record: dict, *names: str) -> dict[str, object]:
-    """The columns `names` of a record, then how many answers are plain decoding's."""
-    found = {name: record[COLUMNS[name]] for name in names}
+    """The columns `names` of a record, of "vs plain" and "tau" with their 95 %, then how many
+    answers are plain decoding's."""
+    found: dict[str, object] = {}
+    for name in names:
+        field = COLUMNS[name]
+        found[name] = record[field]
+        if f"{field}_low" in record:
+            ends = [record[field + end] for end in ("", "_low", "_high")]
+            found[f"{name}, 95 %"] = bounded(*ends)
     return found | {"identical": f"{record['identical']}/{record['num_prompts']}"}
 
 

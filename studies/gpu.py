@@ -10,8 +10,8 @@ made; --out has them as JSON.
 
 import argparse
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -31,13 +31,13 @@ from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.row_cost import row_costs
 from slipstream.results.record import cell
 from slipstream.speculators.checkpoint import load_speculator
-from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import DTYPES, load_target
+from slipstream.targets.packed import fuse_linears
 from studies import Rows, Target
 from studies.enlargement import SHAPES, enlarged_speculator, enlarged_target
-from studies.timing import random_batch, timed, training_step
+from studies.timing import measured_bandwidth, training_steps
 
 PROMPTS = (
     "name[The Mill], eatType[pub], food[English], priceRange[cheap], near[Raja]",
@@ -180,31 +180,6 @@ def time_line(target: Target, streams: StreamingSpeculator) -> Rows:
     return rows
 
 
-def training(target: Target, lengths: tuple[int, ...], repeats: int) -> Rows:
-    """Forward and backward of one sample of random tokens by number of segments."""
-    rows, speculator = [], StreamingSpeculator(target, StreamingConfig()).to(target.device)
-    on_gpu = target.device.type == "cuda"
-    for length, segments in product(lengths, (1, 4)):
-        batch = random_batch(target.vocab_size, 1, length).to(target.device)
-        step = partial(training_step, target, speculator, batch, segments)
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-        seconds = timed({"step": step}, repeats, target.device)["step"]
-        peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
-        rows.append(
-            {"tokens": length, "segments": segments, "seconds": seconds,
-             "tokens/s": length / seconds, "peak GiB": peak}
-        )  # fmt: skip
-    return rows
-
-
-def measured_bandwidth(device: torch.device, size: int, repeats: int) -> float:
-    """Bytes per second of a copy of `size` bytes within the device, read and written."""
-    source = torch.ones(size, dtype=torch.uint8, device=device)
-    copy = torch.empty_like(source)
-    return 2 * size / timed({"copy": lambda: copy.copy_(source)}, repeats, device)["copy"]
-
-
 def _prompts(target: Target) -> list[list[int]]:
     return [render_prompt(target.tokenizer, text) for text in PROMPTS]
 
@@ -243,23 +218,28 @@ def _shipped(device: str, dtype: str = "float32") -> Target:
 
 
 def _large(size: str, device: str, dtype: str) -> tuple[Target, StreamingSpeculator]:
-    """The target at `size` and its streams; 'small' for the shipped ones."""
+    """The target at `size`, fused as a GPU's users get it, and its streams; 'small' for the shipped
+    ones."""
     small = _shipped(device)
     streams = load_speculator("slipstream/small-streaming", small)
     if size == "small":
-        return _shipped(device, dtype), streams.to(DTYPES[dtype])
-    large = enlarged_target(small, SHAPES[size][0], DTYPES[dtype])
-    return large, enlarged_speculator(streams, small, large)
+        large, streams = _shipped(device, dtype), streams.to(DTYPES[dtype])
+    else:
+        large = enlarged_target(small, SHAPES[size][0], DTYPES[dtype])
+        streams = enlarged_speculator(streams, small, large)
+    fuse_linears(large.family.layers, large.family.fused)
+    return large, streams
 
 
 def main(arguments: list[str] | None = None) -> dict[str, object]:
-    """Run all parts; what each found is printed and written as soon as it is there."""
+    """Run all parts for which there is time; what each found is printed and written at once."""
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     sizes = ("small", *SHAPES)
     parser.add_argument("--size", choices=sizes, default="llama3_8b" if on_gpu else "small")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=8, help="after these no part begins")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu.json"))
     given = parser.parse_args(arguments)
     device, modes = ("cuda", ["off", "auto"]) if on_gpu else ("cpu", ["off"])
@@ -267,22 +247,38 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     found: dict[str, object] = {
         "device": name, "torch": torch.__version__, "size": given.size, "dtype": given.dtype
     }  # fmt: skip
-    started = time.perf_counter()
+    started, skipped = time.perf_counter(), []
+    size = COPIED if on_gpu else COPIED // 64
+    lengths = (512, 2048) if on_gpu else (128,)
+    large = cache(lambda: _large(given.size, device, given.dtype))
 
-    def keep(title: str, rows: Rows) -> None:
-        found[title] = rows
-        _show(f"{title} ({time.perf_counter() - started:.0f} s since the start)", rows)
+    def memory() -> Rows:
+        return [{"bandwidth, GB/s": measured_bandwidth(torch.device(device), size, 10) / 1e9}]
+
+    def speeds() -> Rows:
+        bandwidth = 1e9 * found["Memory"][0]["bandwidth, GB/s"]
+        return decoding(*large(), modes, given.repeats, bandwidth)
+
+    parts: dict[str, Callable[[], Rows]] = {
+        "Exact answers, float32": lambda: list(exactness(device, modes)),
+        "Memory": memory,
+        "Decoding": speeds,
+        "Cost of sampling": lambda: sampling_costs(*large(), given.repeats),
+        "Cost of rows": lambda: rows_of(compile_target(large()[0], "auto")),
+        "Time of a step": lambda: time_line(*large()),
+        "Training step": lambda: training_steps(large()[0], lengths, given.repeats),
+    }
+    for title, part in parts.items():
+        if time.perf_counter() - started >= 60 * given.minutes:
+            skipped.append({"part": title})
+            continue
+        found[title] = part()
+        _show(f"{title} ({time.perf_counter() - started:.0f} s since the start)", found[title])
         write_json(given.out, found)
-
-    keep("Exact answers, float32", list(exactness(device, modes)))
-    bandwidth = measured_bandwidth(torch.device(device), COPIED if on_gpu else COPIED // 64, 10)
-    keep("Memory", [{"bandwidth, GB/s": bandwidth / 1e9}])
-    target, streams = _large(given.size, device, given.dtype)
-    keep("Decoding", decoding(target, streams, modes, given.repeats, bandwidth))
-    keep("Cost of sampling", sampling_costs(target, streams, given.repeats))
-    keep("Cost of rows", rows_of(compile_target(target, "auto")))
-    keep("Time of a step", time_line(target, streams))
-    keep("Training step", training(target, (512, 2048) if on_gpu else (128,), given.repeats))
+    if skipped:
+        found["Skipped for want of time"] = skipped
+        _show("Skipped for want of time: give more --minutes", skipped)
+        write_json(given.out, found)
     return found
 
 

@@ -16,7 +16,7 @@ from slipstream.drafters.base import Drafter
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.comparison import ALL_SETS, Run, compare, total_of
-from slipstream.evaluation.exactness import PlainReference, first_divergence
+from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Transformers
 from slipstream.evaluation.prompts import PromptSets
 from slipstream.targets.loading import load_target
@@ -135,15 +135,23 @@ def _rows(runs: list[Run], prompts: list[Prompt], target: Target, sampling: Samp
                 tau = (total.tokens - total.answers) / total.target_forwards
                 row |= {AFTER: rest[0], "95 %, after": _interval(rest), "tau": tau}
             others = [n for n in chosen if answers[name][n].ids != answers["plain"][n].ids]
-            ties = [
+            differing = [
                 first_divergence(name, n, reference, ids[n], answers[name][n].ids)
                 for n in others
                 if sampling.greedy
             ]
             row["identical"] = f"{len(chosen) - len(others)}/{len(chosen)}"
-            row["ties"] = sum(tie is None or tie.numeric_tie for tie in ties)
+            row |= _explained(differing)
             rows.append(row)
     return rows
+
+
+def _explained(differing: list[Divergence | None]) -> dict[str, int | float | None]:
+    """Of answers that differ from plain decoding's: how many do so at a numeric tie, the largest
+    gap of these, and of how many the difference did not come again."""
+    gaps = [each.gap for each in differing if each is not None and each.numeric_tie]
+    again = {"ties": len(gaps), "largest gap of ties": max(gaps, default=None)}
+    return again | {"not seen again": differing.count(None)}
 
 
 def _interval(ratio: tuple[float, float, float]) -> str:

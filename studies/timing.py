@@ -2,7 +2,10 @@
 training step of random tokens. `gpu.py` is why it needs torch and transformers alone."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
 from statistics import median
 
 import torch
@@ -11,24 +14,56 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from slipstream.data.batches import Batch, collate
 from slipstream.data.rendering import Sample
 from slipstream.speculators.base import DraftingSpeculator
+from slipstream.speculators.streaming.config import StreamingConfig
+from slipstream.speculators.streaming.speculator import StreamingSpeculator
+from slipstream.targets.compiled import compile_target
+from slipstream.targets.packed import unpack_linears
 from slipstream.targets.target import Target
+from studies import Rows
+
+# The recipe that ships, conf/speculator/streaming.yaml; and the same without scores of pairs.
+RECIPE = StreamingConfig(
+    num_streams=6, adapter_rank=64, root_rank=384, transition_rank=64, copy_scores=True
+)
+RECIPES = {"yes": RECIPE, "no": replace(RECIPE, transition_rank=0, copy_scores=False)}
 
 
 def timed(
     calls: dict[str, Callable[[], object]], repeats: int, device: torch.device
 ) -> dict[str, float]:
-    """Median seconds of each call, all in turn, after a warm-up; an accelerator is waited for."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    """Median seconds of each call, all in turn, after a warm-up; on a GPU by its own clock, which
+    what the host does before and after has no part in."""
+    seconds = _on_gpu if device.type == "cuda" else _on_host
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(repeats + 1):
         for name, call in calls.items():
-            wait()
-            started = time.perf_counter()
-            call()
-            wait()
+            found = seconds(call)
             if turn:
-                times[name].append(time.perf_counter() - started)
+                times[name].append(found)
     return {name: median(own) for name, own in times.items()}
+
+
+def _on_host(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def _on_gpu(call: Callable[[], object]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+def measured_bandwidth(device: torch.device, size: int, repeats: int) -> float:
+    """Bytes per second of a copy of `size` bytes within the device, read and written."""
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    copy = torch.empty_like(source)
+    return 2 * size / timed({"copy": lambda: copy.copy_(source)}, repeats, device)["copy"]
 
 
 def random_target(vocabulary: int, layers: int, device: torch.device | str = "cpu") -> Target:
@@ -58,3 +93,24 @@ def training_step(
     with torch.autocast(target.device.type, torch.bfloat16, enabled=mixed):
         loss, _ = speculator.losses(target, batch, num_segments=num_segments)
     loss.backward()
+
+
+def training_steps(target: Target, lengths: Sequence[int], repeats: int) -> Rows:
+    """Forward and backward of one sample of random tokens by number of segments, with scores of
+    pairs and without; as `train.py` opens targets, not fused."""
+    rows, on_gpu = [], target.device.type == "cuda"
+    unpack_linears(compile_target(target, "off").model)
+    for scores, config in RECIPES.items():
+        speculator = StreamingSpeculator(target, config).to(target.device)
+        for length, segments in product(lengths, (1, 4)):
+            batch = random_batch(target.vocab_size, 1, length).to(target.device)
+            step = partial(training_step, target, speculator, batch, segments)
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+            seconds = timed({"step": step}, repeats, target.device)["step"]
+            peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
+            rows.append(
+                {"pair scores": scores, "tokens": length, "segments": segments, "seconds": seconds,
+                 "tokens/s": length / seconds, "peak GiB": peak}
+            )  # fmt: skip
+    return rows

@@ -27,7 +27,7 @@ from slipstream.training.memory import GIB, MemoryEstimate, PeakMemory, empty_ta
 from slipstream.training.speculator import losses_of
 from studies import Plot, Prompt, Result, Target
 from studies.decoding import answered
-from studies.timing import random_batch, timed, training_step
+from studies.timing import random_batch, random_target, timed, training_step, training_steps
 
 
 def segments(
@@ -62,6 +62,24 @@ def segments(
         ]  # fmt: skip
     title = f"Segment attention, {speculator.mode} mode, {speculator.num_streams} streams"
     return Result(title, rows, (Plot("tokens", ("peak MB", "tokens/s"), "segments", log="xy"),))
+
+
+def pair_scores(
+    target: Target,
+    prompts: list[Prompt],
+    vocabulary: Count,
+    layers: Count,
+    lengths: Sequence[Count],
+    repeats: Count,
+) -> Result:
+    """What scores of pairs add to a training step of the shipped recipe, beside a target of random
+    weights with `layers` layers and a large vocabulary, whose logits are most of the work."""
+    rows = training_steps(random_target(vocabulary, layers, target.device), lengths, repeats)
+    known = "tokens", "segments"
+    plain = {tuple(row[k] for k in known): row for row in rows if row["pair scores"] == "no"}
+    for row in rows:
+        row["vs without"] = row["seconds"] / plain[tuple(row[k] for k in known)]["seconds"]
+    return Result(f"A training step with {vocabulary:,} tokens, with scores of pairs", rows)
 
 
 def memory(
