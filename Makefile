@@ -3,8 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 RUNS := runs/demo
-# further overrides for the training of `make demo`
+# further overrides for the training of `make demo`, and for its decoding
 DEMO ?=
+DECODE ?=
 TORTURE ?=
 
 .PHONY: install test test-all exhaustive torture fuzz audit demo gpu-test clean
@@ -56,7 +57,7 @@ demo: install
 	WANDB_MODE=$${WANDB_MODE:-offline} $(BIN)/python train.py experiment=streaming_demo \
 		output_dir=$(RUNS)/train $(DEMO)
 	$(BIN)/python infer.py experiment=demo speculator_path=$(RUNS)/train/model \
-		output_dir=$(RUNS)/infer
+		output_dir=$(RUNS)/infer $(DECODE)
 
 # The checks that need a CUDA device, for a machine that has one.
 gpu-test: install

@@ -2,10 +2,12 @@
 
 Decoding depends on a uniform number only through the intervals, between the breakpoints of the
 distributions it is compared with, that the number lies in. A run notes these breakpoints, so it
-stands for a whole cell of numbers; the space around the cell is run in turn.
+stands for a whole cell of numbers; the space around the cell is run in turn. Runs may be requests
+of one batch: their numbers are told apart by their values.
 """
 
 from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import ClassVar
 
@@ -30,28 +32,37 @@ def _share(number: int) -> float:
 # The numbers of the places of an answer, as long as nothing is known of them.
 NAMES = ["decide", *(f"keep {rank}" for rank in range(sampling.SIBLINGS))]
 PLACES = [(name, place) for place in range(NUMBERS) for name in NAMES]
-FREE = {axis: _share(number) for number, axis in enumerate(PLACES)}
-AXES = {value: axis for axis, value in FREE.items()}
-TABLE = torch.tensor(list(FREE.values()), dtype=torch.float64).view(NUMBERS, len(NAMES))
+APART = 2 * len(PLACES)
+"""So many numbers has each of the runs that go on together."""
+
+
+@cache
+def _free(slot: int) -> tuple[dict[Axis, float], dict[float, Axis], torch.Tensor]:
+    """The numbers of one of the runs that go on together: by axis, by value, as a table."""
+    free = {axis: _share(number + slot * APART) for number, axis in enumerate(PLACES)}
+    table = torch.tensor(list(free.values()), dtype=torch.float64).view(NUMBERS, len(NAMES))
+    return free, {value: axis for axis, value in free.items()}, table
 
 
 class EnumeratedChance:
     """A `Chance` whose numbers lie in a box; notes the breakpoints they were compared with.
 
-    fixed: numbers that are given; values: of the axes that are not free, or were asked for.
+    fixed: numbers that are given; values: of the axes that are not free, or were asked for; slot:
+    the place among the runs that go on together.
     """
 
     current: ClassVar[list["EnumeratedChance"]] = []
 
-    def __init__(self, box: Box, fixed: dict[Axis, float]):
-        self.box, self.fixed = box, fixed
+    def __init__(self, box: Box, fixed: dict[Axis, float], slot: int = 0):
+        self.box, self.fixed, self.slot = box, fixed, slot
         self.cuts: dict[Axis, set[float]] = {}
         self.values: dict[Axis, float] = {}
         self.axes: dict[float, Axis] = {}
         self.drafted = 0
-        table = TABLE.clone()
+        self.free, self.known, table = _free(slot)
+        table = table.clone()
         for axis in box.keys() | fixed.keys():
-            if axis in FREE:
+            if axis in self.free:
                 table[axis[1], NAMES.index(axis[0])] = self.value(axis)
         self.decide, self.keep = table[:, 0], table[:, 1:]
 
@@ -60,7 +71,8 @@ class EnumeratedChance:
         if axis in self.fixed:
             return self.fixed[axis]
         low, high = self.box.get(axis, (0.0, 1.0))
-        value = low + _share(len(FREE) + len(self.values)) * (high - low)
+        number = self.slot * APART + len(PLACES) + len(self.values)
+        value = low + _share(number) * (high - low)
         self.values[axis], self.axes[value] = value, axis
         return value
 
@@ -80,7 +92,7 @@ class EnumeratedChance:
         return number < probability
 
     def compared(self, number: float, breakpoints: list[float]) -> None:
-        axis = self.axes.get(number, AXES.get(number))
+        axis = self.axes.get(number, self.known.get(number))
         if axis is not None and axis not in self.fixed:
             self.cuts.setdefault(axis, set()).update(breakpoints)
 
@@ -89,23 +101,34 @@ def enumerated(
     outcome_of: Callable[[EnumeratedChance], tuple], fixed: dict[Axis, float] | None = None
 ) -> dict[tuple, float]:
     """Outcome -> probability, over everything that chance can do."""
+    return enumerated_together(lambda chances: [outcome_of(*chances)], fixed, 1)
+
+
+def enumerated_together(
+    outcomes_of: Callable[[list[EnumeratedChance]], list[tuple]],
+    fixed: dict[Axis, float] | None,
+    most: int,
+) -> dict[tuple, float]:
+    """As `enumerated`, of up to `most` runs that go on together."""
     distribution: dict[tuple, float] = {}
     waiting: list[Box] = [{}]
     while waiting:
-        chance = EnumeratedChance(waiting.pop(), fixed or {})
-        EnumeratedChance.current = [chance]
-        outcome = outcome_of(chance)
-        cell = dict(chance.box)
-        for axis, cuts in chance.cuts.items():
-            (low, high), value = cell.get(axis, (0.0, 1.0)), chance.values.get(axis, FREE.get(axis))
-            below = max((cut for cut in cuts if low < cut <= value), default=low)
-            above = min((cut for cut in cuts if value < cut < high), default=high)
-            for part in ((low, below), (above, high)):
-                if part[1] - part[0] > NARROWEST:
-                    waiting.append({**cell, axis: part})
-            cell[axis] = below, above
-        volume = prod(high - low for low, high in cell.values())
-        distribution[outcome] = distribution.get(outcome, 0.0) + volume
+        boxes, waiting = waiting[-most:], waiting[:-most]
+        chances = [EnumeratedChance(box, fixed or {}, slot) for slot, box in enumerate(boxes)]
+        EnumeratedChance.current = chances
+        for chance, outcome in zip(chances, outcomes_of(chances), strict=True):
+            cell = dict(chance.box)
+            for axis, cuts in chance.cuts.items():
+                free = chance.free.get(axis)
+                (low, high), value = cell.get(axis, (0.0, 1.0)), chance.values.get(axis, free)
+                below = max((cut for cut in cuts if low < cut <= value), default=low)
+                above = min((cut for cut in cuts if value < cut < high), default=high)
+                for part in ((low, below), (above, high)):
+                    if part[1] - part[0] > NARROWEST:
+                        waiting.append({**cell, axis: part})
+                cell[axis] = below, above
+            volume = prod(high - low for low, high in cell.values())
+            distribution[outcome] = distribution.get(outcome, 0.0) + volume
     EnumeratedChance.current = []
     assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-12)
     return distribution
@@ -113,10 +136,13 @@ def enumerated(
 
 def _note(probabilities: torch.Tensor, points: torch.Tensor) -> None:
     """Breakpoints of (M, V) distributions that (M,) points are compared with."""
-    for chance in EnumeratedChance.current:
-        for point, own in zip(points.tolist(), probabilities.double(), strict=True):
-            cumulative = own.cumsum(-1)
-            chance.compared(point, (cumulative / cumulative[-1]).tolist())
+    if not EnumeratedChance.current:
+        return
+    cumulative = probabilities.double().cumsum(-1)
+    breakpoints = (cumulative / cumulative[:, -1:]).tolist()
+    for point, own in zip(points.tolist(), breakpoints, strict=True):
+        for chance in EnumeratedChance.current:
+            chance.compared(point, own)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.decoding.options import (
     next_token_logits,
     pair_of,
 )
-from tests.enumeration import EnumeratedChance, enumerated
+from tests.enumeration import EnumeratedChance, enumerated_together
 from tests.exhaustive import sparing
 
 from slipstream.core.cache import StepCache
@@ -27,6 +27,7 @@ from slipstream.decoding.request import Batch
 
 PROMPT = [1, 2, 0, 1, 2]
 VOCABULARY, COUNT = 3, 3
+TOGETHER = 32
 TOLERANCE = 1e-12
 pytestmark = pytest.mark.usefixtures("chance")
 DEFERRED = ("paper", "attended_3", "rotated_values", "told_the_root", "skipped_mlp", "many")
@@ -61,17 +62,21 @@ def expected(target, speculator, sampling: Sampling) -> torch.Tensor:
 
 def found(decoder: Decoder, prompts: list[list[int]], first: tuple[int, float]) -> torch.Tensor:
     """(27,) probabilities with which the decoder emits the sequences after `PROMPT`, which is one
-    of `prompts`."""
+    of `prompts`: alone, or in batches of them with many of it."""
     joint = torch.zeros([VOCABULARY] * COUNT, dtype=torch.float64)
     place, (token, number) = prompts.index(PROMPT), first
+    before, after = prompts[:place], prompts[place + 1 :]
 
-    def outcome(chance: EnumeratedChance) -> tuple:
-        seeds = [chance if each == place else each for each in range(len(prompts))]
-        one, *others = decoder.generate_batch(prompts, seeds)[place].ids
-        assert one == token
-        return tuple(others)
+    def outcomes(chances: list[EnumeratedChance]) -> list[tuple]:
+        batch = [*before, *[PROMPT] * len(chances), *after]
+        seeds = [*range(place), *chances, *range(len(after))]
+        answers = decoder.generate_batch(batch, seeds)[place : place + len(chances)]
+        assert all(answer.ids[0] == token for answer in answers)
+        return [tuple(answer.ids[1:]) for answer in answers]
 
-    for sequence, probability in enumerated(outcome, {("decide", 0): number}).items():
+    most = TOGETHER if len(prompts) > 1 else 1
+    distribution = enumerated_together(outcomes, {("decide", 0): number}, most)
+    for sequence, probability in distribution.items():
         joint[sequence] = probability
     return joint.flatten()
 

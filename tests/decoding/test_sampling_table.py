@@ -105,19 +105,27 @@ def once(way: str, setting: str, batched: bool) -> bool:
     """Each way but `TWICE` with one setting, alone or in a batch; each setting with many."""
     if way.startswith(TWICE) and not way.endswith("heuristic"):
         return False
+    if way in DRAWN:
+        return setting == "top_k" if batched else way.startswith("fused")
     place = list(WAYS).index(way)
     turn = place // len(SAMPLINGS)
     return setting == list(SAMPLINGS)[place % len(SAMPLINGS)] and batched == bool(turn % 2)
 
 
-@pytest.mark.parametrize(
-    ("way", "setting", "batched"), sparing(product(WAYS, SAMPLINGS, (False, True)), once)
-)
+CASES = [
+    (way, setting, batched)
+    for way, setting, batched in product(WAYS, SAMPLINGS, (False, True))
+    # One by one, drawn children take minutes where three tokens are possible.
+    if batched or way not in DRAWN or setting == "top_k"
+]
+
+
+@pytest.mark.parametrize(("way", "setting", "batched"), sparing(CASES, once))
 def test_every_continuation_has_the_probability_of_one_token_per_forward(way, setting, batched):
     assert largest_error(way, setting, batched) < TOLERANCE
 
 
-@pytest.mark.parametrize(("batched",), sparing([(False,), (True,)], lambda batched: not batched))
+@pytest.mark.parametrize(("batched",), sparing([(False,), (True,)], lambda batched: batched))
 def test_a_wrong_residual_is_noticed(monkeypatch, batched):
     """Of children that were drawn, which alone are ever rejected."""
     monkeypatch.setattr(verification, "residual", lambda remaining, _: remaining)

@@ -105,7 +105,6 @@ def test_it_drafts_with_who_is_right(target, answer, clock, near, monkeypatch):
     engine = Engine(target, Auto(drafters), Sampling(), LONG, 8)
     assert engine.generate(PROMPT).ids == answer
     seen = widths(engine, monkeypatch)
-    assert engine.attached.record.leader == "right"
     assert sum(width == 4 for width in seen) > 0.9 * len(seen)
     found = engine.generate(PROMPT).statistics
     assert found.target_forwards <= -(-found.tokens // 4) + TRIAL
@@ -162,6 +161,23 @@ def test_a_tree_is_as_wide_as_pays():
     for _ in range(FEW):
         record.passed("plain", 2, 1.0)
     assert record.choice(2, pair, [], 12)[0] == "one"
+
+
+def test_who_saves_less_than_looking_takes_looks_at_every_eighth_step_alone():
+    """Of two with the same draft the quicker one is credited."""
+    record, draft = Experience(), Draft.chain([7, 1, 2, 3], [1, 0.9, 0.8, 0.7])
+    for _ in range(FEW):
+        record.passed("plain", 1, 1.0)
+    record.passed("plain", 4, 1.0)
+    for _ in range(100):
+        record.spent({"slow": 0.2, "quick": 0.1})
+        record.choice(1, {"slow": [draft], "quick": [draft]}, [], 12)
+    steps = range(record.steps, record.steps + 16)
+    looking = {"slow": 0, "quick": 0}
+    for record.steps in steps:
+        for name in looking:
+            looking[name] += record.looks(name)
+    assert looking == {"slow": 2, "quick": 16}
 
 
 def test_streams_and_lookups_in_turn_and_in_batches(target):
