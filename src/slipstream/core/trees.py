@@ -117,7 +117,7 @@ class Trees:
     @cached_property
     def depths(self) -> torch.Tensor:
         """(B, N): distance of each node from the root; 0 for padding."""
-        return self.ancestors.sum(-1) - 1
+        return self.ancestors.sum(-1) - 1 if self.depth else torch.zeros_like(self.parents)
 
     def along(self, holds: torch.Tensor) -> torch.Tensor:
         """(B, N): whether what (B, N) says of nodes holds on the whole path to each."""

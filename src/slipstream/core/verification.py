@@ -26,6 +26,8 @@ def follow(trees: Trees, choices: torch.Tensor) -> torch.Tensor:
     >>> follow(Trees.of([Draft([7, 1, 2], [-1, 0, 0])]), torch.tensor([[2, 5, 9]])).tolist()
     [2]
     """
+    if not trees.depth:
+        return torch.zeros_like(choices[:, 0])
     agrees = trees.tokens == choices.gather(1, trees.parents_or_root)
     agrees = agrees | (trees.depths == 0)
     return (trees.along(agrees) * (trees.depths + 1)).argmax(-1)
@@ -34,6 +36,8 @@ def follow(trees: Trees, choices: torch.Tensor) -> torch.Tensor:
 def paths_to(trees: Trees, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(B, depth + 1) nodes from the roots to the (B,) last ones, padded with any, and (B,) how many
     they are."""
+    if not trees.depth:
+        return last[:, None], torch.ones_like(last)
     rows = last[:, None, None].expand(-1, 1, trees.width)
     on_path = trees.ancestors.gather(1, rows)[:, 0]
     paths = on_path.byte().argsort(dim=-1, descending=True, stable=True)
@@ -52,6 +56,8 @@ def decided(
     >>> decided(trees, paths, counts, torch.tensor([9])).tolist()
     [[2, 9, -1]]
     """
+    if not trees.depth:
+        return following[:, None]
     places = torch.arange(paths.shape[1], device=paths.device)
     tokens = trees.tokens.gather(1, paths).masked_fill_(places >= counts[:, None], -1)
     # Replayed for fewer sequences, rows that belong to none may hold anything.

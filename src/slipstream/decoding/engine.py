@@ -17,7 +17,7 @@ from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering, Batch, choose
 from slipstream.drafters.base import Attached, Drafter, Session, Verified
 from slipstream.targets.compiled import compile_like
-from slipstream.targets.rows import Rows
+from slipstream.targets.rows import HiddenTap, Rows
 from slipstream.targets.target import Target
 
 
@@ -64,20 +64,23 @@ class Engine(Decoder):
 
     def _forward(self, batch: Batch) -> Rows:
         """All trees in one forward."""
-        cache, trees = batch.cache, batch.trees
+        cache, trees, visitors = batch.cache, batch.trees, batch.session.visitors
         if self.target.compiled is not None:
             trees = batch.trees = trees.alike(self.widths(trees.width))
         level = cache.level and self.target.compiled is None
-        settings = trees.depth, cache.slots, level, self.target.max_positions
-        given = trees.tokens, trees.parents, trees.confidences, cache.ends
-        found = self.target.replayed(_placed, settings, *given)
-        trees.depths, trees.ancestors, positions, mask = found
+        if level and trees.width == 1 and all(isinstance(each, HiddenTap) for each in visitors):
+            positions, mask = cache.ends[:, None], None  # roots alone see all that is committed
+        else:
+            settings = trees.depth, cache.slots, level, self.target.max_positions
+            given = trees.tokens, trees.parents, trees.confidences, cache.ends
+            found = self.target.replayed(_placed, settings, *given)
+            trees.depths, trees.ancestors, positions, mask = found
         return self.target.forward(
             trees.tokens,
             positions,
             mask,
             cache,
-            batch.session.visitors,
+            visitors,
             trees=trees,
             repeats=True,
             readout=self.target.node_logits,

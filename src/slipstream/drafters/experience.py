@@ -20,9 +20,9 @@ MEMORY = 0.98
 """What a step's experience still counts after the next one."""
 TRUST = 4.0
 """Claims are believed as if so many tokens had been right that were claimed."""
-GLANCE, CHEAP = 8, 0.02
-"""A near drafter that does not lead and takes more than this part of a step drafts at every eighth
-one alone."""
+GLANCE = 8
+"""A near drafter whose drafts have saved less time than they took drafts at every eighth step
+alone."""
 TRIAL, PAUSES = 6, (24, 768)
 """Steps of a trial, and the shortest and the longest pause between two."""
 FEW, SAMPLES, STALE = 3, 9, 1024
@@ -37,8 +37,8 @@ class Experience:
 
     near: of each near drafter the tokens it claimed and those that were right, recent ones first;
     working: of each other one its trials; seconds: of recent steps, by kind and number of rows, and
-    costs: what they come to; host: seconds a step on the host, by drafter; leader: who drafted
-    last, if not for a trial.
+    costs: what they come to; host: seconds a step on the host, by drafter; saved: seconds that a
+    near drafter's drafts promised to save, each time they were made, recent ones first.
 
     >>> record = Experience()
     >>> for rows, seconds in ((1, 1.0), (4, 2.0), (1, 1.0), (1, 1.0)):
@@ -58,7 +58,8 @@ class Experience:
         self.seconds: dict[tuple[str, int], deque[tuple[int, float]]] = {}
         self.costs: dict[str, tuple[list[int], list[float]]] = {}
         self.host: dict[str, float] = {}
-        self.steps, self.leader = 0, NONE
+        self.saved: dict[str, float] = {}
+        self.steps = 0
 
     def judge(self, name: str, claimed: float, right: int) -> None:
         """A near drafter's draft claimed so many tokens, of which some were right."""
@@ -72,8 +73,8 @@ class Experience:
 
     def looks(self, name: str) -> bool:
         """Whether a near drafter is to draft for the next step."""
-        cheap = self.host.get(name, 0.0) < CHEAP * self._cost(NONE, 1)
-        return cheap or name == self.leader or self.steps % GLANCE == 0
+        pays = self.saved.get(name, 0.0) >= self.host.get(name, 0.0)
+        return pays or self.steps % GLANCE == 0
 
     def passed(self, name: str, rows: int, seconds: float) -> None:
         """A step with trees of this drafter, of so many rows altogether, took so long."""
@@ -95,15 +96,21 @@ class Experience:
             if self.working.setdefault(name, Trials()).due():
                 return name, budget
         found = {(NONE, 1): requests / self._cost(NONE, requests)}
-        for name, own in drafts.items():
-            claimed, right = self.near.get(name, (0.0, 0.0))
-            for width, tokens in _promised(own, (right + TRUST) / (claimed + TRUST)):
-                found[name, width] = (requests + tokens) / self._cost(NONE, requests * width)
         for name in working:
             tokens = requests * (1 + self.working[name].mean)
             found[name, budget] = tokens / self._cost(name, requests * budget)
         best = max(found, key=found.__getitem__)
-        self.leader = self.leader if best[0] == NONE else best[0]
+        # The quickest to look is credited first: another one with the same draft saves nothing.
+        for name in sorted(drafts, key=lambda name: self.host.get(name, 0.0)):
+            claimed, right = self.near.get(name, (0.0, 0.0))
+            before, rate = best, found[best]
+            for width, tokens in _promised(drafts[name], (right + TRUST) / (claimed + TRUST)):
+                found[name, width] = (requests + tokens) / self._cost(NONE, requests * width)
+                best = max(best, (name, width), key=found.__getitem__)
+            taken = self._cost(NONE, requests * best[1]) if best != before else 0.0
+            saved = (found[best] / rate - 1.0) * taken
+            # At first as if it saved as much as a step takes: it is looked at for a while.
+            self.saved[name] = 0.95 * self.saved.get(name, self._cost(NONE, 1)) + 0.05 * saved
         for name in working:
             self.working[name].decide(best[0] == name)
         return best
