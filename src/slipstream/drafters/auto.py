@@ -1,10 +1,10 @@
 """At every step the drafter whose draft promises most tokens a second, or none: chosen online.
 
 What drafters that look n-grams up would have got right shows as soon as the answer goes on, whether
-their draft was verified or not: they are judged without being tried, at every step, or where
-looking up takes long and they do not lead, at every eighth. What they claim of a draft is corrected
-by how their claims have held, so that also how many of its nodes are worth their rows is decided at
-every step. A drafter that must work in order to draft (streams, Medusa heads) is judged by those of
+their draft was verified or not: they are judged without being tried, at every step, or at every
+eighth as long as their drafts save less time than looking them up takes. What they claim of a draft
+is corrected by how their claims have held, so that also how many of its nodes are worth their rows
+is decided at every step. A drafter that must work in order to draft (streams, Medusa heads) is judged by those of
 its drafts that were verified, and has a trial now and then, the more rarely the more of them it has
 lost. What a step costs is measured as it goes.
 """
