@@ -298,6 +298,7 @@ def test_the_same_training_command_gives_the_same_speculator(trained, tmp_path):
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     """Going on from a checkpoint in the middle of an epoch gives bit for bit the same weights."""
     common = [
+        FEW,
         f"data.cache_dir={tmp_path}/answers",
         "callbacks.best.monitor=null",
         "callbacks.best.filename='state-{step}'",
@@ -317,7 +318,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 def test_sprinter_is_compared_with_exact_ways_in_one_command(tmp_path):
     rows = app.infer(
         config_of(
-            "infer", "experiment=sprinter_small", "num_prompts=4", "study.calibration_prompts=8",
+            "infer", "experiment=sprinter_small", "num_prompts=2", "study.calibration_prompts=8",
             f"output_dir={tmp_path}",
         )
     )  # fmt: skip

@@ -114,7 +114,7 @@ def test_folders_of_large_models_are_decoded_by_the_command(tmp_path, tiny_size)
 
 @pytest.mark.exhaustive
 def test_speed_is_measured_over_sizes(tmp_path, tiny_size, monkeypatch):
-    monkeypatch.setattr(scale, "LIMITS", Limits(16))
+    monkeypatch.setattr(scale, "LIMITS", Limits(8))
     rows = app.infer(
         config_of(
             "infer", "study=scale", "study.sizes=[tiny]", "num_prompts=2",

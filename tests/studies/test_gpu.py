@@ -29,10 +29,11 @@ gpu.main(sys.argv[1:])
 @pytest.mark.exhaustive
 def test_the_script_runs_without_hydra(tmp_path):
     out = tmp_path / "gpu.json"
-    command = [sys.executable, "-c", RUN, "--size", "small", "--repeats", "1", "--out", str(out)]
+    given = "--size", "small", "--dtype", "float32", "--repeats", "1", "--out", str(out)
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     run = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, timeout=300,
+        [sys.executable, "-c", RUN, *given],
+        capture_output=True, text=True, cwd=tmp_path, timeout=300,
         env=os.environ | {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
