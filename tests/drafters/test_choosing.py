@@ -142,7 +142,7 @@ def test_trials_become_rarer_until_one_is_won():
         else:
             trials.decide(chosen=False)
     assert all(drafted[:TRIAL]) and not any(drafted[TRIAL : TRIAL + PAUSES[0]])
-    assert sum(drafted) == TRIAL * 7  # after pauses of 24, 48, ... 768 steps
+    assert sum(drafted) == TRIAL * 4  # after pauses of 24, 96 and 384 steps
     trials.decide(chosen=True)
     assert trials.pause == PAUSES[0]
 

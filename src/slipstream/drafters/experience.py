@@ -23,7 +23,7 @@ TRUST = 4.0
 GLANCE = 8
 """A near drafter whose drafts have saved less time than they took drafts at every eighth step
 alone."""
-TRIAL, PAUSES = 6, (24, 768)
+TRIAL, PAUSES = 4, (24, 1536)
 """Steps of a trial, and the shortest and the longest pause between two."""
 FEW, SAMPLES, STALE = 3, 9, 1024
 """Of a number of rows the seconds of so many steps are kept, and for so many steps; of steps
@@ -158,7 +158,7 @@ class Trials:
         if self.idle >= self.pause:
             # The trial must be able to change the verdict.
             self.right, self.steps = self.right / 4, self.steps / 4
-            self.left, self.idle, self.pause = TRIAL, 0, min(2 * self.pause, PAUSES[1])
+            self.left, self.idle, self.pause = TRIAL, 0, min(4 * self.pause, PAUSES[1])
         self.left -= 1
         return self.left >= 0
 
