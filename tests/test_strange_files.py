@@ -31,7 +31,7 @@ from slipstream.training.resuming import Finished, state_of
 from slipstream.training.tracking import Metrics
 
 ROW = json.dumps({"messages": [{"role": "user", "content": "w1"}], "system": "w2"})
-FEW, MANY = 15, 2000
+FEW, MANY = 15, 800
 """Examples of each file in `make test`, and in `make test-all`."""
 
 
