@@ -11,9 +11,11 @@ def test_kills_at_random_moments_lose_nothing():
 
 
 @pytest.mark.exhaustive
-def test_every_kind_of_command_on_a_full_disk():
-    counts = {"kills": len(KINDS), "terms": 0, "interrupts": 0}
-    done = torture(list(KINDS), counts, 1, full=len(KINDS), in_a_row=1)
-    assert done["bit-equal ends"] == len(KINDS)
+def test_commands_on_a_full_disk():
+    """Every third kind; `make torture` fills the disk of each."""
+    kinds = list(KINDS)[::3]
+    counts = {"kills": len(kinds), "terms": 0, "interrupts": 0}
+    done = torture(kinds, counts, 1, full=len(kinds), in_a_row=1)
+    assert done["bit-equal ends"] == len(kinds)
     full = done["full disks"] + done["files at their limit"]
-    assert full == len(KINDS)
+    assert full == len(kinds)
