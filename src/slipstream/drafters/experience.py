@@ -25,7 +25,7 @@ GLANCE = 8
 alone."""
 TRIAL, PAUSES = 4, (24, 1536)
 """Steps of a trial, and the shortest and the longest pause between two."""
-FEW, SAMPLES, STALE = 3, 9, 1024
+FEW, SAMPLES, STALE = 3, 25, 1024
 """Of a number of rows the seconds of so many steps are kept, and for so many steps; of steps
 without drafts the fewest."""
 SIZES = tuple(sorted({2**n for n in range(14)} | {3 * 2**n for n in range(12)}))

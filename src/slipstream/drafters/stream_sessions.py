@@ -38,8 +38,9 @@ class StreamSession(Session):
         threshold, cap = streams.settings.prune_threshold, streams.settings.prune_cap
         if threshold or cap is not None:
             self.visitors.append(Pruning(self.target, speculator, threshold, cap))
-        # (B, T), padded with -1
-        self.texts, self.multiple = None, TEXT_ROOM if self.target.compiled else 1
+        # (B, T), padded with -1, and whether all that is decided stands there
+        self.texts, self.current = None, True
+        self.multiple = TEXT_ROOM if self.target.compiled else 1
         if speculator.copying is not None:
             texts = [request.tokens for request in requests]
             self.texts = right_padded(texts, self.target.device, value=-1)
@@ -58,11 +59,11 @@ class StreamSession(Session):
 
     def draft(self, verified: Verified, budget: int) -> Trees:
         levels, roots = self.speculator.num_streams, verified.next_tokens
+        if budget < 2 or verified.most_room < 2:
+            self.drafted, self.current = Trees.roots(roots), False
+            return self.drafted
         if self.texts is not None:
             self._read(verified)
-        if budget < 2 or verified.most_room < 2:
-            self.drafted = Trees.roots(roots)
-            return self.drafted
         run, given, room = self.streams.drafted, self.stream_states(verified), verified.room
         draws = self.streams.draws and not all(each.sampling.greedy for each in verified.requests)
         if draws or self.lengths is not None:
@@ -80,8 +81,15 @@ class StreamSession(Session):
         return self.drafted
 
     def _read(self, verified: Verified) -> None:
-        """Add the decided tokens to the texts."""
+        """Add the decided tokens to the texts; where steps were left out, all that the host knows."""
         decided = verified.decided
+        if not self.current:
+            verified.host()
+            known = [request.tokens for request in verified.requests]
+            self.texts, self.current = right_padded(known, self.target.device, value=-1), True
+            longest = -(-self.texts.shape[1] // self.multiple) * self.multiple
+            self.texts = _wider(self.texts, longest)
+            return
         missing = max(len(request.tokens) for request in verified.requests) + decided.shape[1]
         if missing > self.texts.shape[1]:
             self.texts = _wider(self.texts, -(-missing // self.multiple) * self.multiple)
@@ -111,6 +119,7 @@ class StreamSession(Session):
         if self.texts is not None:
             widest = max(self.texts.shape[1], other.texts.shape[1])
             self.texts = torch.cat([_wider(texts, widest) for texts in (self.texts, other.texts)])
+            self.current = self.current and other.current
         if self.lengths is not None:
             self.lengths.join(other.lengths)
         self.drafted = self.drafted.join(other.drafted)
