@@ -4,9 +4,9 @@ What drafters that look n-grams up would have got right shows as soon as the ans
 their draft was verified or not: they are judged without being tried, at every step, or at every
 eighth as long as their drafts save less time than looking them up takes. What they claim of a draft
 is corrected by how their claims have held, so that also how many of its nodes are worth their rows
-is decided at every step. A drafter that must work in order to draft (streams, Medusa heads) is judged by those of
-its drafts that were verified, and has a trial now and then, the more rarely the more of them it has
-lost. What a step costs is measured as it goes.
+is decided at every step. A drafter that must work in order to draft (streams, Medusa heads) is
+judged by those of its drafts that were verified, and has a trial now and then, the more rarely the
+more of them it has lost. What a step costs is measured as it goes.
 """
 
 import time

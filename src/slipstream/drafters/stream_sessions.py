@@ -81,7 +81,7 @@ class StreamSession(Session):
         return self.drafted
 
     def _read(self, verified: Verified) -> None:
-        """Add the decided tokens to the texts; where steps were left out, all that the host knows."""
+        """Add the decided tokens to the texts; after steps without drafts, all the host knows."""
         decided = verified.decided
         if not self.current:
             verified.host()
