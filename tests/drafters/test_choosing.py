@@ -20,6 +20,7 @@ from slipstream.drafters.base import Attached, AttachedHost, Drafter, Session
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.experience import FEW, PAUSES, TRIAL, Experience, Trials
 from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.drafters.stream_sessions import StreamSession
 from slipstream.drafters.streaming import Streaming
 
 PROMPT = [3, 14, 15, 9, 26, 5, 3, 14, 15]
@@ -205,6 +206,30 @@ def test_streams_and_lookups_in_turn_and_in_batches(target):
         answers = engine.generate_batch(batch)
         assert [each.ids for each in answers] == [plain.generate(ids).ids for ids in batch]
     assert set(chosen) == {"streaming", "plain", "unispec", "prompt_lookup"}
+
+
+def test_streams_that_draft_again_read_what_was_decided_meanwhile(target, monkeypatch):
+    """Scores of copies look tokens up in the text."""
+    speculator = tiny_speculator(target, seed=2, copy_scores=True)
+    parts = {"streaming": Streaming(speculator, "deferred", 2), "unispec": unispec()}
+    engine = Engine(target, Auto(parts), Sampling(), Limits(30), 8)
+    turn, read, wholes = count(), StreamSession._read, []
+
+    def choice(*_):
+        return ("plain", 1) if next(turn) % 5 < 3 else ("streaming", 8)
+
+    def checked(session, verified):
+        read(session, verified)
+        verified.host()
+        for text, request in zip(session.texts.tolist(), verified.requests, strict=True):
+            known = len(request.tokens)
+            wholes.append(text[:known] == request.tokens and set(text[known:]) <= {-1})
+
+    engine.attached.record.choice = choice
+    engine.attached.record.working = {"streaming": Trials()}
+    monkeypatch.setattr(StreamSession, "_read", checked)
+    engine.generate_batch([PROMPT, PROMPT[:3]])
+    assert len(wholes) > 6 and all(wholes)
 
 
 def test_a_call_by_name():

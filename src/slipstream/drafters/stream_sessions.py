@@ -82,20 +82,21 @@ class StreamSession(Session):
 
     def _read(self, verified: Verified) -> None:
         """Add the decided tokens to the texts; after steps without drafts, all the host knows."""
-        decided = verified.decided
+        decided, known = verified.decided, [request.tokens for request in verified.requests]
         if not self.current:
             verified.host()
-            known = [request.tokens for request in verified.requests]
-            self.texts, self.current = right_padded(known, self.target.device, value=-1), True
-            longest = -(-self.texts.shape[1] // self.multiple) * self.multiple
-            self.texts = _wider(self.texts, longest)
+            self.texts = self._roomy(right_padded(known, decided.device, value=-1))
+            self.current = True
             return
-        missing = max(len(request.tokens) for request in verified.requests) + decided.shape[1]
-        if missing > self.texts.shape[1]:
-            self.texts = _wider(self.texts, -(-missing // self.multiple) * self.multiple)
+        self.texts = self._roomy(self.texts, max(map(len, known)) + decided.shape[1])
         first = verified.cache.ends + 1 - verified.counts
         places = first[:, None] + torch.arange(decided.shape[1], device=decided.device)
         self.texts = self.texts.scatter(1, places, decided)
+
+    def _roomy(self, texts: torch.Tensor, length: int = 0) -> torch.Tensor:
+        """(B, T) texts with room for `length` tokens, a multiple of `multiple`."""
+        length = max(length, texts.shape[1])
+        return _wider(texts, -(-length // self.multiple) * self.multiple)
 
     def _wanted(self, logits: torch.Tensor) -> torch.Tensor:
         """(B,): how deep the rules want each tree, from (B, levels, V) logits; the host waits."""
