@@ -129,3 +129,15 @@ def come_and_go(decoder, prompts: list[list[int]], seed: int) -> list[list[int]]
         elif decoder.running:
             decoder.step()
     return [request.answer.ids for request in requests]
+
+
+class Dispatches(TorchDispatchMode):
+    """Counts calls of operators, views too; a replay is none of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.count += 1
+        return function(*arguments, **(options or {}))

@@ -3,9 +3,8 @@ into and out of them do."""
 
 import pytest
 import torch
-from tests.graphs import stand_in
+from tests.graphs import Dispatches, stand_in
 from tests.tiny import tiny_speculator, tiny_target
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
@@ -15,18 +14,6 @@ from slipstream.targets import compiled
 from slipstream.targets.compiled import compile_target
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-
-
-class Dispatches(TorchDispatchMode):
-    """Counts calls of operators, views too; a replay is none of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        self.count += 1
-        return function(*arguments, **(options or {}))
 
 
 @pytest.fixture

@@ -3,9 +3,8 @@
 from statistics import median
 
 import pytest
-from tests.graphs import stand_in
+from tests.graphs import Dispatches, stand_in
 from tests.tiny import tiny_target
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
@@ -16,16 +15,8 @@ from slipstream.targets import compiled
 from slipstream.targets.compiled import compile_target
 
 
-class Operations(TorchDispatchMode):
+class Operations(Dispatches):
     """A clock that a tenth of a second of goes by with every operation."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += 1
-        return function(*args, **(kwargs or {}))
 
     def perf_counter(self) -> float:
         return self.count / 10
