@@ -220,6 +220,8 @@ def main() -> None:
     given = parser.parse_args()
     started = time.monotonic()
     counts = {name: getattr(given, name) for name in SIGNALS}
+    # What a shell starts in the background ignores Ctrl-C, and so would all that is started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     done = torture(given.kinds, counts, given.seed, given.full)
     print(json.dumps({**done, "seconds": round(time.monotonic() - started)}))
 
