@@ -10,6 +10,7 @@ made; --out has them as JSON.
 
 import argparse
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import product
@@ -272,7 +273,11 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
         if time.perf_counter() - started >= 60 * given.minutes:
             skipped.append({"part": title})
             continue
-        found[title] = part()
+        try:
+            found[title] = part()
+        except Exception as error:  # the device may not come again: the other parts run
+            traceback.print_exc()
+            found[title] = [{"failed": f"{type(error).__name__}: {error}"[:200]}]
         _show(f"{title} ({time.perf_counter() - started:.0f} s since the start)", found[title])
         write_json(given.out, found)
     if skipped:

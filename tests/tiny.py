@@ -1,5 +1,6 @@
 """Tiny random models of every family, for tests."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -15,6 +16,8 @@ from slipstream.targets.lora import LoraSettings
 from slipstream.targets.target import Target
 
 VOCABULARY = 40
+# Where tiny models run: `make gpu-test` tries some tests of the CPU on a CUDA device.
+DEVICE = os.environ.get("SLIPSTREAM_TEST_DEVICE", "cpu")
 ARCHITECTURES = {
     "llama": dict(
         model_type="llama",
@@ -85,7 +88,8 @@ def tiny_target(architecture: str = "llama", seed: int = 0, **changes) -> Target
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.25)
-    return Target(model.double().eval().requires_grad_(False), name=f"tiny-{architecture}")
+    model = model.double().eval().requires_grad_(False).to(DEVICE)
+    return Target(model, name=f"tiny-{architecture}")
 
 
 def tiny_speculator(target: Target, seed: int = 0, **arguments) -> StreamingSpeculator:
@@ -98,7 +102,7 @@ def tiny_speculator(target: Target, seed: int = 0, **arguments) -> StreamingSpec
     with torch.no_grad():
         for parameter in speculator.parameters():
             parameter.normal_(std=0.3)
-    return speculator
+    return speculator.to(target.device)
 
 
 def random_tree(num_nodes: int, generator: torch.Generator) -> DraftTree:

@@ -98,9 +98,10 @@ def draft_of(seed: int) -> Target:
 
 def generated(target: Target, prompt: tuple[int, ...], count: int, ends: list[int]) -> list[int]:
     """The tokens of transformers' own `generate`."""
+    ids = torch.tensor([prompt], device=target.device)
     output = target.model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        ids,
+        attention_mask=torch.ones_like(ids),
         max_new_tokens=count,
         do_sample=False,
         pad_token_id=0,

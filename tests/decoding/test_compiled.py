@@ -416,3 +416,27 @@ def test_joining_copies_those_alone_that_join(cuda, replayed):
     assert grown is not first and (grown.capacity, grown.batch_size) == (first.capacity, 4)
     del first
     assert joined(target, grown, target.new_cache(20, 1)) is grown and len(grown.lengths) == 4
+
+
+class Changing(Engine):
+    """Trees that are roots alone every other time, as a busy server has them."""
+
+    steps = 0
+
+    def allowed(self, count: int) -> int:
+        self.steps += 1
+        return 6 if self.steps % 2 else 1
+
+    def widths(self, width: int) -> int:
+        return width
+
+
+@pytest.mark.parametrize("schedule", ["fused", "deferred"])
+def test_what_pads_a_batch_is_a_text_as_well(replayed, schedule):
+    """Of three texts a graph has four. What the fourth refers to must exist, also where trees are
+    roots alone: a device would stop for good."""
+    plain = PlainDecoder(tiny_target(), Sampling(), LIMITS)
+    expected = [plain.generate(ids).ids for ids in BATCH]
+    target = replayed(tiny_target())
+    decoder = Changing(target, streams(target, schedule), Sampling(), LIMITS, 6)
+    assert [each.ids for each in decoder.generate_batch(BATCH)] == expected

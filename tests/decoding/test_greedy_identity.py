@@ -53,9 +53,10 @@ class AttachedRandomTrees(AttachedHost):
 
 def reference(target, prompt: list[int], count: int = NUM_TOKENS) -> list[int]:
     """Greedy tokens of transformers' `generate`, for a target that never ends by itself."""
+    ids = torch.tensor([prompt], device=target.device)
     output = target.model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        ids,
+        attention_mask=torch.ones_like(ids),
         max_new_tokens=count,
         do_sample=False,
         pad_token_id=0,

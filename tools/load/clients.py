@@ -90,7 +90,7 @@ def load(
             [*command, "-t", f"{max(1, round(seconds))}s"],
             cwd=ROOT, env=os.environ | told, capture_output=True, text=True,
         )  # fmt: skip
-        found = {each["name"]: each for each in json.loads(done.stdout)}
+        found = {each["name"]: each for each in json.loads(done.stdout or "[]")}
         if "answer" not in found:
             sys.exit(f"nothing was answered: {done.stderr[-2000:]}")
         count = int(started.read_text())

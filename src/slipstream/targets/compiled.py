@@ -204,8 +204,9 @@ class _Graph:
     """
 
     def __init__(self, run: Callable, inputs: Sequence, batch: int, pool: object, device):
-        # Ones: rows that see nothing would find no number.
-        self._inputs = [given.new_ones(batch, *given.shape[1:]) for given in inputs]
+        # The others are texts, too: rows that see nothing would find no number, and what refers to
+        # no row would stop the device.
+        self._inputs = [given[:1].repeat(batch, *[1] * (given.ndim - 1)) for given in inputs]
         self._copy_in(inputs)
         with torch.cuda.device(device):
             beside = _stream(device)

@@ -117,12 +117,12 @@ def _available(device: str) -> str:
         own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
         device = own if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
-        if torch.device(device).type == "cuda":  # streams and graphs take the current device
-            torch.cuda.set_device(device)
+        found = torch.empty(0, device=device).device  # 'cuda' is the first of them
+        if found.type == "cuda":  # streams and graphs take the current device
+            torch.cuda.set_device(found)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"target.device: {device!r} is not available here; try 'cpu'") from error
-    return device
+    return str(found)
 
 
 def _tensor_parallel_options(device_map, quantization) -> dict[str, object]:
