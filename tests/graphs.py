@@ -82,7 +82,7 @@ class Cuda:
         return self.current or Stream(self.within)
 
     @contextmanager
-    def graph(self, graph: Graph, pool: object, stream: Stream):
+    def graph(self, graph: Graph, pool: object, stream: Stream, capture_error_mode: str):
         """As the allocator: a pool lives as long as a graph of it, and is not opened again."""
         assert stream.device == self.within and stream.busy, "no warm-up on the capture's stream"
         known = self.pools.get(pool)

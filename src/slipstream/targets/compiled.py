@@ -216,7 +216,9 @@ class _Graph:
                     run(*self._inputs)
             torch.cuda.current_stream().wait_stream(beside)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=pool, stream=beside):
+            # What other threads do meanwhile (a server's, a loader's) is no part of it.
+            capture = dict(pool=pool, stream=beside, capture_error_mode="thread_local")
+            with torch.cuda.graph(self._graph, **capture):
                 self._found = run(*self._inputs)
 
     def _copy_in(self, inputs: Sequence[torch.Tensor]) -> None:
