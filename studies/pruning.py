@@ -123,6 +123,8 @@ class Calibration:
 class _LookingOn(Pruning):
     """The pruning visitor, which remembers what it would have seen."""
 
+    replays = False
+
     @contextmanager
     def visit(self, rows: Rows) -> Iterator[Rows]:
         if rows.trees is not None:

@@ -183,19 +183,23 @@ def shapes(monkeypatch) -> set[tuple]:
     and slots, over which buffers."""
     found, run, replay = set(), CompiledLayers.__call__, CompiledLayers.replayed
 
+    def kept(layers, cache):  # not those of requests that are yet to join
+        return not layers._capturing and cache.layers is layers._buffers.layers
+
     def seen(layers, modules, rows, cache):
-        if rows.repeats and cache.layers is layers._buffers.layers:  # not of those that join
+        if rows.repeats and kept(layers, cache):
             sizes = rows.hidden.shape[1], rows.num_nodes, rows.mask.shape[-1]
             batch, address = PADDED[len(rows.hidden)], cache.layers[0][0].data_ptr()
             found.add((id(modules[0]), len(modules), batch, sizes, address))
         return run(layers, modules, rows, cache)
 
-    def part(layers, function, settings, *inputs):
-        sizes = tuple(given.shape[1:] for given in inputs)
-        address = layers._buffers.layers[0][0].data_ptr()
-        told = tuple(each for each in settings if not isinstance(each, tuple))  # not samplings
-        found.add((id(layers), (function, told), PADDED[len(inputs[0])], sizes, address))
-        return replay(layers, function, settings, *inputs)
+    def part(layers, function, settings, *inputs, cache=None):
+        if kept(layers, cache or layers._buffers):
+            sizes = tuple(given.shape[1:] for given in inputs)
+            address = layers._buffers.layers[0][0].data_ptr()
+            told = tuple(each for each in settings if not isinstance(each, tuple))  # not samplings
+            found.add((id(layers), (function, told), PADDED[len(inputs[0])], sizes, address))
+        return replay(layers, function, settings, *inputs, cache=cache)
 
     monkeypatch.setattr(CompiledLayers, "__call__", seen)
     monkeypatch.setattr(CompiledLayers, "replayed", part)

@@ -185,7 +185,7 @@ def test_one_number_for_two_depths_is_not_plain_sampling(monkeypatch):
     monkeypatch.setattr(
         Batch,
         "points",
-        lambda batch, numbers, depths: points(batch, numbers, torch.zeros_like(depths)),
+        lambda batch, numbers, count: points(batch, numbers, 1).expand(-1, count),
     )
     engine = Engine(target, RandomTrees(prompt + plain, 1), Sampling(0.7), Limits(NUM_TOKENS), 9)
     assert engine.generate(prompt, 11).ids != plain

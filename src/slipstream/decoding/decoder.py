@@ -161,7 +161,7 @@ class Decoder(ABC):
         rows = read_on(target, parts, batch.cache, batch.session.visitors, last)
         each = torch.arange(len(last), device=last.device)
         logits = target.logits(rows.hidden[each, last])
-        points = batch.deciding(torch.zeros_like(last)[:, None])
+        points = batch.deciding(1)
         tokens = choose(batch.samplings, logits[:, None], *points)[:, 0]
         emitted = told(tokens, logits)
         self._decided(batch, _of_prompts(batch, rows, parts, last, tokens, emitted))

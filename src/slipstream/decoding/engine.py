@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from slipstream.core.cache import StepCache
 from slipstream.core.masks import tree_mask
 from slipstream.core.sampling import Sampling, distributions
 from slipstream.core.settings import Budget, checked
@@ -17,7 +18,7 @@ from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering, Batch, choose
 from slipstream.drafters.base import Attached, Drafter, Session, Verified
 from slipstream.targets.compiled import compile_like
-from slipstream.targets.rows import HiddenTap, Rows
+from slipstream.targets.rows import HiddenTap, LayerVisitor, Rows
 from slipstream.targets.target import Target
 
 
@@ -63,76 +64,72 @@ class Engine(Decoder):
             request.count(width, count - 1)
 
     def _forward(self, batch: Batch) -> Rows:
-        """All trees in one forward."""
-        cache, trees, visitors = batch.cache, batch.trees, batch.session.visitors
+        """All trees in one forward, and where it led."""
+        cache, trees, visitors = batch.cache, batch.trees, tuple(batch.session.visitors)
         if self.target.compiled is not None:
             trees = batch.trees = trees.alike(self.widths(trees.width))
+        samplings = batch.samplings if trees.drawn is None or batch.greedy else None
+        # Graphs know no places of requests.
+        often = len(batch.samplings) == 1 and all(each.replays for each in visitors)
         level = cache.level and self.target.compiled is None
-        if level and trees.width == 1 and all(isinstance(each, HiddenTap) for each in visitors):
-            positions, mask = cache.ends[:, None], None  # roots alone see all that is committed
-        else:
-            settings = trees.depth, cache.slots, level, self.target.max_positions
-            given = trees.tokens, trees.parents, trees.confidences, cache.ends
-            found = self.target.replayed(_placed, settings, *given)
-            trees.depths, trees.ancestors, positions, mask = found
-        return self.target.forward(
-            trees.tokens,
-            positions,
-            mask,
-            cache,
-            visitors,
-            trees=trees,
-            repeats=True,
-            readout=self.target.node_logits,
-        )
+        settings = self.target, visitors, trees.depth, cache.slots, level, samplings
+        given = trees.tokens, trees.parents, trees.confidences, cache.ends, batch.room
+        given += batch.deciding(trees.depth + 1)
+        rows = self.target.replayed(_run, settings, *given, often=often, cache=cache)
+        if samplings is None:
+            rows.trees.drawn = trees.drawn
+        return rows
 
     def _verify(self, batch: Batch, rows: Rows) -> Verified:
         """Accepted paths and next tokens."""
-        trees, logits = rows.trees, rows.outcome
-        if trees.drawn is None or batch.greedy:
-            given = *trees.columns, batch.room, logits, *batch.deciding(trees.depths)
-            settings = batch.samplings, trees.depth
-            # Graphs know no places of requests; and pruned rows without a cap differ in number from
-            # step to step.
-            often = rows.repeats and len(batch.samplings) == 1
-            found = self.target.replayed(_followed, settings, *given, often=often)
-        else:
-            depths = torch.arange(trees.depth + 1, device=trees.tokens.device)
-            depths = depths.expand(len(trees), -1)
-            siblings = batch.keep[: trees.drawn.siblings]
-            accept = torch.stack([batch.points(numbers, depths) for numbers in siblings], -1)
-            decide = batch.points(batch.decide, depths)
+        trees, (logits, *found) = rows.trees, rows.outcome
+        if not found:
+            count, siblings = trees.depth + 1, batch.keep[: trees.drawn.siblings]
+            accept = torch.stack([batch.points(numbers, count) for numbers in siblings], -1)
+            decide = batch.points(batch.decide, count)
             probabilities = distributions(batch.samplings, logits)
             last, tokens = keep_or_reject(trees, probabilities, accept, decide)
             found = _outcome(trees, last, tokens, batch.room, logits)
         return batch.verified("verify", trees, rows, logits, *found)
 
 
-# Parts of a step between the layers: functions of tensors alone, so that they may be replayed.
+def _run(
+    cache: StepCache,
+    target: Target,
+    visitors: tuple[LayerVisitor, ...],
+    depth: int,
+    slots: int,
+    level: bool,
+    samplings: tuple[Sampling, ...] | None,
+    *given: torch.Tensor,
+) -> Rows:
+    """The forward of trees: a function of tensors alone, so that it may be replayed.
 
-
-def _placed(
-    depth: int, slots: int, level: bool, max_positions: int, *given: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """Depths, ancestors, positions and mask of trees. given: their tokens, parents, confidences,
-    and the ends of what is committed; level: whether these are all at `slots`."""
-    *trees, ends = given
-    trees = Trees(*trees, depth)
-    # Nodes beyond the context's end (lookahead branches may be) are never emitted.
-    positions = (trees.depths + ends[:, None]).clamp(max=max_positions - 1)
-    mask = tree_mask(trees.ancestors, slots, None if level else ends)
-    return trees.depths, trees.ancestors, positions, mask
-
-
-def _followed(
-    samplings: tuple[Sampling, ...], depth: int, *given: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """`_outcome` of trees that are followed. given: their columns, the room, the logits after the
-    nodes and, unless all requests are greedy, the numbers that decide."""
-    *columns, room, logits = given[:7]
-    trees, choices = Trees.known(columns, depth), choose(samplings, logits, *given[7:])
-    last = follow(trees, choices)
-    return _outcome(trees, last, choices.gather(1, last[:, None])[:, 0], room, logits)
+    level: whether all that is committed ends at `slots`; samplings: None for children that were
+    drawn, which are not followed; given: the trees' tokens, parents and confidences, the ends of
+    what is committed, the room and, unless all requests are greedy, the numbers that decide at each
+    depth. The outcome of the rows has the logits after the nodes, and what `_outcome` says.
+    """
+    tokens, parents, confidences, ends, room, *deciding = given
+    trees = Trees(tokens, parents, confidences, depth)
+    if level and trees.width == 1 and all(isinstance(each, HiddenTap) for each in visitors):
+        positions, mask = ends[:, None], None  # roots alone see all that is committed
+    else:
+        # Nodes beyond the context's end (lookahead branches may be) are never emitted.
+        positions = (trees.depths + ends[:, None]).clamp(max=target.max_positions - 1)
+        mask = tree_mask(trees.ancestors, slots, None if level else ends)
+    way = dict(trees=trees, repeats=True, readout=target.node_logits)
+    rows = target.forward(tokens, positions, mask, cache, visitors, **way)
+    trees, logits, followed = rows.trees, rows.outcome, ()
+    if samplings is not None:
+        points = [numbers.gather(1, trees.depths) for numbers in deciding]
+        choices = choose(samplings, logits, *points)
+        last = follow(trees, choices)
+        followed = _outcome(trees, last, choices.gather(1, last[:, None])[:, 0], room, logits)
+    # What nobody asks for after the layers is not brought out of a graph.
+    rows.mask = rows.owners = rows.readout = rows.acting = None
+    rows.outcome, rows.prepared = (logits, *followed), (None, None)
+    return rows
 
 
 def _outcome(

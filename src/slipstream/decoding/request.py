@@ -115,16 +115,15 @@ class Batch:
                 numbers[place, :size, 1:] = request.chance.keep[:size]
             self.decide, *self.keep = on_device(numbers, device).unbind(-1)
 
-    def points(self, numbers: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
-        """(B, M) of the uniform numbers that belong to the places `depths` (B, M) behind the
-        answers so far."""
-        places = (self.sizes - self.room)[:, None] + depths
+    def points(self, numbers: torch.Tensor, count: int) -> torch.Tensor:
+        """(B, count) of the uniform numbers, those of the next places of each answer."""
+        places = (self.sizes - self.room)[:, None] + torch.arange(count, device=numbers.device)
         return numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))
 
-    def deciding(self, depths: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What `choose` needs to draw tokens (B, M) places behind the answers so far: their uniform
-        numbers, unless all requests are greedy."""
-        return () if self.greedy else (self.points(self.decide, depths),)
+    def deciding(self, count: int) -> tuple[torch.Tensor, ...]:
+        """What `choose` needs to draw the tokens of the next places: their uniform numbers, unless
+        all requests are greedy."""
+        return () if self.greedy else (self.points(self.decide, count),)
 
     def verified(self, share: str, trees: Trees, rows: Rows, logits, *found) -> Verified:
         """What was verified in a forward; share: of the time, into which the wait for it falls;

@@ -5,12 +5,13 @@ device, unless a rule for the draft length must look.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 
+from slipstream.core.cache import StepCache
 from slipstream.core.transfer import on_device, right_padded
 from slipstream.core.trees import Trees, survivors
 from slipstream.drafters.base import Attached, Request, Session, Verified
@@ -27,17 +28,20 @@ shapes; elsewhere they are as long as they must be."""
 class StreamSession(Session):
     """Trees from streams; subclasses say when these run.
 
-    streams: `AttachedStreaming`; speculator: of those that a tree of `budget` nodes has levels for.
+    streams: `AttachedStreaming`; speculator: of those that a tree of `budget` nodes has levels for;
+    visitors: their part in the forward, the same for all sessions.
     """
 
     def __init__(
-        self, streams: Attached, speculator: StreamSteps, requests: Sequence[Request], budget: int
+        self,
+        streams: Attached,
+        speculator: StreamSteps,
+        visitors: Sequence[LayerVisitor],
+        requests: Sequence[Request],
+        budget: int,
     ):
         self.streams, self.speculator, self.target = streams, speculator, streams.target
-        self.visitors: list[LayerVisitor] = []
-        threshold, cap = streams.settings.prune_threshold, streams.settings.prune_cap
-        if threshold or cap is not None:
-            self.visitors.append(Pruning(self.target, speculator, threshold, cap))
+        self.visitors = list(visitors)
         # (B, T), padded with -1, and whether all that is decided stands there
         self.texts, self.current = None, True
         self.multiple = TEXT_ROOM if self.target.compiled else 1
@@ -49,9 +53,22 @@ class StreamSession(Session):
             self.lengths = Lengths(streams.length, len(requests))
         self.drafted: Trees | None = None
 
+    @staticmethod
     @abstractmethod
-    def stream_states(self, verified: Verified) -> torch.Tensor:
-        """(B, gamma, D): the streams of the last accepted nodes, before the final norm."""
+    def visitor(target: Target, speculator: StreamSteps) -> LayerVisitor:
+        """The streams' own part in the verifying forward."""
+
+    @abstractmethod
+    def asked(self, verified: Verified) -> tuple[torch.Tensor, ...]:
+        """What `states` needs of the last accepted nodes."""
+
+    @staticmethod
+    @abstractmethod
+    def states(
+        streams: Attached, cache: StepCache, speculator: StreamSteps, slots: int, *asked
+    ) -> torch.Tensor:
+        """(B, gamma, D): the streams of these nodes, before the final norm; slots: before the rows
+        that are staged. A function of tensors alone, so that it may be replayed."""
 
     def ask(self, verified: Verified) -> None:
         if self.lengths is not None and self.drafted is not None:
@@ -64,21 +81,33 @@ class StreamSession(Session):
             return self.drafted
         if self.texts is not None:
             self._read(verified)
-        run, given, room = self.streams.drafted, self.stream_states(verified), verified.room
+        room, texts = verified.room, () if self.texts is None else (self.texts,)
         draws = self.streams.draws and not all(each.sampling.greedy for each in verified.requests)
-        if draws or self.lengths is not None:
-            run, given = self.streams.grown, self.target.logits(given)
+        if not draws and self.lengths is None:
+            found = self._replayed(self.streams.drafted, verified, (budget,), roots, room, *texts)
+            self.drafted = Trees(*found, levels)
+            return self.drafted
+        logits = self._replayed(self.streams.logits, verified)
         if self.lengths is not None:
-            wanted = self._wanted(given[:, : verified.most_room - 1])
+            wanted = self._wanted(logits[:, : verified.most_room - 1])
             room = torch.minimum(room, wanted + 1)
         if draws:
-            given = given, roots, room, self.texts
+            given = logits, roots, room, self.texts
             self.drafted = self.streams.drawn(verified.requests, budget, *given)
             return self.drafted
-        given = given, roots, room, *(() if self.texts is None else (self.texts,))
-        found = self.target.replayed(run, (budget,), *given)
+        found = self.target.replayed(self.streams.grown, (budget,), logits, roots, room, *texts)
         self.drafted = Trees(*found, levels)
         return self.drafted
+
+    def _replayed(
+        self, run: Callable, verified: Verified, settings: tuple = (), *given: torch.Tensor
+    ) -> object:
+        """`run`, of `AttachedStreaming`, with the states of the streams."""
+        cache, asked = verified.cache, self.asked(verified)
+        settings = type(self), len(asked), self.speculator, cache.slots, *settings
+        often = verified.rows.repeats
+        with cache.scratch():
+            return self.target.replayed(run, settings, *asked, *given, often=often, cache=cache)
 
     def _read(self, verified: Verified) -> None:
         """Add the decided tokens to the texts; after steps without drafts, all the host knows."""
@@ -129,54 +158,58 @@ class StreamSession(Session):
 class FusedSession(StreamSession):
     """Every node of the verifying forward carries streams."""
 
-    def __init__(self, streams, speculator, requests, budget):
-        super().__init__(streams, speculator, requests, budget)
-        self.visitors.append(AddedStreams(self.target, speculator))
+    def __init__(self, streams, speculator, visitors, requests, budget):
+        super().__init__(streams, speculator, visitors, requests, budget)
         self.extra_rows = speculator.num_streams * budget
 
-    def stream_states(self, verified: Verified) -> torch.Tensor:
+    @staticmethod
+    def visitor(target: Target, speculator: StreamSteps) -> AddedStreams:
+        return AddedStreams(target, speculator)
+
+    def asked(self, verified: Verified) -> tuple[torch.Tensor, ...]:
         rows = verified.rows
-        streams = rows.hidden[:, rows.num_nodes :].unflatten(1, (-1, self.speculator.num_streams))
         # Of a prompt, the last row alone carries streams.
         carrier = torch.zeros_like(verified.last) if verified.prompt else verified.last
-        return streams[verified.each, carrier]
+        return rows.hidden[:, rows.num_nodes :], carrier
+
+    @staticmethod
+    def states(streams, cache, speculator, slots, *asked) -> torch.Tensor:
+        rows, carrier = asked
+        rows = rows.unflatten(1, (-1, speculator.num_streams))
+        return rows[torch.arange(len(rows), device=rows.device), carrier]
 
 
 class DeferredSession(StreamSession):
     """The streams of the last accepted nodes run in a pass of their own, after the commit."""
 
-    def __init__(self, streams, speculator, requests, budget):
-        super().__init__(streams, speculator, requests, budget)
-        self.tap = HiddenTap(speculator.first_layer)
-        self.visitors.append(self.tap)
+    def __init__(self, streams, speculator, visitors, requests, budget):
+        super().__init__(streams, speculator, visitors, requests, budget)
         self.extra_rows = speculator.num_streams + 1
 
-    def stream_states(self, verified: Verified) -> torch.Tensor:
-        last, rows, cache = verified.last, verified.rows, verified.cache
+    @staticmethod
+    def visitor(target: Target, speculator: StreamSteps) -> HiddenTap:
+        return HiddenTap(speculator.first_layer)
+
+    def asked(self, verified: Verified) -> tuple[torch.Tensor, ...]:
+        """States before the MSA layers; (B,) the nodes' places among them, and after these layers;
+        roots, positions of the rows after them, and the ends of what is committed."""
+        last, rows, layer = verified.last, verified.rows, self.speculator.first_layer
         tapped = last
-        if rows.kept is not None and rows.kept_from > self.tap.layer:
+        if rows.kept is not None and rows.kept_from > layer:
             tapped = rows.kept[verified.each, last]
         positions = rows.positions.expand(len(last), -1)
-        given = self.tap.hidden, tapped, last, verified.next_tokens, positions, cache.ends
-        speculator, target = self.speculator, self.target
-        with cache.scratch():
-            settings = speculator, target, cache.slots
-            begun = target.replayed(_begun, settings, *given, often=rows.repeats)
-            return speculator.run_begun(target, begun, cache, self.streams.merged)
+        roots, ends = verified.next_tokens, verified.cache.ends
+        return rows.seen[layer], tapped, last, roots, positions, ends
 
-
-def _begun(
-    speculator: StreamSteps, target: Target, slots: int, *given: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """`StreamSteps.begun` of the last accepted nodes alone. given: states before the MSA layers;
-    (B,) the nodes' places among them, and after these layers; roots, positions of the rows after
-    them, and the ends of what is committed."""
-    hidden, tapped, last, roots, positions, ends = given
-    each = torch.arange(len(last), device=last.device)
-    seen = torch.arange(slots, device=last.device) < ends[:, None]
-    hidden, positions = hidden[each, tapped], positions[each, last]
-    place = hidden[:, None], roots[:, None], positions[:, None], seen[:, None, None]
-    return speculator.begun(target, *place)
+    @staticmethod
+    def states(streams, cache, speculator, slots, *asked) -> torch.Tensor:
+        hidden, tapped, last, roots, positions, ends = asked
+        each = torch.arange(len(last), device=last.device)
+        seen = torch.arange(slots, device=last.device) < ends[:, None]
+        hidden, positions = hidden[each, tapped], positions[each, last]
+        place = hidden[:, None], roots[:, None], positions[:, None], seen[:, None, None]
+        begun = speculator.begun(streams.target, *place)
+        return speculator.run_begun(streams.target, begun, cache, streams.merged)
 
 
 class Pruning:
@@ -192,6 +225,10 @@ class Pruning:
         self.threshold, self.cap = threshold, cap
         self.layer = speculator.pruning_layer
         self.counts = target.device.type == "cpu"
+
+    @property
+    def replays(self) -> bool:
+        return self.cap is not None or not self.counts
 
     @contextmanager
     def visit(self, rows: Rows) -> Iterator[Rows]:

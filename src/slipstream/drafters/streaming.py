@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 
+from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.core.growth import grow
 from slipstream.core.sampling import SIBLINGS
@@ -24,12 +25,18 @@ from slipstream.core.trees import Trees
 from slipstream.drafters.base import Attached, Drafter, Request
 from slipstream.drafters.draft_length import DraftLength, check_length
 from slipstream.drafters.drawn_streams import drawn_trees
-from slipstream.drafters.stream_sessions import DeferredSession, FusedSession, StreamSession
+from slipstream.drafters.stream_sessions import (
+    DeferredSession,
+    FusedSession,
+    Pruning,
+    StreamSession,
+)
 from slipstream.speculators.checkpoint import opened
 from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.lora import merge
 from slipstream.targets.packed import RoundedLinear, is_packed, matrix_of, rounding_pays
+from slipstream.targets.rows import LayerVisitor
 from slipstream.targets.target import Target
 
 SCHEDULES = ("auto", "fused", "deferred")
@@ -110,6 +117,7 @@ class AttachedStreaming(Attached):
         self.details = f"{schedule}: {', '.join(additions) or 'no additions'}"
         self.length = settings.length and settings.length.attach()
         self._first_streams = {speculator.num_streams: speculator}
+        self._visitors: dict[StreamingSpeculator, list[LayerVisitor]] = {}
         self.merged = self.pairs = None
         self.head = target.head
         if rounding_pays(self.head, target.dtype):
@@ -121,7 +129,13 @@ class AttachedStreaming(Attached):
 
     def start(self, requests: Sequence[Request], budget: int) -> StreamSession:
         kind = FusedSession if self.schedule == "fused" else DeferredSession
-        return kind(self, self._reaching(budget - 1), requests, budget)
+        speculator, settings = self._reaching(budget - 1), self.settings
+        if speculator not in self._visitors:
+            made = self._visitors[speculator] = [kind.visitor(self.target, speculator)]
+            if settings.prune_threshold or settings.prune_cap is not None:
+                cut = settings.prune_threshold, settings.prune_cap
+                made.insert(0, Pruning(self.target, speculator, *cut))
+        return kind(self, speculator, self._visitors[speculator], requests, budget)
 
     def forget(self) -> None:
         if self.length is not None:
@@ -140,10 +154,16 @@ class AttachedStreaming(Attached):
             self._first_streams[count] = fewer.placed(self.target).eval()
         return self._first_streams[count]
 
-    def drafted(self, budget: int, states: torch.Tensor, *given) -> tuple:
-        """`grown`, from the (B, gamma, D) states of the streams."""
+    def drafted(self, cache: StepCache, kind, count: int, speculator, slots, budget, *given):
+        """`grown`, from what the streams of the session's `kind` ask for, the first `count`."""
+        asked, given = given[:count], given[count:]
+        states = kind.states(self, cache, speculator, slots, *asked)
         logits = self.head(self.target.norm(states)).to(states.device)
         return self.grown(budget, logits, *given)
+
+    def logits(self, cache: StepCache, kind, _, speculator, slots, *asked) -> torch.Tensor:
+        """(B, gamma, V) of the target's own head, from what these streams ask for."""
+        return self.target.logits(kind.states(self, cache, speculator, slots, *asked))
 
     def grown(
         self,

@@ -8,6 +8,7 @@ to grow. The eager layers are the reference; prompts, rows that are pruned witho
 and training run eagerly.
 """
 
+import copy
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -15,11 +16,11 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.core.settings import checked
+from slipstream.core.trees import Trees
 from slipstream.targets.packed import is_packed
 from slipstream.targets.quantized import is_quantized
 from slipstream.targets.rows import Rows
@@ -87,6 +88,7 @@ class CompiledLayers:
         self.target, self.device = target, target.device
         self._compiled = torch.compile(_run_layer, dynamic=True, fullgraph=True)
         self._graphs: dict[tuple, _Graph] = {}
+        self._capturing = False
         self._buffers: StepCache | None = None
         self._user: Callable[[], StepCache | None] = lambda: None
 
@@ -121,8 +123,7 @@ class CompiledLayers:
         inputs, modules = (rows.hidden, rows.positions, rows.mask), tuple(modules)
         cache.check_room(rows.mask.shape[-1] - cache.slots)
         run = partial(self._span, modules, rows, cache)
-        ours = self._buffers is not None and cache.layers is self._buffers.layers
-        if rows.repeats and ours and self.device.type in REPLAYING:
+        if rows.repeats and self._captures(cache):
             run = self._graph((modules, rows.acting, rows.readout, rows.num_nodes), run, inputs)
         rows.hidden, rows.outcome = run(*inputs)
         return rows
@@ -143,11 +144,21 @@ class CompiledLayers:
         rows.read_out()
         return rows.hidden, rows.outcome
 
-    def replayed(self, run: Callable, settings: tuple, *inputs: torch.Tensor) -> object:
-        """`run(*settings, *inputs)`: of tensors with the batch first, and of nothing else."""
-        if self.device.type not in REPLAYING:
-            return run(*settings, *inputs)
-        return self._graph((run, settings), partial(run, *settings), inputs)(*inputs)
+    def replayed(
+        self, run: Callable, settings: tuple, *inputs: torch.Tensor, cache: StepCache | None = None
+    ) -> object:
+        """`run(*settings, *inputs)`: of tensors with the batch first, and of nothing else; cache:
+        as in `Target.replayed`."""
+        whole = partial(run, *(() if cache is None else (cache,)), *settings)
+        if not self._captures(cache):
+            return whole(*inputs)
+        return self._graph((run, settings), whole, inputs)(*inputs)
+
+    def _captures(self, cache: StepCache | None) -> bool:
+        """Whether what runs here is a graph: over the buffers that all caches share, and not as
+        part of another graph."""
+        ours = cache is None or (self._buffers is not None and cache.layers is self._buffers.layers)
+        return ours and not self._capturing and self.device.type in REPLAYING
 
     def _graph(self, key: tuple, run: Callable, inputs: Sequence[torch.Tensor]) -> "_Graph":
         """That of `run`, which `key` names, for inputs of these shapes."""
@@ -156,7 +167,11 @@ class CompiledLayers:
         if key not in self._graphs:
             if not self._graphs:  # the pool of graphs that are gone cannot be opened again
                 self._pool = torch.cuda.graph_pool_handle()
-            self._graphs[key] = _Graph(run, inputs, batch, self._pool, self.device)
+            self._capturing = True
+            try:
+                self._graphs[key] = _Graph(run, inputs, batch, self._pool, self.device)
+            finally:
+                self._capturing = False
         return self._graphs[key]
 
 
@@ -228,8 +243,22 @@ class _Graph:
     def __call__(self, *inputs: torch.Tensor) -> object:
         self._copy_in(inputs)
         self._graph.replay()
-        count = len(inputs[0])
-        return tree_map_only(torch.Tensor, lambda own: _first(own, count).clone(), self._found)
+        return _copied(self._found, len(inputs[0]))
+
+
+def _copied(found: object, count: int) -> object:
+    """What is found of the first `count` sequences, in memory of its own."""
+    if isinstance(found, torch.Tensor):
+        return _first(found, count).clone()
+    if isinstance(found, tuple):
+        return tuple(_copied(each, count) for each in found)
+    if isinstance(found, dict):
+        return {name: _copied(each, count) for name, each in found.items()}
+    if isinstance(found, (Rows, Trees)):
+        own = copy.copy(found)
+        vars(own).update(_copied(vars(found), count))
+        return own
+    return found
 
 
 def _first(sequences: torch.Tensor, count: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ Node rows come first; between two layers a `LayerVisitor` may drop some (pruning
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -30,7 +30,8 @@ class Rows:
     compiled; acting: what changes how layers treat the stream rows, if anything does. readout: what
     is to be made of the rows after the layers that run next (captured with them, where they are),
     and outcome: what it made of them, tensors whose first dimension is B. prepared: positions and
-    mask that layers have seen, and what these made of them, for the next span of layers.
+    mask that layers have seen, and what these made of them, for the next span of layers. seen: the
+    main rows at a `HiddenTap`, by its layer.
     """
 
     hidden: torch.Tensor
@@ -47,6 +48,7 @@ class Rows:
     readout: Callable[["Rows"], object] | None = None
     outcome: object = None
     prepared: tuple = (None, None)
+    seen: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
@@ -109,22 +111,24 @@ def rows_at(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 class LayerVisitor(Protocol):
-    """Something that looks at, drops or adds rows before layer `layer` of a forward."""
+    """Something that looks at, drops or adds rows before layer `layer` of a forward. replays:
+    whether it computes with tensors alone, keeps nothing, and may be part of a graph."""
 
     layer: int
+    replays: bool
 
     def visit(self, rows: Rows) -> AbstractContextManager[Rows]:
         """The rows that go on; the context stays open while the layers above run."""
 
 
+@dataclass(frozen=True)
 class HiddenTap:
-    """A visitor that remembers the main rows before a layer, (B, R, D), and changes nothing."""
+    """A visitor that changes nothing: `rows.seen` has the main rows before its layer, (B, R, D)."""
 
-    def __init__(self, layer: int):
-        self.layer = layer
-        self.hidden: torch.Tensor | None = None
+    layer: int
+    replays = True
 
     @contextmanager
     def visit(self, rows: Rows) -> Iterator[Rows]:
-        self.hidden = rows.hidden[:, : rows.num_nodes]
+        rows.seen[self.layer] = rows.hidden[:, : rows.num_nodes]
         yield rows

@@ -192,13 +192,15 @@ class Target:
         settings: tuple,
         *inputs: torch.Tensor,
         often: bool = True,
+        cache: StepCache | None = None,
     ) -> Outcome:
         """`run(*settings, *inputs)`, a function of tensors whose first dimension is B, at a place
-        that every decoding step comes by: where graphs are captured, it is one; often: whether with
-        these shapes."""
-        if self.compiled is None or not often:
-            return run(*settings, *inputs)
-        return self.compiled.replayed(run, settings, *inputs)
+        that every decoding step comes by: where graphs are captured, it is one, and so is what it
+        calls. often: whether with these shapes; cache: an argument before the others, for layers
+        that it runs."""
+        if self.compiled is not None and often:
+            return self.compiled.replayed(run, settings, *inputs, cache=cache)
+        return run(*(() if cache is None else (cache,)), *settings, *inputs)
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """What stands between the layers and the LM head: (..., D) -> (..., width that the head

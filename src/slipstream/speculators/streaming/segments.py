@@ -43,7 +43,7 @@ def lossless_losses(
     cache = TrainingCache(target.num_layers, speculator.first_layer)
     start, early = HiddenTap(speculator.first_layer), HiddenTap(speculator.pruning_layer)
     with torch.no_grad():
-        causal_rows(target, batch.ids, cache, [start, early])
+        seen = causal_rows(target, batch.ids, cache, [start, early]).seen
     cache.settle()
     cache.keep = 0
     roots = work.labels.next_tokens
@@ -54,10 +54,10 @@ def lossless_losses(
     def losses_of(columns: slice) -> StreamLosses:
         here = work.labels.positions[:, columns]
         cache.visible = int(here.max()) + 1
-        hidden = rows_at(start.hidden, here)
+        hidden = rows_at(seen[start.layer], here)
         sees = causal[here, : cache.visible].unsqueeze(1)
         streams = speculator.run_streams(target, hidden, roots[:, columns], here, sees, cache)
-        return work.of_segment(columns, None, rows_at(early.hidden, here), streams)
+        return work.of_segment(columns, None, rows_at(seen[early.layer], here), streams)
 
     segments = work.labels.segments(num_segments)
     if num_segments is None or not torch.is_grad_enabled():
@@ -173,13 +173,13 @@ def _run_part(
     early = HiddenTap(speculator.pruning_layer)
     visitors = [early] if chosen is None else [early, AddedStreams(target, speculator, chosen)]
     ids, mask = work.batch.ids.gather(1, here), torch.cat([sees, own], -1)[:, None]
-    hidden = target.forward(ids, here, mask, cache, visitors).hidden
+    run = target.forward(ids, here, mask, cache, visitors)
     made = tuple(tensor for pair in cache.made for tensor in pair)
     if chosen is None:
         return made
     index = chosen.clamp(min=0)
-    main, before = rows_at(hidden[:, :count], index), rows_at(early.hidden, index)
-    return (*work.of_segment(columns, main, before, hidden[:, count:]), *made)
+    main, before = rows_at(run.hidden[:, :count], index), rows_at(run.seen[early.layer], index)
+    return (*work.of_segment(columns, main, before, run.hidden[:, count:]), *made)
 
 
 def _gathered(kept: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

@@ -256,6 +256,8 @@ class AddedStreams:
     """A visitor before the MSA layers: adds the streams of the `chosen` rows, (B, P) with -1 for
     none; None for all rows that may carry a draft."""
 
+    replays = True
+
     def __init__(self, target: Target, speculator: StreamSteps, chosen: torch.Tensor | None = None):
         self.target, self.speculator, self.chosen = target, speculator, chosen
         self.layer = speculator.first_layer
