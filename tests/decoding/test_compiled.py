@@ -129,8 +129,8 @@ def test_shared_mode_is_compiled_as_the_target_that_it_changes(replayed):
 
 def test_a_drafted_step_waits_once(monkeypatch):
     """All that the host reads in a greedy step comes in one transfer."""
-    waits, read = [], base.on_host
-    monkeypatch.setattr(base, "on_host", lambda *given: waits.append(1) or read(*given))
+    waits, send = [], base.sent
+    monkeypatch.setattr(base, "sent", lambda *given: waits.append(1) or send(*given))
     for schedule in ("fused", "deferred"):
         target, waits[:] = tiny_target(), []
         engine = Engine(target, streams(target, schedule), Sampling(), LIMITS, 6)
@@ -444,3 +444,31 @@ def test_what_pads_a_batch_is_a_text_as_well(replayed, schedule):
     target = replayed(tiny_target())
     decoder = Changing(target, streams(target, schedule), Sampling(), LIMITS, 6)
     assert [each.ids for each in decoder.generate_batch(BATCH)] == expected
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_request_runs_ahead_of_what_the_host_knows(replayed, monkeypatch, count):
+    """The next forward begins before the host waits for what the last one decided; not of several
+    requests, of which one often ends, and not where there is no room for more."""
+    monkeypatch.setattr(compiled, "GRANULARITY", 64)
+    events, forward, host = [], Engine._forward, base.Verified.host
+    target = replayed(tiny_target())
+    decoder = Engine(target, streams(target, "deferred"), Sampling(), LIMITS, 6)
+
+    def forwards(*given):
+        events.append("forward")
+        return forward(*given)
+
+    def learns(verified):
+        events.extend([] if verified.known else ["host"])
+        return host(verified)
+
+    monkeypatch.setattr(Engine, "_forward", forwards)
+    monkeypatch.setattr(base.Verified, "host", learns)
+    found = decoder.generate_batch(BATCH[:count])
+    steps = max(each.statistics.target_forwards for each in found)
+    assert events.count("host") == steps + 1  # the prefill's
+    if count == 1:
+        assert events == ["forward", "host"] * steps + ["host"]
+    else:
+        assert events == ["host", *["forward", "host"] * steps]

@@ -37,7 +37,7 @@ class Traffic:
         self.kept: list[torch.Tensor] = []
         for name in READING:
             monkeypatch.setattr(torch.Tensor, name, self._reading(getattr(torch.Tensor, name)))
-        monkeypatch.setattr(base, "on_host", self._bring)
+        monkeypatch.setattr(base, "sent", self._bring)
 
     def _reading(self, read):
         def counted(tensor, *arguments, **options):
@@ -49,11 +49,11 @@ class Traffic:
 
     def _bring(self, *tensors):
         self.waits += 1
-        copies = [tensor.clone() for tensor in transfer.on_host(*tensors)]
+        copies = [tensor.clone() for tensor in transfer.on_host(*tensors)]  # when it is sent
         self.bytes += sum(copy.numel() * copy.element_size() for copy in copies)
         self.brought |= {copy.untyped_storage().data_ptr() for copy in copies}
         self.kept += copies  # so that nothing else gets their place
-        return copies
+        return lambda: copies
 
     def _count(self, tensor: torch.Tensor) -> None:
         self.reads += 1

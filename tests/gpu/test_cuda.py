@@ -6,7 +6,7 @@ from tests.commands import config_of
 
 from slipstream import app
 from slipstream.core.sampling import Sampling
-from slipstream.core.transfer import on_host
+from slipstream.core.transfer import sent
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
@@ -50,12 +50,17 @@ def test_replayed_steps_give_the_tokens_of_eager_ones_and_wait_once(
             torch.cuda.set_sync_debug_mode("default")
 
     def waiting(*tensors):
-        before = torch.cuda.get_sync_debug_mode()  # a prefill may wait elsewhere, too
-        torch.cuda.set_sync_debug_mode("default")
-        try:
-            return on_host(*tensors)
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
+        arrived = sent(*tensors)
+
+        def wait():
+            before = torch.cuda.get_sync_debug_mode()  # a prefill may wait elsewhere, too
+            torch.cuda.set_sync_debug_mode("default")
+            try:
+                return arrived()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+
+        return wait
 
     for mode in ("off", "auto"):
         target = compile_target(load_target("slipstream/small-target", device="cuda"), mode)
@@ -68,8 +73,8 @@ def test_replayed_steps_give_the_tokens_of_eager_ones_and_wait_once(
         found.append([decoder.generate(ids, 7).ids for ids in prompts])
         with monkeypatch.context() as patched:
             patched.setattr(kind, "_step", strict)
-            patched.setattr("slipstream.drafters.base.on_host", waiting)
-            patched.setattr("slipstream.decoding.plain.on_host", waiting)
+            patched.setattr("slipstream.drafters.base.sent", waiting)
+            patched.setattr("slipstream.decoding.plain.on_host", lambda *own: waiting(*own)())
             assert [decoder.generate(ids, 7).ids for ids in prompts] == found[0]
     assert found[0] == found[1]
 

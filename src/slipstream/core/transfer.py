@@ -3,7 +3,7 @@
 On the CPU these are what `torch.as_tensor` and `Tensor.cpu` are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -28,9 +28,21 @@ def right_padded(
     return on_device([[*text, *[value] * (width - len(text))] for text in texts], device)
 
 
+def sent(*tensors: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+    """Let `tensors` be copied to the CPU. What is returned gives the copies, after a single wait
+    for their device: for what it was told to do so far, and not for what it is told later."""
+    copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+    events = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def arrived() -> list[torch.Tensor]:
+        for event in events:
+            event.synchronize()
+        return copies
+
+    return arrived
+
+
 def on_host(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """All `tensors` on the CPU, after a single wait for their device."""
-    copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
-    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-        torch.cuda.current_stream(device).synchronize()
-    return copies
+    return sent(*tensors)()

@@ -173,9 +173,16 @@ class Decoder(ABC):
         with batch.clock.share("draft"):
             others = 0 if self.running in (None, batch) else len(self.running.requests)
             batch.session.ask(verified)
+            verified.send()
             budget = self.allowed(len(batch.requests) + others)
             batch.trees = batch.session.draft(verified, budget)
+        if len(batch.requests) + others == 1:
+            self._begin_next(batch, verified)
         verified.host()
+
+    def _begin_next(self, batch: Batch, verified: Verified) -> None:
+        """What the next step of a request alone may begin with, before the host knows what was
+        decided."""
 
     def allowed(self, count: int) -> int:
         """Nodes of the next trees of `count` requests, up to `budget`."""

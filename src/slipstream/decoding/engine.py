@@ -15,7 +15,7 @@ from slipstream.core.trees import Trees
 from slipstream.core.verification import decided, follow, keep_or_reject, paths_to, told
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
-from slipstream.decoding.request import Answering, Batch, choose
+from slipstream.decoding.request import Ahead, Answering, Batch, choose
 from slipstream.drafters.base import Attached, Drafter, Session, Verified
 from slipstream.targets.compiled import compile_like
 from slipstream.targets.rows import HiddenTap, LayerVisitor, Rows
@@ -49,7 +49,11 @@ class Engine(Decoder):
 
     def _step(self, batch: Batch) -> None:
         with batch.clock.share("verify"):
-            rows = self._forward(batch)
+            ahead, batch.ahead = batch.ahead, None
+            if ahead and ahead.trees is batch.trees and ahead.slots == batch.cache.slots:
+                rows = ahead.rows
+            else:  # none, or requests have joined, or the cache counts other slots
+                rows = self._forward(batch)
             verified = self._verify(batch, rows)
             below = None
             if rows.kept is not None:
@@ -62,6 +66,14 @@ class Engine(Decoder):
         batch.cache.learn([sum(pair) for pair in zip(lengths, decided, strict=True)])
         for request, count in zip(verified.requests, decided, strict=True):
             request.count(width, count - 1)
+
+    def _begin_next(self, batch: Batch, verified: Verified) -> None:
+        """Let the device go on with the next forward while the host learns what was decided, and
+        tells it. If the answer ends with that, the forward was in vain."""
+        if self.target.compiled is not None and not verified.known and verified.most_room:
+            with batch.clock.share("verify"):
+                slots, rows = batch.cache.slots, self._forward(batch)
+            batch.ahead = Ahead(batch.trees, slots, rows)
 
     def _forward(self, batch: Batch) -> Rows:
         """All trees in one forward, and where it led."""

@@ -87,17 +87,28 @@ class Answering(Request):
         )
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """A forward that has begun: of these trees, staged behind so many slots."""
+
+    trees: Trees
+    slots: int
+    rows: Rows
+
+
 class Batch:
     """Requests that are answered together.
 
     cache: of the target; trees: the next drafts, None before the prompts have run; session: what
-    drafts them. samplings: of each request, or one that all have; room: (B,) on the device, how
-    many more tokens each answer may have.
+    drafts them; ahead: a forward of these trees that has begun, None for none. samplings: of each
+    request, or one that all have; room: (B,) on the device, how many more tokens each answer may
+    have.
     """
 
     def __init__(self, requests: Sequence[Answering], cache: StepCache, session: Session):
         self.cache, self.session, self.clock = cache, session, Clock()
         self.trees: Trees | None = None
+        self.ahead: Ahead | None = None
         self._take(list(requests))
 
     def _take(self, requests: list[Answering]) -> None:

@@ -17,7 +17,7 @@ from slipstream.core.cache import StepCache
 from slipstream.core.drafts import Draft
 from slipstream.core.sampling import Chance, Sampling
 from slipstream.core.settings import Settings
-from slipstream.core.transfer import on_host
+from slipstream.core.transfer import sent
 from slipstream.core.trees import Trees
 from slipstream.targets.rows import LayerVisitor, Rows
 from slipstream.targets.target import Target
@@ -73,6 +73,7 @@ class Verified:
     most_room: int
     wait: Callable[[], AbstractContextManager] = nullcontext
     _brought: list[torch.Tensor] = field(default_factory=list)
+    _arriving: Brought | None = None
     _decided: list[list[int]] | None = None
 
     @property
@@ -87,8 +88,8 @@ class Verified:
 
     def bring(self, *tensors: torch.Tensor) -> Brought:
         """Let the step's one transfer bring these to the host, too."""
-        if self._decided is not None:
-            tensors = on_host(*tensors)
+        if self._arriving is not None:
+            tensors = sent(*tensors)()
         first, end = len(self._brought), len(self._brought) + len(tensors)
         self._brought += tensors
 
@@ -98,12 +99,24 @@ class Verified:
 
         return brought
 
+    def send(self) -> None:
+        """Begin the step's one transfer, ahead of what the device is told to do after it."""
+        self._arriving = sent(self.decided, *self._brought)
+
+    @property
+    def known(self) -> bool:
+        """Whether the host has what was decided."""
+        return self._decided is not None
+
     def host(self) -> list[list[int]]:
         """The tokens that were decided for each request, after the step's one wait; from here on
         the requests know them."""
         if self._decided is None:
+            if self._arriving is None:
+                self.send()
             with self.wait():
-                decided, *self._brought = on_host(self.decided, *self._brought)
+                decided, *brought = self._arriving()
+            self._brought[: len(brought)] = brought
             self._decided = [[token for token in own if token != -1] for own in decided.tolist()]
             for request, own in zip(self.requests, self._decided, strict=True):
                 request.decide(own)
