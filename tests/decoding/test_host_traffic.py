@@ -49,7 +49,7 @@ class Traffic:
 
     def _bring(self, *tensors):
         self.waits += 1
-        copies = [tensor.clone() for tensor in transfer.on_host(*tensors)]  # when it is sent
+        copies = [tensor.clone() for tensor in transfer.sent(*tensors)()]  # when it is sent
         self.bytes += sum(copy.numel() * copy.element_size() for copy in copies)
         self.brought |= {copy.untyped_storage().data_ptr() for copy in copies}
         self.kept += copies  # so that nothing else gets their place

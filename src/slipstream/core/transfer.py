@@ -41,8 +41,3 @@ def sent(*tensors: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         return copies
 
     return arrived
-
-
-def on_host(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """All `tensors` on the CPU, after a single wait for their device."""
-    return sent(*tensors)()

@@ -51,7 +51,7 @@ class Engine(Decoder):
         with batch.clock.share("verify"):
             ahead, batch.ahead = batch.ahead, None
             if ahead and ahead.trees is batch.trees and ahead.slots == batch.cache.slots:
-                rows = ahead.rows
+                rows = ahead.found
             else:  # none, or requests have joined, or the cache counts other slots
                 rows = self._forward(batch)
             verified = self._verify(batch, rows)

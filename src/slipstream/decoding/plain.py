@@ -10,11 +10,11 @@ import torch
 from slipstream.core.cache import StepCache
 from slipstream.core.masks import tree_mask
 from slipstream.core.sampling import Sampling
-from slipstream.core.transfer import on_host
+from slipstream.core.transfer import sent
 from slipstream.core.trees import Trees
 from slipstream.core.verification import told
 from slipstream.decoding.decoder import Decoder
-from slipstream.decoding.request import Answering, Batch, choose
+from slipstream.decoding.request import Ahead, Answering, Batch, choose
 from slipstream.drafters.base import Session, Verified
 from slipstream.targets.target import Target
 
@@ -33,19 +33,30 @@ class PlainDecoder(Decoder):
         return Undrafted()
 
     def _step(self, batch: Batch) -> None:
-        target, cache = self.target, batch.cache
+        cache, ahead = batch.cache, batch.ahead
         with batch.clock.share("verify"):
-            ids, level = batch.trees.tokens, cache.level and target.compiled is None
-            settings = target, cache.slots, level, batch.samplings
-            given = ids, cache.ends, *batch.deciding(1)
-            often = len(batch.samplings) == 1  # graphs know no places of requests
-            tokens, decided = target.replayed(_run, settings, *given, often=often, cache=cache)
-            cache.commit_first([1] * len(ids))
-            batch.room, batch.trees = batch.room - 1, Trees.roots(tokens[:, 0])
-            decided = on_host(decided)[0].tolist()
+            begun = ahead and ahead.trees is batch.trees
+            tokens, decided = ahead.found if begun else self._forward(batch)
+            cache.commit_first([1] * len(tokens))
+            batch.room, batch.trees, batch.ahead = batch.room - 1, Trees.roots(tokens[:, 0]), None
+            arriving = sent(decided)
+            alone = len(batch.requests) == 1 and self.running in (None, batch)
+            if self.target.compiled is not None and alone and batch.requests[0].room > 1:
+                # The device goes on while the host learns; in vain if the answer ends here.
+                batch.ahead = Ahead(batch.trees, cache.slots, self._forward(batch))
+            decided = arriving()[0].tolist()
         for request, own in zip(batch.requests, decided, strict=True):
             request.count(rows=1, accepted=0)
             request.decide(own)
+
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next tokens, and what the host is told of them."""
+        target, cache = self.target, batch.cache
+        level = cache.level and target.compiled is None
+        settings = target, cache.slots, level, batch.samplings
+        given = batch.trees.tokens, cache.ends, *batch.deciding(1)
+        often = len(batch.samplings) == 1  # graphs know no places of requests
+        return target.replayed(_run, settings, *given, often=often, cache=cache)
 
 
 def _run(

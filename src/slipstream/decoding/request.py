@@ -89,11 +89,11 @@ class Answering(Request):
 
 @dataclass(frozen=True)
 class Ahead:
-    """A forward that has begun: of these trees, staged behind so many slots."""
+    """A forward that has begun: of these trees, staged behind so many slots; and what it finds."""
 
     trees: Trees
     slots: int
-    rows: Rows
+    found: object
 
 
 class Batch:
