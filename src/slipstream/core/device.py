@@ -1,9 +1,14 @@
-"""What a device is called, by which measurements on it are told apart."""
+"""What a device is called, by which measurements on it are told apart, and whether it has room."""
 
 import platform
 from pathlib import Path
 
 import torch
+
+
+def has_room_for(size: int, device: torch.device) -> bool:
+    """Whether `size` bytes are little beside what is free on a GPU: a tenth; true elsewhere."""
+    return device.type != "cuda" or 10 * size <= torch.cuda.mem_get_info(device)[0]
 
 
 def device_name(device: torch.device) -> str:
