@@ -62,6 +62,8 @@ demo: install
 # The checks that need a CUDA device, for a machine that has one.
 gpu-test: install
 	$(BIN)/python -m pytest -m gpu tests/gpu
+	SLIPSTREAM_TEST_DEVICE=cuda $(BIN)/python -m pytest -m "not exhaustive" \
+		$(addprefix tests/decoding/test_,greedy_identity.py batches.py fuzz_generate.py)
 
 clean:
 	rm -rf .venv runs
