@@ -87,7 +87,7 @@ class Engine(Decoder):
         settings = self.target, visitors, trees.depth, cache.slots, level, samplings
         given = trees.tokens, trees.parents, trees.confidences, cache.ends, batch.room
         given += batch.deciding(trees.depth + 1)
-        rows = self.target.replayed(_run, settings, *given, often=often, cache=cache)
+        rows = self.target.replayed(verified_rows, settings, *given, often=often, cache=cache)
         if samplings is None:
             rows.trees.drawn = trees.drawn
         return rows
@@ -105,7 +105,7 @@ class Engine(Decoder):
         return batch.verified("verify", trees, rows, logits, *found)
 
 
-def _run(
+def verified_rows(
     cache: StepCache,
     target: Target,
     visitors: tuple[LayerVisitor, ...],

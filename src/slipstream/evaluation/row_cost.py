@@ -6,7 +6,10 @@ from itertools import product
 
 import torch
 
-from slipstream.core.masks import causal_mask, tree_mask
+from slipstream.core.drafts import Draft
+from slipstream.core.sampling import Sampling
+from slipstream.core.trees import Trees
+from slipstream.decoding.engine import verified_rows
 from slipstream.targets.target import Target
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32)
@@ -18,8 +21,8 @@ RUN = 5
 def row_costs(
     target: Target, committed: int = 96, repeats: int = 15, counts: tuple[int, ...] = ROW_COUNTS
 ) -> dict[int, float]:
-    """Median seconds of a verifying forward by its number of rows; the LM head is read out within,
-    as in decoding.
+    """Median seconds of a verifying forward by its number of rows: what the engine runs for chains
+    of as many tokens, the choice of the next ones included.
 
     committed: tokens in the cache. Runs of `RUN` steps of each count are interleaved, at least
     `repeats` steps of each being counted, and the device is synchronised, so that ratios are fair.
@@ -28,16 +31,16 @@ def row_costs(
     for keys, values in cache.layers:
         keys.zero_(), values.zero_()
     cache.settle([committed])
+    level, samplings = cache.level and target.compiled is None, (Sampling(),)
+    room = torch.full((1,), max(counts), device=target.device)
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     rounds = range(-(-repeats // RUN) + 1)
     for turn, count, step in product(rounds, counts, range(RUN + 1)):
-        ids = torch.zeros(1, count, dtype=torch.long, device=target.device)
-        positions = committed + torch.arange(count, device=target.device)[None]
+        trees = Trees.of([Draft.chain([0] * count)], target.device).alike(count)
+        settings = target, (), trees.depth, cache.slots, level, samplings
+        given = trees.tokens, trees.parents, trees.confidences, cache.ends, room
         started = time.perf_counter()
-        causal = causal_mask(count, target.device)[None]
-        mask = tree_mask(causal, cache.slots, cache.sees())
-        way = dict(repeats=True, readout=target.node_logits)
-        target.forward(ids, positions, mask, cache, **way)
+        target.replayed(verified_rows, settings, *given, cache=cache)
         cache.forget_staged()
         if target.device.type == "cuda":
             torch.cuda.synchronize()
