@@ -192,7 +192,9 @@ def chance(monkeypatch):
 def fixed_first(target, prompt: list[int], settings, token: int) -> dict[Axis, float]:
     """The first token of every answer to `prompt` is `token`."""
     with torch.no_grad():
-        rows = target.forward(torch.tensor([prompt]), torch.arange(len(prompt))[None], None, None)
+        ids = torch.tensor([prompt], device=target.device)
+        positions = torch.arange(len(prompt), device=target.device)[None]
+        rows = target.forward(ids, positions, None, None)
         probabilities = settings.probabilities(target.logits(rows.hidden[0, -1]))
     cumulative = probabilities.cumsum(-1)
     return {("decide", 0): float(cumulative[token] - probabilities[token] / 2)}

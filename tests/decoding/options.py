@@ -9,6 +9,7 @@ import torch
 from tests.reference import DraftTree
 from tests.tiny import tiny_speculator, tiny_target
 
+from slipstream.core.masks import causal_mask
 from slipstream.core.trees import Trees
 from slipstream.drafters.base import Request, Verified
 from slipstream.drafters.stream_sessions import StreamSession
@@ -162,15 +163,18 @@ def next_token_logits(
 
     Shared mode: every position from the last one of the prompt on carries its streams.
     """
+    device = target.device
+    texts = texts.to(device)
     if speculator.config.mode == "lossless":
         return target.model(texts).logits[:, -1]
     adapted = speculator.adapted(target)
     (batch, length), first = texts.shape, prompt_length - 1
-    positions = torch.arange(length).expand(batch, -1)
-    mask = torch.ones(length, length, dtype=torch.bool).tril().expand(batch, 1, -1, -1)
+    positions = torch.arange(length, device=device).expand(batch, -1)
+    mask = causal_mask(length, device).expand(batch, 1, -1, -1)
     rows = adapted.embed(texts, positions, mask)
     rows = adapted.run_layers(range(speculator.first_layer), rows, None)
-    rows = speculator.add_streams(adapted, rows, torch.arange(first, length).expand(batch, -1))
+    chosen = torch.arange(first, length, device=device).expand(batch, -1)
+    rows = speculator.add_streams(adapted, rows, chosen)
     assert rows.hidden.shape[1] == length + (length - first) * speculator.num_streams
     with speculator.acting_on(adapted, rows):
         hidden = adapted.run_layers(speculator.msa_layers(adapted), rows, None).hidden

@@ -192,7 +192,7 @@ def likely_pair():
     generator = torch.Generator().manual_seed(1)
     for parameter in draft.model.parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-        parameter.data += 0.015 * noise
+        parameter.data += 0.015 * noise.to(parameter.device)
     return target, draft
 
 
