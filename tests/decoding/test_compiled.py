@@ -252,6 +252,25 @@ def test_requests_of_several_temperatures_are_replayed_together(replayed, name):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("name", ["plain", "deferred"])
+def test_a_sampling_that_a_client_asks_for_captures_no_forward_of_its_own(replayed, name):
+    """A server's clients may ask for any temperature: layers are captured for the usual sampling,
+    for greedy requests, and once for all others."""
+    decoder = DECODERS[name](replayed(tiny_target()))
+
+    def forwards(samplings) -> int:
+        for sampling in samplings:
+            decoder.start([decoder.request([3, 1, 4], 1, sampling=sampling, limits=Limits(4))])
+            while decoder.running:
+                decoder.step()
+        small = ("_followed", "grown", "drafted", "logits")
+        names = [getattr(key[0], "__name__", "") for key in decoder.target.compiled._graphs]
+        return sum(name not in small for name in names)
+
+    first = forwards([Sampling(), Sampling(top_p=0.5), Sampling(0.7)])
+    assert forwards([Sampling(0.8), Sampling(0.9, top_p=0.5), Sampling(1.1)]) == first > 1
+
+
 def test_leaving_requests_capture_nothing_again(cuda, replayed, monkeypatch):
     """Eight, then seven, six and five are all served by the graphs for eight."""
     monkeypatch.setattr(compiled, "GRANULARITY", 64)

@@ -1,4 +1,4 @@
-"""What a device is called, by which measurements on it are told apart, and whether it has room."""
+"""A device: what it is called, by which measurements are told apart; its room; waiting for it."""
 
 import platform
 from pathlib import Path
@@ -9,6 +9,12 @@ import torch
 def has_room_for(size: int, device: torch.device) -> bool:
     """Whether `size` bytes are little beside what is free on a GPU: a tenth; true elsewhere."""
     return device.type != "cuda" or 10 * size <= torch.cuda.mem_get_info(device)[0]
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done all that it was told to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def device_name(device: torch.device) -> str:

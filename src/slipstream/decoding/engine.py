@@ -70,7 +70,10 @@ class Engine(Decoder):
     def _begin_next(self, batch: Batch, verified: Verified) -> None:
         """Let the device go on with the next forward while the host learns what was decided, and
         tells it. If the answer ends with that, the forward was in vain."""
-        if self.target.compiled is not None and not verified.known and verified.most_room:
+        cache = batch.cache  # which may end up to a draft further than it will
+        room = cache.bound + self.budget + batch.session.extra_rows <= cache.room
+        begins = self.target.compiled is not None and room and verified.most_room
+        if begins and not verified.known:
             with batch.clock.share("verify"):
                 slots, rows = batch.cache.slots, self._forward(batch)
             batch.ahead = Ahead(batch.trees, slots, rows)
@@ -78,24 +81,34 @@ class Engine(Decoder):
     def _forward(self, batch: Batch) -> Rows:
         """All trees in one forward, and where it led."""
         cache, trees, visitors = batch.cache, batch.trees, tuple(batch.session.visitors)
-        if self.target.compiled is not None:
+        compiled, depth, drawn = self.target.compiled is not None, trees.depth, trees.drawn
+        if compiled:
             trees = batch.trees = trees.alike(self.widths(trees.width))
-        samplings = batch.samplings if trees.drawn is None or batch.greedy else None
-        # Graphs know no places of requests.
-        often = len(batch.samplings) == 1 and all(each.replays for each in visitors)
-        level = cache.level and self.target.compiled is None
-        settings = self.target, visitors, trees.depth, cache.slots, level, samplings
-        given = trees.tokens, trees.parents, trees.confidences, cache.ends, batch.room
-        given += batch.deciding(trees.depth + 1)
+            depth = (1 << depth.bit_length()) - 1
+        given = trees.tokens, trees.parents, trees.confidences, cache.ends
+        # One graph for all that are greedy, one for the usual sampling; the others are followed by
+        # graphs of their own, which are small.
+        samplings, drawn = (), None if batch.greedy else drawn
+        if not batch.greedy:
+            usual = drawn is None and batch.samplings == (self.sampling,)
+            samplings = batch.samplings if usual else None
+        if samplings is not None:
+            given += batch.room, *batch.deciding(depth + 1)
+        often, level = all(each.replays for each in visitors), cache.level and not compiled
+        settings = self.target, visitors, depth, cache.slots, level, samplings
         rows = self.target.replayed(verified_rows, settings, *given, often=often, cache=cache)
-        if samplings is None:
-            rows.trees.drawn = trees.drawn
+        rows.trees.depth, rows.trees.drawn = trees.depth, drawn
         return rows
 
     def _verify(self, batch: Batch, rows: Rows) -> Verified:
         """Accepted paths and next tokens."""
         trees, (logits, *found) = rows.trees, rows.outcome
-        if not found:
+        if not found and trees.drawn is None:
+            given = *trees.columns, logits, batch.room, *batch.deciding(trees.depth + 1)
+            settings = batch.samplings, trees.depth
+            often = rows.repeats and len(batch.samplings) == 1  # graphs know no places of requests
+            found = self.target.replayed(_followed, settings, *given, often=often)
+        elif not found:
             count, siblings = trees.depth + 1, batch.keep[: trees.drawn.siblings]
             accept = torch.stack([batch.points(numbers, count) for numbers in siblings], -1)
             decide = batch.points(batch.decide, count)
@@ -117,12 +130,13 @@ def verified_rows(
 ) -> Rows:
     """The forward of trees: a function of tensors alone, so that it may be replayed.
 
-    level: whether all that is committed ends at `slots`; samplings: None for children that were
-    drawn, which are not followed; given: the trees' tokens, parents and confidences, the ends of
-    what is committed, the room and, unless all requests are greedy, the numbers that decide at each
-    depth. The outcome of the rows has the logits after the nodes, and what `_outcome` says.
+    level: whether all that is committed ends at `slots`; samplings: () where all requests are
+    greedy, None for trees that are not followed here; given: the trees' tokens, parents and
+    confidences, the ends of what is committed and, to follow, the room and the numbers that decide
+    at each depth, none for greedy. The outcome of the rows has the logits after the nodes, and what
+    `_outcome` says.
     """
-    tokens, parents, confidences, ends, room, *deciding = given
+    tokens, parents, confidences, ends, *following = given
     trees = Trees(tokens, parents, confidences, depth)
     if level and trees.width == 1 and all(isinstance(each, HiddenTap) for each in visitors):
         positions, mask = ends[:, None], None  # roots alone see all that is committed
@@ -134,14 +148,24 @@ def verified_rows(
     rows = target.forward(tokens, positions, mask, cache, visitors, **way)
     trees, logits, followed = rows.trees, rows.outcome, ()
     if samplings is not None:
-        points = [numbers.gather(1, trees.depths) for numbers in deciding]
-        choices = choose(samplings, logits, *points)
-        last = follow(trees, choices)
-        followed = _outcome(trees, last, choices.gather(1, last[:, None])[:, 0], room, logits)
+        followed = _followed(samplings, depth, *trees.columns, logits, *following)
     # What nobody asks for after the layers is not brought out of a graph.
     rows.mask = rows.owners = rows.readout = rows.acting = None
     rows.outcome, rows.prepared = (logits, *followed), (None, None)
     return rows
+
+
+def _followed(
+    samplings: tuple[Sampling, ...], depth: int, *given: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """`_outcome` of trees that are followed. given: their columns, the logits after the nodes, the
+    room and, unless all requests are greedy, the numbers that decide at each depth."""
+    *columns, logits, room = given[:7]
+    trees = Trees.known(columns, depth)
+    points = [numbers.gather(1, trees.depths) for numbers in given[7:]]
+    choices = choose(samplings, logits, *points)
+    last = follow(trees, choices)
+    return _outcome(trees, last, choices.gather(1, last[:, None])[:, 0], room, logits)
 
 
 def _outcome(

@@ -53,10 +53,13 @@ class PlainDecoder(Decoder):
         """The next tokens, and what the host is told of them."""
         target, cache = self.target, batch.cache
         level = cache.level and target.compiled is None
-        settings = target, cache.slots, level, batch.samplings
-        given = batch.trees.tokens, cache.ends, *batch.deciding(1)
-        often = len(batch.samplings) == 1  # graphs know no places of requests
-        return target.replayed(_run, settings, *given, often=often, cache=cache)
+        settings, given = (target, cache.slots, level), (batch.trees.tokens, cache.ends)
+        if batch.greedy or batch.samplings == (self.sampling,):  # one graph for each of the two
+            settings, given = (*settings, batch.samplings), (*given, *batch.deciding(1))
+            return target.replayed(_run, settings, *given, cache=cache)
+        logits = target.replayed(_logits, settings, *given, cache=cache)
+        tokens = choose(batch.samplings, logits, *batch.deciding(1))
+        return tokens, told(tokens, logits)
 
 
 def _run(
@@ -73,11 +76,19 @@ def _run(
     level: whether all that is committed ends at `slots`; given: the tokens, the ends of what is
     committed and, unless all requests are greedy, the numbers that decide.
     """
-    (ids, ends, *points), mask = given, None
+    ids, ends, *points = given
+    logits = _logits(cache, target, slots, level, ids, ends)
+    tokens = choose(samplings, logits, *points)
+    return tokens, told(tokens, logits)
+
+
+def _logits(
+    cache: StepCache, target: Target, slots: int, level: bool, ids: torch.Tensor, ends: torch.Tensor
+) -> torch.Tensor:
+    """(B, 1, V) after the (B, 1) tokens `ids`; for the others see `_run`."""
+    mask = None
     if not level:
         own = torch.ones(len(ids), 1, 1, dtype=torch.bool, device=ids.device)
         mask = tree_mask(own, slots, ends)
     way = dict(repeats=True, readout=target.node_logits)
-    rows = target.forward(ids, ends[:, None], mask, cache, **way)
-    tokens = choose(samplings, rows.outcome, *points)
-    return tokens, told(tokens, rows.outcome)
+    return target.forward(ids, ends[:, None], mask, cache, **way).outcome

@@ -105,7 +105,8 @@ class StreamSession(Session):
         """`run`, of `AttachedStreaming`, with the states of the streams."""
         cache, asked = verified.cache, self.asked(verified)
         settings = type(self), len(asked), self.speculator, cache.slots, *settings
-        often = verified.rows.repeats
+        # Prompts differ in length, and what is pruned without a cap on a CPU in rows.
+        often = not verified.prompt and all(each.replays for each in self.visitors)
         with cache.scratch():
             return self.target.replayed(run, settings, *asked, *given, often=often, cache=cache)
 

@@ -6,6 +6,7 @@ from itertools import product
 
 import torch
 
+from slipstream.core.device import wait_for
 from slipstream.core.drafts import Draft
 from slipstream.core.sampling import Sampling
 from slipstream.core.trees import Trees
@@ -42,8 +43,7 @@ def row_costs(
         started = time.perf_counter()
         target.replayed(verified_rows, settings, *given, cache=cache)
         cache.forget_staged()
-        if target.device.type == "cuda":
-            torch.cuda.synchronize()
+        wait_for(target.device)
         if turn and step:
             seconds[count].append(time.perf_counter() - started)
     return {count: statistics.median(times) for count, times in seconds.items()}

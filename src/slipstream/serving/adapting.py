@@ -17,11 +17,13 @@ from math import log2
 
 import numpy as np
 
+from slipstream.core.device import wait_for
 from slipstream.core.sampling import Sampling
 from slipstream.core.trees import Trees
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.request import Answering, Batch
+from slipstream.drafters.base import Verified
 
 PRIOR, WEIGHT = 0.5, 200.0
 """The gain before anything was verified, and how many logarithms of nodes it counts like."""
@@ -102,6 +104,10 @@ class AdaptingEngine(Engine):
             known = self.slower.get(kind, 1.0)
             self.slower[kind] = known + NEWEST * (longer - known)
 
+    def _begin_next(self, batch: Batch, verified: Verified) -> None:
+        if self._fixed is None:  # what is measured is one step
+            super()._begin_next(batch, verified)
+
     def measure(self, most: int) -> None:
         """Measure the costs of steps of up to `most` requests, on prompts that mean nothing."""
         known = self.gained, self.weight
@@ -127,8 +133,10 @@ class AdaptingEngine(Engine):
                 break
             # A step verifies trees of one size and drafts such ones; plain decoding drafts none.
             self.running.trees = Trees.roots(self.running.trees.tokens[:, 0]).padded(size)
+            wait_for(self.target.device)
             self._fixed, started = size, time.perf_counter()
             self.step()
+            wait_for(self.target.device)  # for the next drafts, too
             if turn:
                 seconds[size].append(time.perf_counter() - started)
         return {size: min(own) for size, own in seconds.items() if own}

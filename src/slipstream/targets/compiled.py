@@ -1,11 +1,11 @@
 """Steps of decoding as compiled layers and CUDA graphs: no Python between their kernels.
 
 All steps run the same layers on as many rows; only contents differ. `CompiledLayers` compiles one
-layer for all (torch.compile; one row and several are two cases) and, on a CUDA device, captures a
-span of them, with what is read out after the last, as a graph for each number of rows, of slots and
-of sequences (1, 2, 4 or a multiple of 8). Keys and values stay in buffers that move only in order
-to grow. The eager layers are the reference; prompts, rows that are pruned without a cap on a CPU,
-and training run eagerly.
+layer for all (torch.compile; one row and several are two cases). On a CUDA device whole parts of a
+step (`replayed`: the verification, the draft), and spans of layers that are part of none, are
+graphs for each number of rows, of slots and of sequences (1, 2, 4 or a multiple of 8). Keys and
+values stay in buffers that move only in order to grow. The eager layers are the reference; prompts,
+rows that are pruned without a cap on a CPU, and training run eagerly.
 """
 
 import copy
@@ -80,7 +80,7 @@ def _obstacle(target: Target) -> str | None:
 
 class CompiledLayers:
     """Runs spans of a target's layers over rows with a mask; the layers of those that come again in
-    every step are compiled and, on devices with graphs, the spans captured as such."""
+    every step are compiled and, on devices with graphs, captured with what is around them."""
 
     def __init__(self, target: Target):
         # Layers of all targets share one function, which is compiled for each kind of them.

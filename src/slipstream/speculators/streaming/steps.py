@@ -101,7 +101,8 @@ class StreamSteps(DraftingSpeculator):
             mask=mask,
             num_stream_rows=chosen.shape[1] * self.num_streams,
             owners=chosen,
-            # What streams are limited to is looked up in the rows, which replays would not see.
+            # What streams are limited to is looked up in the rows, which replays of single spans of
+            # layers would not see.
             repeats=rows.repeats and not self.config.attended_tokens,
             acting=self,
         )
