@@ -146,7 +146,7 @@ def one_number_for_two_depths(monkeypatch) -> None:
     monkeypatch.setattr(
         Batch,
         "points",
-        lambda batch, numbers, depths: points(batch, numbers, torch.zeros_like(depths)),
+        lambda batch, numbers, count: points(batch, numbers, 1).expand(-1, count),
     )
 
 
