@@ -81,18 +81,18 @@ class Engine(Decoder):
     def _forward(self, batch: Batch) -> Rows:
         """All trees in one forward, and where it led."""
         cache, trees, visitors = batch.cache, batch.trees, tuple(batch.session.visitors)
-        compiled, depth, drawn = self.target.compiled is not None, trees.depth, trees.drawn
+        compiled, depth = self.target.compiled is not None, trees.depth
         if compiled:
             trees = batch.trees = trees.alike(self.widths(trees.width))
             depth = (1 << depth.bit_length()) - 1
+        drawn = None if batch.greedy else trees.drawn
         given = trees.tokens, trees.parents, trees.confidences, cache.ends
         # One graph for all that are greedy, one for the usual sampling; the others are followed by
         # graphs of their own, which are small.
-        samplings, drawn = (), None if batch.greedy else drawn
-        if not batch.greedy:
-            usual = drawn is None and batch.samplings == (self.sampling,)
-            samplings = batch.samplings if usual else None
-        if samplings is not None:
+        samplings = () if batch.greedy else batch.samplings
+        if drawn is not None or samplings not in ((), (self.sampling,)):
+            samplings = None
+        else:
             given += batch.room, *batch.deciding(depth + 1)
         often, level = all(each.replays for each in visitors), cache.level and not compiled
         settings = self.target, visitors, depth, cache.slots, level, samplings

@@ -54,8 +54,9 @@ class PlainDecoder(Decoder):
         target, cache = self.target, batch.cache
         level = cache.level and target.compiled is None
         settings, given = (target, cache.slots, level), (batch.trees.tokens, cache.ends)
-        if batch.greedy or batch.samplings == (self.sampling,):  # one graph for each of the two
-            settings, given = (*settings, batch.samplings), (*given, *batch.deciding(1))
+        samplings = () if batch.greedy else batch.samplings
+        if samplings in ((), (self.sampling,)):  # one graph for each of the two
+            settings, given = (*settings, samplings), (*given, *batch.deciding(1))
             return target.replayed(_run, settings, *given, cache=cache)
         logits = target.replayed(_logits, settings, *given, cache=cache)
         tokens = choose(batch.samplings, logits, *batch.deciding(1))
@@ -73,8 +74,9 @@ def _run(
     """(B, 1) tokens after those that are given, and what the host is told: a function of tensors
     alone, so that it may be replayed.
 
-    level: whether all that is committed ends at `slots`; given: the tokens, the ends of what is
-    committed and, unless all requests are greedy, the numbers that decide.
+    level: whether all that is committed ends at `slots`; samplings: () where all requests are
+    greedy; given: (B, 1) tokens, the (B,) ends of what is committed and, unless greedy, the (B, 1)
+    numbers that decide.
     """
     ids, ends, *points = given
     logits = _logits(cache, target, slots, level, ids, ends)
