@@ -9,6 +9,7 @@ made; --out has them as JSON.
 """
 
 import argparse
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -249,7 +250,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     found: dict[str, object] = {
         "device": name, "torch": torch.__version__, "size": given.size, "dtype": given.dtype
     }  # fmt: skip
-    started, skipped = time.perf_counter(), []
+    started, skipped, failed = time.perf_counter(), [], []
     size = COPIED if on_gpu else COPIED // 64
     lengths = (512, 2048) if on_gpu else (128,)
     large = cache(lambda: _large(given.size, device, given.dtype))
@@ -279,12 +280,15 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
         except Exception as error:  # the device may not come again: the other parts run
             traceback.print_exc()
             found[title] = [{"failed": f"{type(error).__name__}: {error}"[:200]}]
+            failed.append(title)
         _show(f"{title} ({time.perf_counter() - started:.0f} s since the start)", found[title])
         write_json(given.out, found)
     if skipped:
         found["Skipped for want of time"] = skipped
         _show("Skipped for want of time: give more --minutes", skipped)
         write_json(given.out, found)
+    if failed:
+        sys.exit(f"error: failed, with a traceback above: {', '.join(failed)}")
     return found
 
 
