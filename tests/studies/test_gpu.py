@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,18 @@ def test_a_device_is_timed_by_its_own_clock(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     assert timing.timed({"call": call}, 3, torch.device("cuda")) == {"call": 0.25}
+
+
+def test_a_part_that_fails_is_named_at_the_end(tmp_path, monkeypatch, capsys):
+    def broken(*_):
+        time.sleep(0.05)  # after which no other part begins
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(gpu, "exactness", broken)
+    out = tmp_path / "gpu.json"
+    with pytest.raises(SystemExit, match="failed, with a traceback above: Exact answers, float32"):
+        gpu.main(["--size", "small", "--minutes", "0.0001", "--out", str(out)])
+    assert "no such kernel" in capsys.readouterr().out
+    found = json.loads(out.read_text())
+    assert found["Exact answers, float32"] == [{"failed": "RuntimeError: no such kernel"}]
+    assert len(found["Skipped for want of time"]) == 6
