@@ -184,6 +184,12 @@ class Decoder(ABC):
         """What the next step of a request alone may begin with, before the host knows what was
         decided."""
 
+    def _common(self, batch: Batch) -> tuple[Sampling, ...] | None:
+        """The sampling that graphs of whole steps are captured for: () where all requests are
+        greedy, this decoder's own; None for others, of which there may be any number."""
+        samplings = () if batch.greedy else batch.samplings
+        return samplings if samplings in ((), (self.sampling,)) else None
+
     def allowed(self, count: int) -> int:
         """Nodes of the next trees of `count` requests, up to `budget`."""
         return self.budget

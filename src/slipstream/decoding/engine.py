@@ -87,12 +87,8 @@ class Engine(Decoder):
             depth = (1 << depth.bit_length()) - 1
         drawn = None if batch.greedy else trees.drawn
         given = trees.tokens, trees.parents, trees.confidences, cache.ends
-        # One graph for all that are greedy, one for the usual sampling; the others are followed by
-        # graphs of their own, which are small.
-        samplings = () if batch.greedy else batch.samplings
-        if drawn is not None or samplings not in ((), (self.sampling,)):
-            samplings = None
-        else:
+        samplings = self._common(batch) if drawn is None else None
+        if samplings is not None:
             given += batch.room, *batch.deciding(depth + 1)
         often, level = all(each.replays for each in visitors), cache.level and not compiled
         settings = self.target, visitors, depth, cache.slots, level, samplings

@@ -54,8 +54,8 @@ class PlainDecoder(Decoder):
         target, cache = self.target, batch.cache
         level = cache.level and target.compiled is None
         settings, given = (target, cache.slots, level), (batch.trees.tokens, cache.ends)
-        samplings = () if batch.greedy else batch.samplings
-        if samplings in ((), (self.sampling,)):  # one graph for each of the two
+        samplings = self._common(batch)
+        if samplings is not None:
             settings, given = (*settings, samplings), (*given, *batch.deciding(1))
             return target.replayed(_run, settings, *given, cache=cache)
         logits = target.replayed(_logits, settings, *given, cache=cache)

@@ -154,8 +154,18 @@ class AttachedStreaming(Attached):
             self._first_streams[count] = fewer.placed(self.target).eval()
         return self._first_streams[count]
 
-    def drafted(self, cache: StepCache, kind, count: int, speculator, slots, budget, *given):
-        """`grown`, from what the streams of the session's `kind` ask for, the first `count`."""
+    def drafted(
+        self,
+        cache: StepCache,
+        kind: type[StreamSession],
+        count: int,
+        speculator: StreamingSpeculator,
+        slots: int,
+        budget: int,
+        *given: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`grown`, from the first `count` of `given`, which sessions of this `kind` ask for
+        (`StreamSession.states`), and the other arguments of `grown` after the logits."""
         asked, given = given[:count], given[count:]
         states = kind.states(self, cache, speculator, slots, *asked)
         logits = self.head(self.target.norm(states)).to(states.device)
