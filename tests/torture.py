@@ -54,6 +54,7 @@ class Trial:
         from tests.torture_commands import command
 
         given = self.kind, self.world, self.output, self.log, overrides, most_bytes
+        self.log.write_bytes(b"")  # of the run before, if this one ends before it opens its own
         process = PROCESSES.Process(target=command, args=given)
         process.start()
         return process
