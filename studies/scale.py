@@ -47,8 +47,8 @@ def scale(
 ) -> Result:
     """At each of `sizes` (of `studies.enlargement.SHAPES`, or 'small' for the shipped models):
     transformers' `generate` and assisted generation, plain decoding, streams of both schedules and
-    pruned, the draft model, the drafters `untrained`, and the choice among these and streams at
-    every step.
+    pruned, the draft model, the drafters `untrained`, and at every step the choice among streams and
+    those of these whose trees can be parts of larger ones.
 
     `calibration_prompts` prompts of `calibration` choose the number of nodes of every drafter at
     each size and temperature; the choice may take as many as any. folder: where models and
@@ -69,7 +69,8 @@ def scale(
             "streams, fused, pruned": Streaming(paths[2], "fused", top_k, prune_threshold),
             "draft model": DraftModel(draft, LONGEST),
         } | untrained
-        choice = Auto({"streams": drafters["streams, deferred"]} | untrained)
+        parts = {name: own for name, own in untrained.items() if own.attach(large).mergeable}
+        choice = Auto({"streams": drafters["streams, deferred"]} | parts)
         for temperature in temperatures:
             asked = [prompt.text for prompt in chosen_on + prompts], described(drafters), budgets
             key = key_of(size, dtype, temperature, repeats, *asked, described(choice))
