@@ -47,8 +47,8 @@ def scale(
 ) -> Result:
     """At each of `sizes` (of `studies.enlargement.SHAPES`, or 'small' for the shipped models):
     transformers' `generate` and assisted generation, plain decoding, streams of both schedules and
-    pruned, the draft model, the drafters `untrained`, and at every step the choice among streams and
-    those of these whose trees can be parts of larger ones.
+    pruned, the draft model, the drafters `untrained`, and at every step the choice among streams
+    and those of these whose trees can be parts of larger ones.
 
     `calibration_prompts` prompts of `calibration` choose the number of nodes of every drafter at
     each size and temperature; the choice may take as many as any. folder: where models and
