@@ -139,7 +139,7 @@ def test_trials_become_rarer_until_one_is_won():
     for _ in range(2000):
         drafted.append(trials.due())
         if drafted[-1]:
-            trials.count(0)
+            trials.count(0, 8)
         else:
             trials.decide(chosen=False)
     assert all(drafted[:TRIAL]) and not any(drafted[TRIAL : TRIAL + PAUSES[0]])
@@ -162,6 +162,23 @@ def test_a_tree_is_as_wide_as_pays():
     for _ in range(FEW):
         record.passed("plain", 2, 1.0)
     assert record.choice(2, pair, [], 12)[0] == "one"
+
+
+def test_trees_of_who_must_work_are_as_wide_as_pays_too():
+    """A trial has two sizes; between them costs lie on a line, and gains are logarithmic."""
+    record = Experience()
+    for _ in range(FEW):
+        record.passed("plain", 1, 1.0)
+    trial = [record.choice(1, {}, ["streams"], 16) for _ in range(TRIAL)]
+    assert trial == [("streams", 16), ("streams", 8)] * (TRIAL // 2)
+    for _, width in trial:
+        record.passed("streams", width, 1.0 + 0.1 * width)
+        record.working["streams"].count(3 if width == 16 else 2, width)
+    # 1 + 0.714 log2(g) tokens in 1 + g / 10 steps: 1.75 a step with 8 nodes, 1.48 with 16
+    assert record.choice(1, {}, ["streams"], 16) == ("streams", 8)
+    for _ in range(50):
+        record.passed("streams", 16, 1.2)
+    assert record.choice(1, {}, ["streams"], 16) == ("streams", 16)
 
 
 def test_who_saves_less_than_looking_takes_looks_at_every_eighth_step_alone():

@@ -5,8 +5,8 @@ their draft was verified or not: they are judged without being tried, at every s
 eighth as long as their drafts save less time than looking them up takes. What they claim of a draft
 is corrected by how their claims have held, so that also how many of its nodes are worth their rows
 is decided at every step. A drafter that must work in order to draft (streams, Medusa heads) is
-judged by those of its drafts that were verified, and has a trial now and then, the more rarely the
-more of them it has lost. What a step costs is measured as it goes.
+judged by those of its drafts that were verified, and has a trial now and then, of trees of two
+sizes, the more rarely the more of them it has lost. What a step costs is measured as it goes.
 """
 
 import time
@@ -41,8 +41,8 @@ class Auto(Several):
 class AutoSession(SeveralSession):
     """near: sessions whose drafts cost no forward; working: the others; watched: of each request
     the drafts whose worth is not known yet; looking: the near drafters that draft for the next
-    step; running: who drafted the trees that are verified now, of how many rows, and since when;
-    spent: seconds on the host, of this step, by drafter."""
+    step; running: who drafted the trees that are verified now, how many, of how many nodes, and
+    since when; spent: seconds on the host, of this step, by drafter."""
 
     def __init__(self, attached: AttachedSeveral, requests: Sequence[Request], budget: int):
         super().__init__(attached, requests, budget)
@@ -75,11 +75,11 @@ class AutoSession(SeveralSession):
         name, width = self.attached.record.choice(*given)
         trees = Trees.roots(verified.next_tokens)
         for other, session in self.working.items():
-            found = session.draft(verified, budget if other == name else 1)
+            found = session.draft(verified, width if other == name else 1)
             trees = found if other == name else trees
         if name in drafts:
             trees = Trees.of([draft.first(width) for draft in drafts[name]], trees.tokens.device)
-        self.running = name, len(decided) * width, now
+        self.running = name, len(decided), width, now
         return trees
 
     @contextmanager
@@ -93,13 +93,13 @@ class AutoSession(SeveralSession):
         """Take up what became of the last trees, and of all drafts whose worth is known now."""
         record = self.attached.record
         if self.running is not None:
-            name, rows, since = self.running
+            name, count, width, since = self.running
             record.spent(self.spent)
             aside = sum(spent for other, spent in self.spent.items() if other != name)
-            record.passed(name, rows, now - since - aside)
+            record.passed(name, count * width, now - since - aside)
             if name in self.working:
                 for tokens in verified.host():
-                    record.working[name].count(len(tokens) - 1)
+                    record.working[name].count(len(tokens) - 1, width)
         self.spent = {}
         for place, request in enumerate(verified.requests):
             known = len(request.tokens)

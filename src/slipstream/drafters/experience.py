@@ -7,7 +7,8 @@ trees of near drafters cost is what a step without drafts costs, of as many rows
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, product
+from math import log2
 from statistics import median
 
 import numpy as np
@@ -94,11 +95,11 @@ class Experience:
             return NONE, 1
         for name in working:
             if self.working.setdefault(name, Trials()).due():
-                return name, budget
+                return name, self.working[name].width(budget)
         found = {(NONE, 1): requests / self._cost(NONE, requests)}
-        for name in working:
-            tokens = requests * (1 + self.working[name].mean)
-            found[name, budget] = tokens / self._cost(name, requests * budget)
+        for name, width in product(working, _widths(budget)):
+            tokens = requests * (1 + self.working[name].promised(width))
+            found[name, width] = tokens / self._cost(name, requests * width)
         best = max(found, key=found.__getitem__)
         # The quickest to look is credited first: another one with the same draft saves nothing.
         for name in sorted(drafts, key=lambda name: self.host.get(name, 0.0)):
@@ -135,29 +136,35 @@ class Experience:
 
 
 class Trials:
-    """A drafter that is judged by those of its drafts that were verified.
+    """A drafter that is judged by those of its drafts that were verified: as calibrations find it,
+    a tree of g nodes has some gain times log2(g) tokens right.
 
-    right: drafted tokens that were right, and in how many `steps`, recent ones first; left: steps
-    of the trial that is going on; idle: steps since it drafted, `pause` the least of them before
-    the next trial.
+    right: drafted tokens that were right, and `logs`, logarithms of the nodes of their trees,
+    recent ones first; left: steps of the trial that is going on; idle: steps since it drafted,
+    `pause` the least of them before the next trial.
     """
 
     def __init__(self):
-        self.right, self.steps = 0.0, 0.0
+        self.right, self.logs = 0.0, 0.0
         self.left, self.idle, self.pause = TRIAL, 0, PAUSES[0]
 
-    @property
-    def mean(self) -> float:
-        return self.right / self.steps if self.steps else 0.0
+    def promised(self, width: int) -> float:
+        """Drafted tokens that should be right in a tree of so many nodes."""
+        return self.right / self.logs * log2(width) if self.logs else 0.0
 
-    def count(self, right: int) -> None:
-        self.right, self.steps = MEMORY * self.right + right, MEMORY * self.steps + 1
+    def count(self, right: int, width: int) -> None:
+        self.right, self.logs = MEMORY * self.right + right, MEMORY * self.logs + log2(width)
+
+    def width(self, budget: int) -> int:
+        """Nodes of the next tree of a trial: as many as may be and half as many, in turn, so that
+        what a node costs shows."""
+        return budget if self.left % 2 else max(2, budget // 2)
 
     def due(self) -> bool:
         """Whether the next step is one of a trial."""
         if self.idle >= self.pause:
             # The trial must be able to change the verdict.
-            self.right, self.steps = self.right / 4, self.steps / 4
+            self.right, self.logs = self.right / 4, self.logs / 4
             self.left, self.idle, self.pause = TRIAL, 0, min(4 * self.pause, PAUSES[1])
         self.left -= 1
         return self.left >= 0
@@ -171,9 +178,17 @@ class Trials:
 def _promised(drafts: list[Draft], trust: float) -> Iterator[tuple[int, float]]:
     """Widths of trees, and how many drafted tokens all of them should have right then."""
     sums = [[*accumulate(draft.confidences[1:], initial=0.0)] for draft in drafts]
-    longest = max(map(len, sums))
-    for width in sorted({min(longest, size) for size in SIZES[1 : _size(longest) + 1]}):
+    for width in _widths(max(map(len, sums))):
         yield width, trust * sum(own[min(width, len(own)) - 1] for own in sums)
+
+
+def _widths(most: int) -> list[int]:
+    """Of trees with drafted nodes.
+
+    >>> _widths(10), _widths(1)
+    ([2, 3, 4, 6, 8, 10], [])
+    """
+    return sorted({min(most, size) for size in SIZES[1 : _size(most) + 1]})
 
 
 def _size(rows: int) -> int:
