@@ -78,8 +78,8 @@ def test_one_answer_that_is_wrong_or_lost_fails_an_overload(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("memory", "still_open", "sentence"),
     [
-        ([50, 100, 103], 0, None),
-        ([50, 100, 104], 0, "memory has grown from 100 to 104 MiB"),
+        ([90, 100, 105], 0, None),
+        ([90, 100, 106], 0, "memory has grown from 100 to 106 MiB"),
         ([90], 0, None),
         ([90], 3, "3 requests are still open"),
     ],
