@@ -179,6 +179,8 @@ def test_trees_of_who_must_work_are_as_wide_as_pays_too():
     for _ in range(50):
         record.passed("streams", 16, 1.2)
     assert record.choice(1, {}, ["streams"], 16) == ("streams", 16)
+    # A trial has no more nodes than may be.
+    assert [record.choice(1, {}, [f"new {n}"], 1)[1] for n in "ab" for _ in range(2)] == [1] * 4
 
 
 def test_who_saves_less_than_looking_takes_looks_at_every_eighth_step_alone():

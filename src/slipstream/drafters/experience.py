@@ -158,7 +158,7 @@ class Trials:
     def width(self, budget: int) -> int:
         """Nodes of the next tree of a trial: as many as may be and half as many, in turn, so that
         what a node costs shows."""
-        return budget if self.left % 2 else max(2, budget // 2)
+        return budget if self.left % 2 else min(budget, max(2, budget // 2))
 
     def due(self) -> bool:
         """Whether the next step is one of a trial."""
