@@ -20,7 +20,8 @@ def test_every_part_of_every_set_has_its_best_drafter_and_the_choice_beside_it(t
     ]  # fmt: skip
     for row in found.rows:
         speeds = {name: float(row[name].split()[0]) for name in drafters} | {"plain": 1.0}
-        assert row["best"] == max(speeds, key=speeds.__getitem__)
+        # which is known to the last digit; speeds are shown with three
+        assert speeds[row["best"]] == max(speeds.values())
         ours = float(row["auto"].split()[0])
         assert row["auto / best"] == pytest.approx(ours / speeds[row["best"]], rel=0.02)
         assert row["auto / best, low"] <= row["auto / best"] <= row["auto / best, high"]
