@@ -125,7 +125,7 @@ def test_speed_is_measured_over_sizes(tmp_path, tiny_size, monkeypatch):
     assert {(row["size"], row["temperature"]) for row in rows} == {
         (size, temperature) for size in ("tiny",) for temperature in (0.0, 1.0)
     }
-    assert len(rows) == 2 * 2 * 10
+    assert len(rows) == 2 * 2 * 12
     for row in rows:
         assert row["tokens/s"] > 0 and row["vs generate, whole calls"] > 0
         if row["method"] in ("transformers", "plain"):

@@ -17,10 +17,10 @@ ROWS = [
 
 
 def train(folder, output, *overrides) -> dict[str, torch.Tensor]:
-    """The trained tensors of `python train.py`, three steps over three batches."""
+    """The trained tensors of three steps in float64: AdamW enlarges what rounding leaves open."""
     command = [
         sys.executable, str(ROOT / "train.py"), f"data.path={folder}", "data=jsonl",
-        "data.regenerate=false", "trainer.max_steps=3", "trainer.precision=32-true",
+        "data.regenerate=false", "trainer.max_steps=3", "trainer.precision=64-true",
         "trainer.accelerator=cpu", "trainer.val_check_interval=null",
         "trainer.check_val_every_n_epoch=1000", "training.learning_rate=1e-3",
         "speculator=streaming_paper",
@@ -55,4 +55,4 @@ def test_two_processes_equal_one_with_the_same_batches(world, way):
     )  # fmt: skip
     assert one.keys() == two.keys()
     for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-5)
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-10)
