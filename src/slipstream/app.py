@@ -12,11 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# oneDNN keeps a kernel for every shape it meets, of about a third of a MiB. Of its default of 1,024
-# a server would gather hundreds of MiB; more than these do not speed up training or decoding. It
-# reads this when first used.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
-
 from omegaconf import DictConfig, OmegaConf
 
 from slipstream.configuration import (

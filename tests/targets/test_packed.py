@@ -97,13 +97,27 @@ def test_streams_of_a_bfloat16_target_draft_in_8_bits():
 def test_float32_agrees_for_any_number_of_rows(kind, bias):
     module = linear(kind, bias, torch.float32)
     fast = packed(module)
-    for count in range(34):
+    for count in range(70):
         rows = torch.randn(count, 48)
         torch.testing.assert_close(fast(rows), module(rows), rtol=0, atol=1e-5)
-    rows = torch.randn(2, 3, 5, 48)
+    rows = torch.randn(2, 3, 7, 48)
     torch.testing.assert_close(fast(rows), module(rows), rtol=0, atol=1e-5)
     strided = torch.randn(48, 7).t()
     torch.testing.assert_close(fast(strided), module(strided), rtol=0, atol=1e-5)
+
+
+def test_prompts_of_any_length_need_few_kernels(monkeypatch):
+    fast, asked = packed(linear("linear", True, torch.float32)), set()
+    own = torch.ops.mkldnn._linear_pointwise
+
+    def counted(rows, *rest):
+        asked.add(rows.shape[:-1].numel())
+        return own(rows, *rest)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counted)
+    for count in range(1, 513):
+        assert fast(torch.randn(1, count, 48)).shape == (1, count, 72)
+    assert asked == {*range(1, 33), *range(48, 513, 16)}
 
 
 @pytest.mark.parametrize(("kind", "bias"), CASES)

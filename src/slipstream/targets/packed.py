@@ -14,9 +14,13 @@ input (query, key and value; gate and up) become one.
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 ROWS_TO_OPTIMISE_FOR = 8
+UNPADDED, MULTIPLE = 32, 16
+"""More rows than `UNPADDED` are padded to a multiple of `MULTIPLE`: oneDNN compiles a kernel for
+each number of rows and keeps it; the prompts of a server would gather hundreds of MiB of them."""
 
 
 class PackedLinear(nn.Module):
@@ -41,6 +45,10 @@ class PackedLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""
+        count = rows.shape[:-1].numel()
+        if count > UNPADDED and count % MULTIPLE:
+            padded = F.pad(rows.reshape(count, -1), (0, 0, 0, -count % MULTIPLE))
+            return self(padded)[:count].unflatten(0, rows.shape[:-1])
         return torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
 
 
