@@ -45,11 +45,12 @@ class PackedLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""
-        count = rows.shape[:-1].numel()
-        if count > UNPADDED and count % MULTIPLE:
-            padded = F.pad(rows.reshape(count, -1), (0, 0, 0, -count % MULTIPLE))
-            return self(padded)[:count].unflatten(0, rows.shape[:-1])
-        return torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
+        shape, count = rows.shape[:-1], rows.shape[:-1].numel()
+        padded = count > UNPADDED and count % MULTIPLE > 0
+        if padded:
+            rows = F.pad(rows.reshape(count, -1), (0, 0, 0, -count % MULTIPLE))
+        found = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
+        return found[:count].unflatten(0, shape) if padded else found
 
 
 class RoundedLinear(nn.Module):
