@@ -268,11 +268,22 @@ def test_measured_costs_decide_how_large_trees_are():
     own.costs = {1: {1: 1.0, 2: 1.0, 4: 1.1, 8: 1.2}, 5: {1: 1.0, 2: 2.0, 4: 3.0, 8: 6.0}}
     assert own.allowed(1) == 8 and own.allowed(5) == own.allowed(50) == 1
     assert own.seconds(3, 8) == pytest.approx(3.6) and own.seconds(10, 8) == pytest.approx(12)
-    own.gained = 0.0  # nothing drafted was ever right
-    chosen = [own.allowed(1) for _ in range(4 * (TRIAL + TRIED))]
-    assert chosen.count(1) == 4 * TRIAL and chosen.count(2) == 4 * TRIED  # tried now and then
     own.gained = 2 * own.weight
     assert own.allowed(1) == 8
+
+
+def test_where_no_tree_pays_one_is_tried_now_and_then():
+    """By steps: that others join between two of them makes no more trials."""
+    own, drafted = engine(limits=Limits(24)), []
+    own.target.model.generation_config.eos_token_id = None
+    own.costs = {1: dict(zip(own.sizes, range(1, 1 + len(own.sizes)), strict=True))}
+    while own.steps < TRIAL + TRIED:
+        own.gained = 0.0  # nothing drafted was ever right
+        if own.running is None:
+            own.start([own.request([9, 10, own.steps % 32])])
+        own.step()
+        drafted.append(own.allowed(1) > 1)
+    assert drafted == [TRIAL <= step < TRIAL + TRIED for step in range(1, 1 + len(drafted))]
 
 
 def test_what_was_right_of_trees_is_learned():

@@ -29,9 +29,9 @@ PRIOR, WEIGHT = 0.5, 200.0
 """The gain before anything was verified, and how many logarithms of nodes it counts like."""
 MEMORY = 1000.0
 """Earlier trees fade once the logarithms of their nodes add up to more than this."""
-TRIAL, TRIED, PAYS = 512, 3, 1.1
-"""After so many plain steps in a row so many have the smallest tree; what a tree must promise over
-plain decoding, since its gain is less certain than what plain decoding has."""
+TRIAL, TRIED, PAYS = 512, 2, 1.1
+"""Where plain decoding is chosen, after so many steps so many draft the smallest tree; what a tree
+must promise over plain decoding, since its gain is less certain than what plain decoding has."""
 PROMPT, STEPS = 48, 4
 """Tokens of the prompts that costs are measured with; steps of each, the first not counted."""
 NEWEST, OUTLIER = 0.05, 3.0
@@ -53,7 +53,7 @@ class AdaptingEngine(Engine):
         self.costs: dict[int, dict[int, float]] = {}
         self.slower: dict[tuple[int, bool], float] = {}
         self.gained, self.weight = PRIOR * WEIGHT, WEIGHT
-        self.plain_steps = 0
+        self.steps = 0
         self._fixed: int | None = None
 
     def allowed(self, count: int) -> int:
@@ -63,8 +63,7 @@ class AdaptingEngine(Engine):
         best = max(rates, key=rates.get)
         if rates[best] > PAYS * rates[1] or self.budget == 1:
             return best
-        self.plain_steps += 1
-        return 1 if self.plain_steps % (TRIAL + TRIED) < TRIAL else self.sizes[1]
+        return 1 if self.steps % (TRIAL + TRIED) < TRIAL else self.sizes[1]
 
     def starting(self, requests: Sequence[Answering], rows: int) -> Iterator[None]:
         yield from super().starting(requests, rows)
@@ -92,6 +91,7 @@ class AdaptingEngine(Engine):
     def _step(self, batch: Batch) -> None:
         requests, width, started = list(batch.requests), batch.trees.width, time.perf_counter()
         super()._step(batch)
+        self.steps += 1
         if width > 1:
             self.gained += sum(request.accepted[-1] for request in requests)
             self.weight += len(requests) * log2(width)
