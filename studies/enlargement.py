@@ -7,6 +7,7 @@ at one of the sizes `SHAPES`, as folders that every command takes.
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -183,25 +184,29 @@ def _head_rows(target: Target, large: Target, queries: bool) -> torch.Tensor:
     return (places.flatten()[:, None] * large_size + dims.flatten()).flatten()
 
 
-def write(folder: Path, size: str, dtype: str = "bfloat16") -> Path:
+def write(folder: Path, size: str, dtype: str = "bfloat16", streams: Sequence[Path] = ()) -> Path:
     """Write the shipped target, draft model and streams at `size`: FOLDER/target, FOLDER/draft and
-    FOLDER/streaming; where they stand, they stay."""
+    FOLDER/streaming; and further `streams` of the shipped target, as runs of train.py leave them:
+    RUN/model becomes FOLDER/RUN/model. What is there stays."""
     if size not in SHAPES:
         raise InputError(f"size: {size!r} is none; choose among {', '.join(SHAPES)}")
-    if (folder / "streaming").exists():
-        return folder
-    for part, shape in zip(("target", "draft"), SHAPES[size], strict=True):
-        small = load_target(f"slipstream/small-{part}", device="cpu", packed=False)
-        large = enlarged_target(small, shape, DTYPES[dtype])
-        large.model.save_pretrained(folder / part)
-        large.tokenizer.save_pretrained(folder / part)
-        del large
-    small = load_target("slipstream/small-target", device="cpu", packed=False)
-    large = load_target(str(folder / "target"), dtype, "cpu", packed=False)
-    streams = load_speculator("slipstream/small-streaming", small)
-    streams = enlarged_speculator(streams, small, large)
-    card = f"The shipped streams for the shipped target, enlarged to {size}.\n"
-    save_speculator(folder / "streaming", streams, large, 281, card)
+    wanted = {"streaming": "slipstream/small-streaming"}
+    wanted |= {"/".join(each.parts[-2:]): each for each in streams}
+    wanted = {name: source for name, source in wanted.items() if not (folder / name).exists()}
+    if "streaming" in wanted:
+        for part, shape in zip(("target", "draft"), SHAPES[size], strict=True):
+            small = load_target(f"slipstream/small-{part}", device="cpu", packed=False)
+            large = enlarged_target(small, shape, DTYPES[dtype])
+            large.model.save_pretrained(folder / part)
+            large.tokenizer.save_pretrained(folder / part)
+            del large
+    if wanted:
+        small = load_target("slipstream/small-target", device="cpu", packed=False)
+        large = load_target(str(folder / "target"), dtype, "cpu", packed=False)
+    for name, source in wanted.items():
+        own = enlarged_speculator(load_speculator(source, small), small, large)
+        card = f"The streams {source} for the shipped target, enlarged to {size}.\n"
+        save_speculator(folder / name, own, large, 281, card)
     return folder
 
 
@@ -209,5 +214,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write the shipped models at a larger size.")
     parser.add_argument("size", choices=SHAPES)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--streams", type=Path, nargs="+", default=[], help="more, by their folder")
     given = parser.parse_args()
-    print(f"written: {write(given.folder, given.size)}")
+    print(f"written: {write(given.folder, given.size, streams=given.streams)}")

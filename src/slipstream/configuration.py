@@ -50,6 +50,7 @@ RENAMED = {
         ("experiment/streaming_budgets", "methods/budgets"), "study=batches batch_size=1"
     ),
     "methods/baselines": "methods=all",
+    "methods/unispec_thresholds": "drafter=unispec drafter.trust=1.0 drafter.threshold=0.05",
     "experiment/application_baseline": "experiment=[fine_tuning,application] "
     "training.learning_rate=1e-3",
     "experiment/application_lossless": "experiment=application target.adapter=FOLDER "

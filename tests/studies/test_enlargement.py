@@ -8,6 +8,7 @@ from tests.commands import config_of
 from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream import app
+from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
@@ -109,7 +110,10 @@ def test_folders_of_large_models_are_decoded_by_the_command(tmp_path, tiny_size)
     found = {record.method: record for record in records if record.prompt_set == "all"}
     assert found["streaming_deferred"].tau > 1.5 and found["draft_model"].tau > 1.2
     assert found["plain"].tau == 1
-    assert enlargement.write(tmp_path / "tiny", "tiny") == folder
+    more = locate("slipstream/small-streaming")
+    assert enlargement.write(tmp_path / "tiny", "tiny", streams=[more]) == folder
+    again = folder / more.parent.name / more.name / "model.safetensors"
+    assert again.read_bytes() == (folder / "streaming" / "model.safetensors").read_bytes()
 
 
 @pytest.mark.exhaustive
