@@ -6,7 +6,14 @@ import pytest
 import torch
 from tests.tiny import VOCABULARY, tiny_target
 
-from slipstream.speculators.streaming.pairs import CopyScores, PairScores, Transitions, pair_tables
+from slipstream.speculators.streaming.pairs import (
+    CopyScores,
+    PairScores,
+    Transitions,
+    normed_embeddings,
+    pair_tables,
+    vocabulary_table,
+)
 
 ROWS, STREAMS, LENGTH = 36, 3, 9
 
@@ -85,3 +92,14 @@ def test_a_text_of_one_token_has_no_pairs(target, copying):
     scores = PairScores(target, None, copying)
     found = scores(torch.tensor([[[5]]]), torch.arange(VOCABULARY)[None, None], torch.tensor([[5]]))
     assert not found.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_small_embeddings_are_brought_to_unit_size_in_every_type(dtype):
+    """Those of most models have mean squares below the epsilon of bfloat16."""
+    target = tiny_target()
+    target.model.to(dtype).get_input_embeddings().weight.mul_(0.02)
+    found = normed_embeddings(target, torch.arange(VOCABULARY)).double()
+    assert torch.allclose(found.square().mean(-1).sqrt(), torch.ones(()).double(), atol=0.02)
+    directions = torch.eye(found.shape[1], dtype=dtype)
+    assert torch.allclose(vocabulary_table(target, directions).double(), found, rtol=0.02)

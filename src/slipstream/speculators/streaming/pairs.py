@@ -133,7 +133,7 @@ def followed(texts: torch.Tensor, parents: torch.Tensor, children: torch.Tensor)
 def normed_embeddings(target: Target, tokens: torch.Tensor) -> torch.Tensor:
     """(...) tokens -> (..., E) embeddings of unit size, whatever the target's are."""
     embeddings = target.token_embeddings(tokens)
-    return F.rms_norm(embeddings, embeddings.shape[-1:])
+    return F.rms_norm(embeddings, embeddings.shape[-1:], eps=_least(embeddings))
 
 
 def vocabulary_table(target: Target, directions: torch.Tensor) -> torch.Tensor:
@@ -146,8 +146,14 @@ def vocabulary_table(target: Target, directions: torch.Tensor) -> torch.Tensor:
         kind = torch.promote_types(embeddings.dtype, torch.float32)
         sizes = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True, dtype=kind)
         mean_squares = sizes.square() / embeddings.shape[-1]
-        scales = (mean_squares + torch.finfo(embeddings.dtype).eps).rsqrt()
+        scales = (mean_squares + _least(embeddings)).rsqrt()
         return (F.linear(embeddings, directions) * scales,)
 
     tokens = torch.arange(target.vocab_size, device=target.device)
     return in_slices(of_slice, target.embedding_size, tokens)[0]
+
+
+def _least(embeddings: torch.Tensor) -> float:
+    """What is added to mean squares that are divided by: bfloat16's own is more than those of most
+    embeddings."""
+    return torch.finfo(torch.promote_types(embeddings.dtype, torch.float32)).eps
