@@ -108,9 +108,10 @@ def in_own_folder(config: DictConfig) -> DictConfig:
     return config
 
 
-def _checked(config: DictConfig, own: type[Command], others: Callable) -> DictConfig:
-    """The config of one command; `InputError` for what no run can use. others(): the other one."""
-    if OmegaConf.select(config, "both_commands"):
+def _checked(config: DictConfig, own: type[Command], others: Callable | None = None) -> DictConfig:
+    """The config of one command; `InputError` for what no run can use. others(): the one that an
+    experiment may be of, too."""
+    if others is not None and OmegaConf.select(config, "both_commands"):
         config = own_part(config, own, others())
     check_config(config, own)
     if OmegaConf.select(config, "target.device") == "meta":
@@ -286,7 +287,7 @@ def serve(config: DictConfig) -> None:
     """Answer requests over HTTP until the process is told to end."""
     from slipstream.serving.server import Serve, Server, decoder_of, settings_of
 
-    config = _checked(config, Serve, Serve)
+    config = _checked(config, Serve)
     OmegaConf.resolve(config)  # workers are processes of their own
     logging.getLogger("slipstream.serving").setLevel(logging.INFO)
     server: Server = build(config.server)

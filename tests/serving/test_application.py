@@ -262,6 +262,7 @@ def test_a_place_belongs_to_its_ticket():
         (["server.api_key_variable=NO_SUCH"], "server.api_key_variable: the environment has no"),
         (["+server.workers=3"], "server.workers: unknown config key"),
         (["+seeds=1"], "seeds: unknown config key"),
+        (["+both_commands=true"], "both_commands: unknown config key"),
         (["target.device=meta"], "target.device: a target on 'meta'"),
         (["limits.max_new_tokens=0"], "limits.max_new_tokens: must be a whole number, at least 1"),
     ],
