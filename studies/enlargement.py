@@ -184,10 +184,17 @@ def _head_rows(target: Target, large: Target, queries: bool) -> torch.Tensor:
     return (places.flatten()[:, None] * large_size + dims.flatten()).flatten()
 
 
-def write(folder: Path, size: str, dtype: str = "bfloat16", streams: Sequence[Path] = ()) -> Path:
+def write(
+    folder: Path,
+    size: str,
+    dtype: str = "bfloat16",
+    streams: Sequence[Path] = (),
+    device: str = "auto",
+) -> Path:
     """Write the shipped target, draft model and streams at `size`: FOLDER/target, FOLDER/draft and
     FOLDER/streaming; and further `streams` of the shipped target, as runs of train.py leave them:
-    RUN/model becomes FOLDER/RUN/model. What is there stays."""
+    RUN/model becomes FOLDER/RUN/model. What is there stays. device: where they are made, 'auto' for
+    CUDA if there is any: of 8 B parameters in seconds."""
     if size not in SHAPES:
         raise InputError(f"size: {size!r} is none; choose among {', '.join(SHAPES)}")
     wanted = {"streaming": "slipstream/small-streaming"}
@@ -195,14 +202,14 @@ def write(folder: Path, size: str, dtype: str = "bfloat16", streams: Sequence[Pa
     wanted = {name: source for name, source in wanted.items() if not (folder / name).exists()}
     if "streaming" in wanted:
         for part, shape in zip(("target", "draft"), SHAPES[size], strict=True):
-            small = load_target(f"slipstream/small-{part}", device="cpu", packed=False)
+            small = load_target(f"slipstream/small-{part}", device=device, packed=False)
             large = enlarged_target(small, shape, DTYPES[dtype])
             large.model.save_pretrained(folder / part)
             large.tokenizer.save_pretrained(folder / part)
             del large
     if wanted:
-        small = load_target("slipstream/small-target", device="cpu", packed=False)
-        large = load_target(str(folder / "target"), dtype, "cpu", packed=False)
+        small = load_target("slipstream/small-target", device=device, packed=False)
+        large = load_target(str(folder / "target"), dtype, device, packed=False)
     for name, source in wanted.items():
         own = enlarged_speculator(load_speculator(source, small), small, large)
         card = f"The streams {source} for the shipped target, enlarged to {size}.\n"

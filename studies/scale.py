@@ -19,6 +19,7 @@ from slipstream.evaluation.comparison import ALL_SETS, Run, compare, total_of
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Transformers
 from slipstream.evaluation.prompts import PromptSets
+from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import load_target
 from slipstream.targets.quantized import weight_bytes
 from studies import Plot, Prompt, Result, Rows, Target
@@ -59,9 +60,10 @@ def scale(
     for size in sizes:
         place = "slipstream/small-"
         if size != "small":
-            place = f"{write(Path(folder) / size, size, dtype)}/"
+            place = f"{write(Path(folder) / size, size, dtype, device=target.device.type)}/"
         paths = [place + part for part in ("target", "draft", "streaming")]
         large = load_target(paths[0], dtype, target.device.type)
+        compile_target(large, "off" if target.compiled is None else "auto")
         draft = load_target(paths[1], dtype, target.device.type)
         drafters: dict[str, Drafter] = {
             "streams, deferred": Streaming(paths[2], "deferred", top_k),

@@ -111,6 +111,8 @@ def stand_in(monkeypatch) -> Cuda:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(compiled, "GRANULARITY", 8)
     monkeypatch.setattr(compiled, "CAPACITY", 32)
+    monkeypatch.setattr(compiled, "PROMPT", 4)
+    monkeypatch.setattr(compiled, "PROMPT_ROWS", 16)
     compiled._stream.cache_clear()
     return cuda
 

@@ -16,7 +16,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
-from slipstream.decoding.plain import PlainDecoder
+from slipstream.decoding.plain import PlainDecoder, _run
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.drafters import base
 from slipstream.drafters.draft_model import DraftModel
@@ -390,6 +390,17 @@ def test_norm_and_head_are_in_the_graph(cuda, replayed, name):
     assert outside.products == 0 and outside.all > 0
 
 
+def test_prompts_of_like_lengths_share_a_graph(cuda, replayed):
+    eager, ours = (PlainDecoder(target, Sampling(), LIMITS)
+                   for target in (tiny_target(), replayed(tiny_target())))  # fmt: skip
+    captures = []
+    for length in (30, 3, 4, 1, 13, 16, 17, 18):  # the first makes room; 17 rows are no graph's
+        prompt = [n % VOCABULARY for n in range(length)]
+        assert ours.generate(prompt).ids == eager.generate(prompt).ids
+        captures.append(sum(key[0] is not _run for key in list(ours.target.compiled._graphs)))
+    assert captures == [0, 1, 1, 1, 2, 2, 2, 2]
+
+
 def test_one_layer_is_compiled_for_all(monkeypatch):
     """What the compiler sees does not grow with the number of layers, nor with lengths."""
     graphs, found = [], {}
@@ -408,13 +419,14 @@ def test_one_layer_is_compiled_for_all(monkeypatch):
         ours = compile_target(tiny_target(num_hidden_layers=layers), "reduce-overhead")
         fuse_linears(ours.family.layers, ours.family.fused)
         eager = tiny_target(num_hidden_layers=layers)
-        for length in (3, 40):
-            prompt = list(range(length))
-            ids = [PlainDecoder(each, Sampling(), Limits(4)).generate(prompt).ids
-                   for each in (ours, eager)]  # fmt: skip
-            assert ids[0] == ids[1]
+        for length in (3, 40, 100):
+            prompt = [n % VOCABULARY for n in range(length)]
+            expected = PlainDecoder(eager, Sampling(), Limits(4)).generate(prompt).ids
+            assert PlainDecoder(ours, Sampling(), Limits(4)).generate(prompt).ids == expected
+            drafted = Engine(ours, PromptLookup(3, 7), Sampling(), Limits(4), 8)
+            assert drafted.generate(prompt).ids == expected
         found[layers] = list(graphs)
-    assert len(found[4]) == 1 and found[4] == found[8] == found[16]
+    assert len(found[4]) == 2 and found[4] == found[8] == found[16]  # one row, and several
 
 
 @pytest.mark.exhaustive

@@ -27,7 +27,8 @@ class StepCache:
     each sequence are committed; `lengths`: the same on the host, which after a `commit` knows no
     more than that nothing lies beyond slot `bound`, until it is told (`learn`).
     Rows are staged behind slot `slots` in all sequences: `bound` rounded up to a multiple of
-    `granularity`, so that steps of compiled layers have few shapes. What lies between a sequence's
+    `granularity`, so that steps of compiled layers have few shapes; where there is one, an empty
+    cache counts as one slot, so that prompts are steps like others. What lies between a sequence's
     end and there belongs to nothing.
     """
 
@@ -73,7 +74,8 @@ class StepCache:
 
     @property
     def slots(self) -> int:
-        return -(-self.bound // self.granularity) * self.granularity
+        bound = max(self.bound, int(self.granularity > 1))
+        return -(-bound // self.granularity) * self.granularity
 
     @property
     def level(self) -> bool:

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +22,7 @@ import torch
 from slipstream.assets import locate
 from slipstream.core.errors import InputError, first_sentence
 from slipstream.core.files import SUMS, is_intact, locked, replaced_folder, tidy
+from slipstream.core.version import VERSION
 from slipstream.speculators.base import (
     DraftingSpeculator,
     Speculator,
@@ -54,7 +54,7 @@ def save_speculator(
         "target_fingerprint": target.fingerprint,
         "chat_template": getattr(target.tokenizer, "chat_template", None),
         "trained_length": trained_length,
-        "slipstream_version": version("slipstream"),
+        "slipstream_version": VERSION,
     }
     check_writable(folder.parent, "output_dir")
     check_replaceable(folder)

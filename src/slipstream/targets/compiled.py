@@ -4,8 +4,9 @@ All steps run the same layers on as many rows; only contents differ. `CompiledLa
 layer for all (torch.compile; one row and several are two cases). On a CUDA device whole parts of a
 step (`replayed`: the verification, the draft), and spans of layers that are part of none, are
 graphs for each number of rows, of slots and of sequences (1, 2, 4 or a multiple of 8). Keys and
-values stay in buffers that move only in order to grow. The eager layers are the reference; prompts,
-rows that are pruned without a cap on a CPU, and training run eagerly.
+values stay in buffers that move only in order to grow. Short prompts are padded to few lengths and
+run as steps do; long ones, rows that are pruned without a cap on a CPU, and training run eagerly:
+the eager layers are the reference.
 """
 
 import copy
@@ -34,6 +35,9 @@ REPLAYING = ("cuda",)
 COMPILED = 256
 # Caches have a multiple of so many slots, so that most prompts find one that is there.
 CAPACITY = 1024
+# Prompts are padded to multiples of so many rows, where all of a batch have no more than the second:
+# of more rows the device is busy for longer than the host needs to launch them.
+PROMPT, PROMPT_ROWS = 64, 512
 
 
 @checked
@@ -116,6 +120,13 @@ class CompiledLayers:
         cache = self._buffers.emptied(batch)
         self._user = weakref.ref(cache)
         return cache
+
+    def prompt_width(self, length: int, cache: StepCache) -> int:
+        """How many rows prompts of up to `length` tokens have in an empty cache, so that graphs
+        serve many of them; 0 where it does not matter."""
+        width = -(-length // PROMPT) * PROMPT
+        few = padded(len(cache.lengths)) * width <= PROMPT_ROWS
+        return width if few and cache.slots + width <= cache.capacity else 0
 
     def __call__(self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache) -> Rows:
         """Run `modules`, whose keys and values are staged where the mask has its last R columns,

@@ -25,14 +25,18 @@ def read_on(
     """Run the new tokens of B texts behind what is committed of each, and commit them.
 
     Rows are right-padded to the most tokens that any text has, at least to `width`; a text may have
-    none. last: as in `Rows`. Rows of up to two tokens, or of `width`, come again in every step.
+    none. last: as in `Rows`. Rows of up to two tokens, or of `width`, come again in every step, and
+    so do prompts, as wide as compiled layers would have them.
     """
-    often, device, ids = max(width, 2), model.device, right_padded(tokens, model.device, width)
+    compiled, device = model.compiled is not None, model.device
+    if compiled and not cache.bound:
+        width = max(width, model.compiled.prompt_width(max(map(len, tokens)), cache))
+    often, ids = max(width, 2), right_padded(tokens, device, width)
     width = ids.shape[1]
     positions = cache.ends[:, None] + torch.arange(width, device=device)
     mask = None
     alone = width == 1 and cache.level and not visitors  # a row that sees all there is
-    if cache.bound and (model.compiled is not None or not alone):
+    if compiled or (cache.bound and not alone):
         causal = causal_mask(width, device).expand(len(tokens), -1, -1)
         mask = tree_mask(causal, cache.slots, cache.sees())
     positions = positions.clamp(max=model.max_positions - 1)
