@@ -232,10 +232,11 @@ def test_a_cache_takes_in_the_sequences_of_others():
 def test_room_counts_what_rounding_may_take():
     """Rows are staged behind a multiple of the granularity."""
     cache = StepCache(1, HEADS, SIZE, CAPACITY, batch_size=2, granularity=8)
-    assert cache.room == CAPACITY - 7
+    assert cache.room == CAPACITY - 8
+    cache.check_room(cache.room)  # of an empty one
     cache.settle([9, 3])
     cache.check_room(cache.room - 9)
-    small, large = (StepCache(1, HEADS, SIZE, size) for size in (CAPACITY - 7, CAPACITY - 6))
+    small, large = (StepCache(1, HEADS, SIZE, size) for size in (CAPACITY - 8, CAPACITY - 7))
     cache.settle([9])
     assert cache.fits(small) and not cache.fits(large)
 

@@ -27,7 +27,7 @@ from slipstream.targets import compiled
 from slipstream.targets.compiled import CompiledLayers, compile_target
 from slipstream.targets.loading import load_target
 from slipstream.targets.packed import fuse_linears
-from slipstream.targets.reading import joined
+from slipstream.targets.reading import joined, read_on
 
 LIMITS = Limits(max_new_tokens=24)
 BATCH = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]]
@@ -336,6 +336,16 @@ def test_buffers_grow_and_never_shrink(cuda, replayed, monkeypatch):
     monkeypatch.setattr(target, "_allocate", short)
     cache = target.new_cache(500, 1)  # alone, where there is no room for eight
     assert (cache.capacity, cache.batch_size) == (512, 1)
+
+
+def test_a_cache_holds_what_it_was_made_for(cuda, replayed):
+    target = replayed(tiny_target())
+    kept = target.new_cache(1)  # so that the others have buffers of their own, as large as asked
+    for count in (1, 5, 8, 17):
+        cache = target.new_cache(count)
+        read_on(target, [[3] * count], cache)
+        assert cache.lengths == [count] and cache.capacity == count + compiled.GRANULARITY
+    assert kept.lengths == [0]
 
 
 @pytest.mark.parametrize("name", DECODERS)

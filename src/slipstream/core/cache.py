@@ -93,7 +93,7 @@ class StepCache:
     @property
     def room(self) -> int:
         """How many rows of a sequence fit, wherever the staged ones come to lie."""
-        return self.capacity - self.granularity + 1
+        return self.capacity - (self.granularity if self.granularity > 1 else 0)
 
     def fits(self, other: "StepCache") -> bool:
         """Whether the sequences of `other` have room after its own."""

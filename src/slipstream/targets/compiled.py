@@ -35,8 +35,8 @@ REPLAYING = ("cuda",)
 COMPILED = 256
 # Caches have a multiple of so many slots, so that most prompts find one that is there.
 CAPACITY = 1024
-# Prompts are padded to multiples of so many rows, where all of a batch have no more than the second:
-# of more rows the device is busy for longer than the host needs to launch them.
+# Prompts are padded to multiples of so many rows, where all of a batch have at most so many: of more
+# the device is busy for longer than the host needs to launch what they run.
 PROMPT, PROMPT_ROWS = 64, 512
 
 
@@ -105,7 +105,7 @@ class CompiledLayers:
     ) -> StepCache:
         """An empty cache over the buffers that graphs were captured for. They grow and never
         shrink, and serve one cache at a time; another gets buffers of its own, without graphs."""
-        capacity, kept = capacity + GRANULARITY - 1, self._buffers
+        capacity, kept = capacity + GRANULARITY, self._buffers
         if self._user() not in (None, instead_of):
             return allocate(capacity, batch, GRANULARITY)
         if kept is None or capacity > kept.capacity or batch > kept.batch_size:
