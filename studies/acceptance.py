@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import takewhile
 from statistics import fmean
 
+from slipstream.core.drafts import Draft
 from slipstream.core.settings import Budget
 from slipstream.core.trees import Trees
 from slipstream.drafters.base import HostSession, Session, Verified
@@ -81,7 +81,7 @@ def _by_source(said: list[tuple[list[int], int, dict[str, list]]]) -> Rows:
     for text, length, found in said:
         answer = text[length:]
         for source, guesses in found.items():
-            agreed = [_agreeing(guess, answer) for guess in guesses]
+            agreed = [Draft.chain([0, *guess]).agreement(answer) for guess in guesses]
             tokens = sum(min(len(guess), len(answer)) for guess in guesses)
             totals.setdefault(source, Counter()).update(
                 guesses=len(guesses), tokens=tokens, right=sum(agreed), most=max(agreed, default=0)
@@ -113,9 +113,3 @@ def _by_confidence(nodes: list[tuple[float, bool]]) -> Rows:
         }
         for place, own in sorted(bins.items())
     ]
-
-
-def _agreeing(guess, answer: list[int]) -> int:
-    """How many tokens of `answer` the guess begins with."""
-    pairs = zip(guess, answer, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

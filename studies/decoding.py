@@ -13,8 +13,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Attached, Request, Session, Verified
-from slipstream.evaluation.comparison import ALL_SETS, Record, Run, compare, overall
-from slipstream.evaluation.methods import Method
+from slipstream.evaluation.comparison import ALL_SETS
 from slipstream.evaluation.metrics import ratio_interval
 from slipstream.results.record import bounded
 from slipstream.targets.rows import LayerVisitor
@@ -103,14 +102,6 @@ def answered(target: Target, prompts: list[Prompt]) -> list[Sample]:
     decoder = PlainDecoder(target, GREEDY, LIMITS)
     given = track(token_ids(target, prompts), description="answers")
     return [Sample(ids + decoder.generate(ids).ids, len(ids)) for ids in given]
-
-
-def compared(
-    target: Target, methods: dict[str, Method], prompts: list[Prompt], repeats: int
-) -> tuple[list[Run], dict[str, Record]]:
-    """All `methods`, interleaved: their runs, and their records over all prompts by name."""
-    runs = compare(methods, prompts, target, GREEDY, LIMITS, repeats, seed=0)
-    return runs, overall(runs, prompts, str(target.dtype))
 
 
 def speed_ratio(

@@ -116,7 +116,7 @@ def decoding(
         for turn, ids, name in product(range(repeats + 1), prompts, decoders):
             taken = decoders[name].generate(ids).statistics
             totals[name] += taken if turn else Statistics()  # the first compiles and captures
-        steps = {name: _step_seconds(total) for name, total in totals.items()}
+        steps = {name: total.step_seconds for name, total in totals.items()}
         for name, total in totals.items():
             step, over = steps[name], total.tau * steps["plain"] / steps[name]
             share = read / step / bandwidth
@@ -138,7 +138,7 @@ def sampling_costs(target: Target, streams: StreamingSpeculator, repeats: int) -
     for turn, ids, key in product(range(repeats + 1), _prompts(target), decoders):
         taken = decoders[key].generate(ids, turn).statistics
         totals[key] += taken if turn else Statistics()
-    steps = {key: _step_seconds(total) for key, total in totals.items()}
+    steps = {key: total.step_seconds for key, total in totals.items()}
     return [
         {"method": name, "sampling": how, "ms/step": 1000 * step,
          "vs greedy": step / steps[name, "greedy"]}
@@ -173,7 +173,7 @@ def time_line(target: Target, streams: StreamingSpeculator) -> Rows:
         found = [(key[:60], calls, own) for own, calls, key in kernels[:KERNELS]]
         found += [
             ("all kernels", None, sum(own for own, _, _ in kernels)),
-            ("a step by the clock, prefill left out", None, 1000 * _step_seconds(total)),
+            ("a step by the clock, prefill left out", None, 1000 * total.step_seconds),
         ]
         rows += [
             {"method": name, "kernel": key, "calls a step": calls,
@@ -201,10 +201,6 @@ def _generate(target: Target, ids: list[int], most: int) -> list[int]:
         given, attention_mask=mask, max_new_tokens=most, do_sample=False, pad_token_id=end
     )
     return output[0, len(ids) :].tolist()
-
-
-def _step_seconds(total: Statistics) -> float:
-    return (total.seconds - total.shares["prefill"]) / max(1, total.target_forwards)
 
 
 def _show(title: str, rows: Rows) -> None:

@@ -21,12 +21,13 @@ from slipstream.decoding.answer import Limits
 from slipstream.drafters.base import Session, Verified
 from slipstream.drafters.stream_sessions import Pruning
 from slipstream.drafters.streaming import SCHEDULES, Streaming
+from slipstream.evaluation.comparison import compare, summarise
 from slipstream.evaluation.methods import Method, Plain, Speculative
 from slipstream.evaluation.prompts import divided
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.targets.rows import Rows
 from studies import Plot, Prompt, Result, Target
-from studies.decoding import LIMITS, Watched, columns, compared, decode, engine, token_ids
+from studies.decoding import GREEDY, LIMITS, Watched, columns, decode, engine, token_ids
 
 
 def pruning(
@@ -87,7 +88,9 @@ def trees(
             name = f"gamma {gamma}, k {top_k}{pruned}"
             points[name] = {"trees": f"gamma {gamma}{pruned}", "k": top_k, "nodes": nodes}
             methods[name] = Speculative(own, nodes)
-    _, records = compared(target, methods, rest, repeats)
+    runs = compare(methods, rest, target, GREEDY, LIMITS, repeats, seed=0)
+    # those of all prompts come last
+    records = {record.method: record for record in summarise(runs, rest, str(target.dtype))}
     rows = [
         point
         | {"speed vs plain": records[name].speedup_vs_plain}

@@ -8,10 +8,10 @@ from slipstream.core.errors import InputError
 from slipstream.core.settings import Budget, Count
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.comparison import Record, summarise, total_of
+from slipstream.evaluation.comparison import Record, compare, summarise, total_of
 from slipstream.evaluation.methods import Method, Plain, Speculative
 from studies import Plot, Prompt, Result, Target
-from studies.decoding import compared, task_sets
+from studies.decoding import GREEDY, LIMITS, task_sets
 
 # zeta / beta of Figure 20: tokens per target call with the draft model, and with streams.
 TOKEN_RATIOS = (1.0, 1.2, 1.4, 1.6)
@@ -42,7 +42,7 @@ def two_models(
         "two models": Speculative(draft_model, budget),
         "streams": Speculative(streaming, budget),
     }
-    runs, _ = compared(target, methods, prompts, repeats)
+    runs = compare(methods, prompts, target, GREEDY, LIMITS, repeats, seed=0)
     records, rows = summarise(runs, prompts, str(target.dtype)), []
     for name, chosen in task_sets(prompts).items():
         own = {record.method: record for record in records if record.prompt_set == name}

@@ -15,7 +15,7 @@ from slipstream.decoding.request import Batch
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.serving import adapting
-from slipstream.serving.adapting import TRIAL, TRIED, AdaptingEngine, sizes_up_to
+from slipstream.serving.adapting import TRIAL, TRIED, AdaptingEngine
 from slipstream.serving.counts import POSITIONS, Counts, Exposed, exposition
 from slipstream.serving.worker import Asked, Job, Told, Worker
 
@@ -333,15 +333,6 @@ def test_costs_are_mended_by_what_steps_take(monkeypatch):
     assert widths[0] == BUDGET and widths[-1] == own.allowed(1) == 1
     assert own.allowed(2) == BUDGET
     assert own.seconds(1, 1) == 1.0 and 1.0 < own.seconds(1, 2) <= adapting.OUTLIER
-
-
-def test_sizes_end_with_the_budget():
-    assert [sizes_up_to(n) for n in (2, 3, 7, 9)] == [
-        [1, 2],
-        [1, 2, 3],
-        [1, 2, 3, 4, 6, 7],
-        [1, 2, 3, 4, 6, 8, 9],
-    ]
 
 
 def test_the_cost_of_a_size_is_that_of_steps_that_follow_one_another(monkeypatch):

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from random import Random
 
 from tools.synthetic.values import NUMERIC_KINDS
-from tools.synthetic.word_lists import words
 
 SPORTS_TOPICS = """
 game,contest | week:rank date opponent:franchise result:gridiron game_site:venue record attendance
@@ -151,15 +150,12 @@ HEADERS = {
     "career_sr": "Career SR", "area_km_2": "Area (km 2 )", "ihsaa_class": "IHSAA Class", "fs": "FS",
 }  # fmt: skip
 
-NUMBER_MODIFIERS = words(
-    """
+NUMBER_MODIFIERS = """
 total average annual maximum minimum net gross estimated urban rural domestic international
 combined adjusted official career first second final
-"""
-)
+""".split()
 
-NUMBER_NOUNS = words(
-    """
+NUMBER_NOUNS = """
 population:big area:decimal length:count height:decimal speed:count seats:count passengers:big
 production:big revenue:decimal budget:big votes:big distance:decimal sales:big elevation:count
 depth:decimal width:decimal weight:count rainfall:decimal members:big wins:count students:big
@@ -170,18 +166,14 @@ height_m:decimal height_ft:count speed_km_h:count distance_km:decimal weight_kg:
 weight_lbs:count power_mw:decimal frequency_khz:count depth_m:decimal width_mm:decimal
 elevation_ft:big revenue_millions:decimal sales_thousands:big rainfall_mm:decimal
 density_per_km:decimal money_dollars:big percent_of_total:decimal
-"""
-)
+""".split()
 
-TEXT_MODIFIERS = words(
-    """
+TEXT_MODIFIERS = """
 official international first second original former current previous home away english french
 local mens womens new final secondary primary main regular national world japanese
-"""
-)
+""".split()
 
-TEXT_NOUNS = words(
-    """
+TEXT_NOUNS = """
 name:title type:phrase status:status description:phrase notes:phrase remarks:phrase origin:place
 category:genre code:code version:decimal platform:code language:language author:person
 owner:company operator:company sponsor:company winner:person leader:person singles:person
@@ -190,8 +182,7 @@ date:date result:outcome team:club city:town region:state name:person chinese_ti
 nickname:mascot time:clock price:money percentage:percent class:class size:measurement
 score:win_loss school:college country:country reason:phrase function:phrase comments:phrase
 material:part
-"""
-)
+""".split()
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,12 @@ data set. It knows nothing of what is made of them.
 """
 
 
-def words(text: str) -> list[str]:
-    """'a b' -> ['a', 'b']."""
-    return text.split()
-
-
 def phrases(text: str) -> list[str]:
     """'New York, Ohio' -> ['New York', 'Ohio']; line breaks count as blanks."""
     return [phrase.strip() for phrase in text.replace("\n", " ").split(",")]
 
 
-GIVEN_NAMES = words(
-    """
+GIVEN_NAMES = """
 Aaron Abigail Adele Agnes Alan Alberto Alexei Alice Amara Amélie Andrew Anika Anton Arthur Astrid
 Barbara Ben Bianca Björn Boris Brandon Brenda Bruno Carla Carlos Caroline Chloe Chris Claudia
 Colin Craig Dagmar Damien Daniel Daria David Denise Derek Diego Dimitri Donna Dwight Edgar Elena
@@ -30,11 +24,9 @@ Rafael Rahul Ray Renata René Ricardo Rob Roger Rosa Ruth Ryan Sally Samir Sandr
 Simon Sofia Stan Stefan Steve Susan Sven Tamara Tariq Ted Teresa Thomas Tim Todd Tomás Tyler
 Ulrich Ursula Uwe Valentina Vera Viktor Vincent Walter Wayne Wendy Will Xavier Yasmin Yuki Yusuf
 Zoe Zoltán Zoran
-"""
-)
+""".split()
 
-SURNAMES = words(
-    """
+SURNAMES = """
 Abbott Adeyemi Alvarez Andersson Baptiste Barker Becker Bennett Bianchi Blake Brandt Byrne
 Carlisle Castillo Chen Coleman Costa Crane Dalton Delgado Dietrich Dixon Doyle Duarte Dubois
 Eastwood Ekström Ellis Farrell Fischer Fonseca Fraser Fuentes Gallagher Garner Gonçalves Goodwin
@@ -45,27 +37,21 @@ Navarro Nkemelu Novák Nowak Núñez O'Brien O'Rourke Oduya Okafor Olsen Ortega 
 Pereira Petrov Pham Pope Popescu Quinn Ramirez Reyes Rhodes Ricci Rossi Roth Saito Salazar Schmidt
 Schröder Sharma Silva Singh Sokolov Stanton Sutton Suzuki Tanaka Tremblay Turner Vance Vargas
 Vasquez Voss Walsh Weber Whitaker Yamada Young Zhang Zimmermann
-"""
-)
+""".split()
 
-SURNAME_STARTS = words(
-    """
+SURNAME_STARTS = """
 Ald Ander Bar Bel Ber Bran Cal Cam Car Dal Dor Ed Fal Far Gar Gil Hal Har Hol Kal Kar Kor Lan Lin
 Mar Mel Mor Nor Ol Pal Pet Rad Ros Sal San Ser Stan Tal Tor Ul Val Var Vel Wal War Win Yor Zan Zel
-"""
-)
+""".split()
 
-SURNAME_ENDINGS = words(
-    """
+SURNAME_ENDINGS = """
 aković an ani ansson ard aro atos berg bury croft dale den dini dorf ellini en enko er escu estad
 etti ev ez ford gate ham hardt idis ier iet ikova ini inski ka kin ley lund man mann mond more ner
 nes nov off oğlu or ov ović owicz quist ri row sen sky son stad stein ström ton uchi ura vik ward
 well wick worth yan
-"""
-)
+""".split()
 
-CITIES = words(
-    """
+CITIES = """
 Aberdeen Adelaide Amsterdam Ankara Athens Atlanta Auckland Austin Baltimore Barcelona Belgrade
 Berlin Bogotá Bordeaux Boston Brisbane Bristol Brussels Budapest Buffalo Cairo Calgary Cardiff
 Casablanca Charlotte Chicago Cincinnati Cleveland Cologne Columbus Copenhagen Cork Dallas Denver
@@ -77,24 +63,19 @@ Orlando Osaka Oslo Ottawa Paris Perth Philadelphia Phoenix Pittsburgh Portland P
 Reykjavík Riga Rome Rotterdam Sacramento Salzburg Santiago Sapporo Seattle Seoul Seville Shanghai
 Sheffield Singapore Sofia Stockholm Stuttgart Sydney Tallinn Tampa Tokyo Toronto Tucson Turin
 Valencia Vancouver Vienna Vilnius Warsaw Wellington Winnipeg Zagreb Zürich
-"""
-)
+""".split()
 
-TOWN_STARTS = words(
-    """
+TOWN_STARTS = """
 Alder Amber Ash Beech Black Briar Bridge Cedar Chester Clay Cold Crest Dun East Elm Fair Fern Glen
 Gran Green Hart Haw Hazel High Holly Kings Lake Lang Lark Maple Marsh Mill New North Oak Old Pine
 Quarry Raven Red Rock Rose Sand Shel Silver South Spring Stan Stone Sun Thorn Wat West White Wil
 Wind Wood
-"""
-)
+""".split()
 
-TOWN_ENDINGS = words(
-    """
+TOWN_ENDINGS = """
 borough bridge brook burn bury dale field ford gate ham haven hurst land leigh ley mere minster
 mont mouth port ridge side stead ton vale view ville water well wick wood worth
-"""
-)
+""".split()
 
 COUNTRIES = phrases(
     """
@@ -125,28 +106,23 @@ Victoria, Virginia, Washington, West Virginia, Wisconsin, Wyoming
 """
 )
 
-MASCOTS = words(
-    """
+MASCOTS = """
 Admirals Badgers Barons Bears Bison Bobcats Bulldogs Captains Cardinals Chargers Colonels Comets
 Cougars Cowboys Crusaders Cyclones Dragons Eagles Express Falcons Flames Foxes Giants Grizzlies
 Hawks Hornets Huskies Jaguars Jets Kings Knights Lions Lynx Marauders Mariners Monarchs Mustangs
 Otters Owls Panthers Pilots Pioneers Pirates Raiders Rams Rangers Ravens Rockets Royals Saints
 Sharks Stallions Stars Storm Thunder Tigers Titans Trojans Vikings Warriors Wildcats Wolves
-"""
-)
+""".split()
 
-ADJECTIVES = words(
-    """
+ADJECTIVES = """
 ancient bitter blue bright broken cold copper crimson dark deep double early eastern emerald empty
 endless faded final first forgotten frozen gentle golden grand gray hidden hollow hungry iron last
 little lonely long lost lucky modern new northern old open paper perfect quiet red rising second
 secret short silent silver simple southern special strange summer sweet twisted upper western
 white wild winter wrong
-"""
-)
+""".split()
 
-NOUNS = words(
-    """
+NOUNS = """
 affair angel answer anthem autumn bargain bridge brother candle captain castle chance circle city
 cloud crown dance daughter day desert diamond doctor door dream earth echo engine evening fire
 flight fortune garden ghost gift girl guest harbor heart hero highway home horizon hour house
@@ -156,8 +132,7 @@ queen question rain reason return river road room rose saint sea season secret s
 sky soldier song star station stone storm story stranger street summer sun teacher thief time
 tower town traveler valley village voice war water wedding weekend wheel wind window winter woman
 world year
-"""
-)
+""".split()
 
 # fmt: off
 CHOICES = {

@@ -1,7 +1,6 @@
 """What was calibrated, on disk, and what `budget=auto` makes of it: found again by the device, the
 model, the drafter and the sampling that it was measured with."""
 
-import hashlib
 import json
 from contextlib import suppress
 from dataclasses import asdict
@@ -13,7 +12,7 @@ import torch
 from slipstream.assets import locate
 from slipstream.core.device import device_name
 from slipstream.core.errors import InputError, first_sentence
-from slipstream.core.files import key_of, write_json
+from slipstream.core.files import key_of, sum_of, write_json
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibration import Calibration, Point
@@ -92,7 +91,7 @@ def described(part: object, within: tuple[int, ...] = ()) -> object:
     if isinstance(part, str | Path):
         with suppress(OSError):  # of a text that is too long for a path
             weights = Path(locate(part)) / WEIGHTS
-            return [str(part), _digest(weights)] if weights.is_file() else str(part)
+            return [str(part), sum_of(weights)] if weights.is_file() else str(part)
         return str(part)
     if part is None or isinstance(part, int | float | bool):
         return part
@@ -100,11 +99,6 @@ def described(part: object, within: tuple[int, ...] = ()) -> object:
     kept = vars(part) if ours and id(part) not in within and hasattr(part, "__dict__") else {}
     within = (*within, id(part))
     return {type(part).__name__: {name: described(each, within) for name, each in kept.items()}}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def calibrated_decoder(

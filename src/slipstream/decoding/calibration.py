@@ -191,9 +191,4 @@ def measured(
 
 def point_of(budget: int, statistics: list[Statistics]) -> Point:
     total = sum(statistics, Statistics())
-    return Point(budget, step_seconds(total), total.tau)
-
-
-def step_seconds(total: Statistics) -> float:
-    """Seconds of a step, drafting included, the prefill left out."""
-    return (total.seconds - total.shares.get("prefill", 0.0)) / max(1, total.target_forwards)
+    return Point(budget, total.step_seconds, total.tau)

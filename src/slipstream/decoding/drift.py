@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from slipstream.decoding.calibration import step_seconds
 from slipstream.decoding.statistics import Statistics
 
 DRIFT = 0.25
@@ -21,7 +20,7 @@ class Drift:
         self.recent = sum(statistics, self.recent)
         if self.noticed or self.recent.target_forwards < STEPS_TO_JUDGE:
             return
-        seconds, self.recent = step_seconds(self.recent), Statistics()
+        seconds, self.recent = self.recent.step_seconds, Statistics()
         change = seconds / self.expected - 1
         if abs(change) > DRIFT:
             self.noticed = True

@@ -51,6 +51,11 @@ class Statistics:
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
+    def step_seconds(self) -> float:
+        """Seconds of a step, drafting included, the prefill left out."""
+        return (self.seconds - self.shares.get("prefill", 0.0)) / max(1, self.target_forwards)
+
+    @property
     def overhead(self) -> float:
         """Seconds that no forward accounts for."""
         return self.seconds - sum(self.shares.values())

@@ -97,7 +97,7 @@ class Experience:
             if self.working.setdefault(name, Trials()).due():
                 return name, self.working[name].width(budget)
         found = {(NONE, 1): requests / self._cost(NONE, requests)}
-        for name, width in product(working, _widths(budget)):
+        for name, width in product(working, sizes_up_to(budget)[1:]):
             tokens = requests * (1 + self.working[name].promised(width))
             found[name, width] = tokens / self._cost(name, requests * width)
         best = max(found, key=found.__getitem__)
@@ -178,17 +178,17 @@ class Trials:
 def _promised(drafts: list[Draft], trust: float) -> Iterator[tuple[int, float]]:
     """Widths of trees, and how many drafted tokens all of them should have right then."""
     sums = [[*accumulate(draft.confidences[1:], initial=0.0)] for draft in drafts]
-    for width in _widths(max(map(len, sums))):
+    for width in sizes_up_to(max(map(len, sums)))[1:]:
         yield width, trust * sum(own[min(width, len(own)) - 1] for own in sums)
 
 
-def _widths(most: int) -> list[int]:
-    """Of trees with drafted nodes.
+def sizes_up_to(most: int) -> list[int]:
+    """Sizes of trees to choose from.
 
-    >>> _widths(10), _widths(1)
-    ([2, 3, 4, 6, 8, 10], [])
+    >>> sizes_up_to(10), sizes_up_to(1)
+    ([1, 2, 3, 4, 6, 8, 10], [1])
     """
-    return sorted({min(most, size) for size in SIZES[1 : _size(most) + 1]})
+    return sorted({min(most, size) for size in SIZES[: _size(most) + 1]})
 
 
 def _size(rows: int) -> int:

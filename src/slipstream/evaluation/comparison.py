@@ -194,12 +194,6 @@ def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record
     return records
 
 
-def overall(runs: list[Run], prompts: list[Prompt], dtype: str) -> dict[str, Record]:
-    """Each method's record over all prompts."""
-    # the record of all sets comes last
-    return {record.method: record for record in summarise(runs, prompts, dtype)}
-
-
 def expected_answers(run: Run, runs: list[Run]) -> list[list[int]]:
     """What the answers of `run` are compared with."""
     if run.expected is not None:

@@ -24,6 +24,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.request import Answering, Batch
 from slipstream.drafters.base import Verified
+from slipstream.drafters.experience import sizes_up_to
 
 PRIOR, WEIGHT = 0.5, 200.0
 """The gain before anything was verified, and how many logarithms of nodes it counts like."""
@@ -153,13 +154,3 @@ def _about(count: int) -> int:
     [0, 1, 2, 2, 3, 3, 4]
     """
     return (count - 1).bit_length()
-
-
-def sizes_up_to(budget: int) -> list[int]:
-    """Sizes of trees to choose from: 1, 2, 3, 4, 6, 8, 12 and so on, and the budget.
-
-    >>> sizes_up_to(20), sizes_up_to(1)
-    ([1, 2, 3, 4, 6, 8, 12, 16, 20], [1])
-    """
-    found = {factor << n for factor in (1, 3) for n in range(budget.bit_length())}
-    return sorted({size for size in found if size < budget} | {budget})

@@ -35,8 +35,8 @@ REPLAYING = ("cuda",)
 COMPILED = 256
 # Caches have a multiple of so many slots, so that most prompts find one that is there.
 CAPACITY = 1024
-# Prompts are padded to multiples of so many rows, where all of a batch have at most so many: of more
-# the device is busy for longer than the host needs to launch what they run.
+# Prompts are padded to multiples of so many rows, where a batch has at most so many: of more the
+# device is busy for longer than the host needs to launch what they run.
 PROMPT, PROMPT_ROWS = 64, 512
 
 

@@ -42,7 +42,7 @@ def load_target(
     device: Text = "auto",
     packed: bool = True,
     adapter: Text | None = None,
-    quantization: Literal["int8", "nf4"] | None = None,
+    quantization: Literal[quantized.QUANTIZATIONS] | None = None,
     chat_template: str | None = None,
     architecture: dict | None = None,
     device_map: Text | dict | None = None,

@@ -21,15 +21,11 @@ def settings(kind: str, dtype: torch.dtype):
 
     int8 without outlier columns (`llm_int8_threshold=0`): they are picked over all rows of a
     forward, so a token's logits would depend on what else is verified with it. Raises `InputError`
-    for an unknown kind, and where bitsandbytes is missing.
+    where bitsandbytes is missing.
     """
     from transformers import BitsAndBytesConfig
     from transformers.utils import is_bitsandbytes_available
 
-    if kind not in QUANTIZATIONS:
-        raise InputError(
-            f"target.quantization: {kind!r} is not one of {', '.join(QUANTIZATIONS)} (or null)"
-        )
     if not is_bitsandbytes_available():
         raise InputError(
             f"target.quantization: {kind} needs bitsandbytes; pip install bitsandbytes, or set it "
