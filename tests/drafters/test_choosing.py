@@ -153,6 +153,9 @@ def test_a_tree_is_as_wide_as_pays():
     for rows in [1] * FEW + [2, 4, 8]:
         record.passed("plain", rows, 1.0 if rows < 8 else 3.0)
     draft = Draft.chain([7] * 9, [1, *(0.9**depth for depth in range(1, 9))])
+    # 3.4 tokens in one second, or 6.1 in three: what tells is how many a second there are anyway
+    assert record.choice(1, {"one": [draft]}, [], 12) == ("one", 9)
+    record.went(tokens=33, seconds=10.0)
     assert record.choice(1, {"one": [draft]}, [], 12) == ("one", 4)
     for _ in range(9):
         record.passed("plain", 8, 1.1)
@@ -174,6 +177,7 @@ def test_trees_of_who_must_work_are_as_wide_as_pays_too():
     for _, width in trial:
         record.passed("streams", width, 1.0 + 0.1 * width)
         record.working["streams"].count(3 if width == 16 else 2, width)
+        record.went(4 if width == 16 else 3, 1.0 + 0.1 * width)
     # 1 + 0.714 log2(g) tokens in 1 + g / 10 steps: 1.75 a step with 8 nodes, 1.48 with 16
     assert record.choice(1, {}, ["streams"], 16) == ("streams", 8)
     for _ in range(50):
@@ -183,7 +187,38 @@ def test_trees_of_who_must_work_are_as_wide_as_pays_too():
     assert [record.choice(1, {}, [f"new {n}"], 1)[1] for n in "ab" for _ in range(2)] == [1] * 4
 
 
-def test_who_saves_less_than_looking_takes_looks_at_every_eighth_step_alone():
+def test_a_cheap_draft_that_is_right_now_and_then_makes_slow_steps_dear():
+    """A slow step has 3.4 tokens in 2 s, more a second than a plain one with 1 in 1 s. Of its 1 s
+    more, decoding at 2.5 tokens a second makes more than its 2.4 tokens more."""
+    record = Experience()
+    for _ in range(FEW):
+        record.passed("plain", 1, 1.0)
+    record.working["slow"] = Trials()
+    record.working["slow"].left = 0
+    for _ in range(9):
+        record.working["slow"].count(2.4, 8)
+        record.passed("slow", 8, 2.0)
+    for tokens, name in ((20, "slow"), (25, "plain")):
+        record.tokens, record.elapsed = tokens, 10.0
+        assert record.choice(1, {"none": [Draft.chain([7])]}, ["slow"], 8)[0] == name
+
+
+def test_longer_texts_make_all_steps_dearer_alike():
+    """Costs of eight rows that were measured on short texts are not compared with those of one row
+    after long ones."""
+    record, draft = Experience(), Draft.chain([7] * 8, [1.0] + [0.5] * 7)
+    for _ in range(25):
+        record.passed("plain", 1, 1.0)
+        record.passed("plain", 8, 1.5)
+    before = record._cost("plain", 8) / record._cost("plain", 1)
+    for _ in range(60):
+        record.passed("plain", 1, 2.0)
+    assert record._cost("plain", 8) / record._cost("plain", 1) == pytest.approx(before, rel=0.1)
+    assert record.level == pytest.approx(2.0, rel=0.1)
+    assert record.choice(1, {"one": [draft]}, [], 8)[0] == "one"
+
+
+def test_who_saves_less_than_looking_takes_looks_ever_more_rarely():
     """Of two with the same draft the quicker one is credited."""
     record, draft = Experience(), Draft.chain([7, 1, 2, 3], [1, 0.9, 0.8, 0.7])
     for _ in range(FEW):
@@ -192,12 +227,12 @@ def test_who_saves_less_than_looking_takes_looks_at_every_eighth_step_alone():
     for _ in range(100):
         record.spent({"slow": 0.2, "quick": 0.1})
         record.choice(1, {"slow": [draft], "quick": [draft]}, [], 12)
-    steps = range(record.steps, record.steps + 16)
+    steps = range(64, 128)
     looking = {"slow": 0, "quick": 0}
     for record.steps in steps:
         for name in looking:
             looking[name] += record.looks(name)
-    assert looking == {"slow": 2, "quick": 16}
+    assert looking == {"slow": 3, "quick": 64}  # at steps 64, 80 and 96
 
 
 def test_streams_and_lookups_in_turn_and_in_batches(target):

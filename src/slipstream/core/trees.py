@@ -106,6 +106,8 @@ class Trees:
         What is found along the path to the node 1, 2, 4, ... levels above (the uppermost one where
         there are not so many) makes the path known twice as far.
         """
+        if self.width == 1:
+            return torch.ones_like(self.tokens[..., None], dtype=torch.bool)
         nodes, each = (torch.arange(n, device=self.tokens.device) for n in self.tokens.shape[::-1])
         found = (nodes[:, None] == nodes).expand(len(self), -1, -1)
         above = torch.where(self.parents < 0, nodes, self.parents)

@@ -158,7 +158,7 @@ def _followed(
     room and, unless all requests are greedy, the numbers that decide at each depth."""
     *columns, logits, room = given[:7]
     trees = Trees.known(columns, depth)
-    points = [numbers.gather(1, trees.depths) for numbers in given[7:]]
+    points = [numbers.gather(1, trees.depths) if depth else numbers for numbers in given[7:]]
     choices = choose(samplings, logits, *points)
     last = follow(trees, choices)
     return _outcome(trees, last, choices.gather(1, last[:, None])[:, 0], room, logits)
@@ -173,6 +173,8 @@ def _outcome(
 ) -> tuple[torch.Tensor, ...]:
     """Paths, counts, last nodes, next tokens, decided tokens and the room left of `Verified`."""
     paths, counts = paths_to(trees, last)
-    at_last = logits[torch.arange(len(last), device=last.device), last]
+    at_last = logits[:, 0]
+    if trees.width > 1:
+        at_last = logits[torch.arange(len(last), device=last.device), last]
     emitted = decided(trees, paths, counts, told(tokens, at_last))
     return paths, counts, last, tokens, emitted, room - counts

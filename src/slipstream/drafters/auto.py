@@ -1,8 +1,11 @@
-"""At every step the drafter whose draft promises most tokens a second, or none: chosen online.
+"""At every step the drafter whose draft promises most for its time, or none: chosen online.
 
-What drafters that look n-grams up would have got right shows as soon as the answer goes on, whether
-their draft was verified or not: they are judged without being tried, at every step, or at every
-eighth as long as their drafts save less time than looking them up takes. What they claim of a draft
+Of all there is to draft, what gives most tokens beyond those that decoding would have given in the
+same time, at its pace so far. (Most tokens a second of the step alone would be wrong: where a cheap
+draft is right now and then, slow steps between two such places cost more than they seem to.) What
+drafters that look n-grams up would have got right shows as soon as the answer goes on, whether
+their draft was verified or not: they are judged without being tried, at every step, or ever more
+rarely as long as their drafts save less time than looking them up takes. What they claim of a draft
 is corrected by how their claims have held, so that also how many of its nodes are worth their rows
 is decided at every step. A drafter that must work in order to draft (streams, Medusa heads) is
 judged by those of its drafts that were verified, and has a trial now and then, of trees of two
@@ -54,7 +57,7 @@ class AutoSession(SeveralSession):
 
     def ask(self, verified: Verified) -> None:
         record = self.attached.record
-        self.looking = [name for name in self.near if not self.running or record.looks(name)]
+        self.looking = [name for name in self.near if record.looks(name)]
         for name, session in self.sessions.items():
             if name in self.working or name in self.looking:
                 with self._timed(name):
@@ -73,12 +76,15 @@ class AutoSession(SeveralSession):
                     watched.append(Watched(name, draft, len(request.tokens)))
         given = len(decided), drafts, list(self.working), budget
         name, width = self.attached.record.choice(*given)
-        trees = Trees.roots(verified.next_tokens)
+        trees = None
         for other, session in self.working.items():
             found = session.draft(verified, width if other == name else 1)
-            trees = found if other == name else trees
+            trees = found if other == name or trees is None else trees
         if name in drafts:
-            trees = Trees.of([draft.first(width) for draft in drafts[name]], trees.tokens.device)
+            device = verified.next_tokens.device
+            trees = Trees.of([draft.first(width) for draft in drafts[name]], device)
+        elif trees is None:
+            trees = Trees.roots(verified.next_tokens)
         self.running = name, len(decided), width, now
         return trees
 
@@ -97,6 +103,7 @@ class AutoSession(SeveralSession):
             record.spent(self.spent)
             aside = sum(spent for other, spent in self.spent.items() if other != name)
             record.passed(name, count * width, now - since - aside)
+            record.went(sum(map(len, verified.host())), now - since)
             if name in self.working:
                 for tokens in verified.host():
                     record.working[name].count(len(tokens) - 1, width)

@@ -9,9 +9,6 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import accumulate, product
 from math import log2
-from statistics import median
-
-import numpy as np
 
 from slipstream.core.drafts import Draft
 
@@ -21,14 +18,23 @@ MEMORY = 0.98
 """What a step's experience still counts after the next one."""
 TRUST = 4.0
 """Claims are believed as if so many tokens had been right that were claimed."""
-GLANCE = 8
+GLANCES = 8, 64
 """A near drafter whose drafts have saved less time than they took drafts at every eighth step
-alone."""
+alone, then at every sixteenth and so on."""
+MARGIN = 0.25
+"""What is drafted must promise so many tokens more than it costs, of each request: the most
+promising of many drafts promises too much, and some of its tokens would have been cheap later."""
+PACE = 0.995
+"""What a step's tokens and seconds still count after the next one in the pace of decoding, which
+says what tokens a second of a draft must be worth."""
 TRIAL, PAUSES = 4, (24, 1536)
 """Steps of a trial, and the shortest and the longest pause between two."""
 FEW, SAMPLES, STALE = 3, 25, 1024
-"""Of a number of rows the seconds of so many steps are kept, and for so many steps; of steps
-without drafts the fewest."""
+"""Of steps without drafts the fewest that tell their cost; of a number of rows the seconds of so
+many steps are kept, and for so many steps after the last of them."""
+NEWEST, OUTLIER = 0.2, 2.0
+"""What the newest step counts in how much longer steps take than usual, all alike, as they do after
+long texts; and the most that one may take longer than those before."""
 SIZES = tuple(sorted({2**n for n in range(14)} | {3 * 2**n for n in range(12)}))
 """Numbers of rows that costs are told apart by, and widths of trees that are considered."""
 
@@ -39,12 +45,14 @@ class Experience:
     near: of each near drafter the tokens it claimed and those that were right, recent ones first;
     working: of each other one its trials; seconds: of recent steps, by kind and number of rows, and
     costs: what they come to; host: seconds a step on the host, by drafter; saved: seconds that a
-    near drafter's drafts promised to save, each time they were made, recent ones first.
+    near drafter's drafts promised to save, each time they were made, recent ones first; glances:
+    every how many steps one is looked at that does not pay; tokens, elapsed: of recent steps; last:
+    who was chosen last; level: how many times as long as usual steps take now.
 
     >>> record = Experience()
     >>> for rows, seconds in ((1, 1.0), (4, 2.0), (1, 1.0), (1, 1.0)):
     ...     record.passed("plain", rows, seconds)
-    >>> sure, unsure = Draft.chain([7, 1, 2, 3], [1, 0.9, 0.8, 0.7]), Draft.chain([7, 1], [1, 0.5])
+    >>> sure, unsure = Draft.chain([7, 1, 2, 3], [1, 0.9, 0.8, 0.7]), Draft.chain([7, 1], [1, 0.7])
     >>> record.choice(1, {"lookup": [sure]}, [], 12), record.choice(1, {"lookup": [unsure]}, [], 12)
     (('lookup', 4), ('lookup', 2))
     >>> for _ in range(50):
@@ -56,11 +64,13 @@ class Experience:
     def __init__(self):
         self.near: dict[str, tuple[float, float]] = {}
         self.working: dict[str, Trials] = {}
-        self.seconds: dict[tuple[str, int], deque[tuple[int, float]]] = {}
+        self.seconds: dict[str, dict[int, Recent]] = {}
         self.costs: dict[str, tuple[list[int], list[float]]] = {}
         self.host: dict[str, float] = {}
         self.saved: dict[str, float] = {}
-        self.steps = 0
+        self.glances: dict[str, int] = {}
+        self.steps, self.tokens, self.elapsed = 0, 0.0, 0.0
+        self.last, self.level = "", 1.0
 
     def judge(self, name: str, claimed: float, right: int) -> None:
         """A near drafter's draft claimed so many tokens, of which some were right."""
@@ -74,16 +84,30 @@ class Experience:
 
     def looks(self, name: str) -> bool:
         """Whether a near drafter is to draft for the next step."""
-        pays = self.saved.get(name, 0.0) >= self.host.get(name, 0.0)
-        return pays or self.steps % GLANCE == 0
+        if self.saved.get(name, 0.0) >= self.host.get(name, 0.0):
+            self.glances[name] = GLANCES[0]
+            return True
+        pause = self.glances.setdefault(name, GLANCES[0])
+        if self.steps % pause:
+            return False
+        self.glances[name] = min(2 * pause, GLANCES[1])
+        return True
+
+    def went(self, tokens: int, seconds: float) -> None:
+        """A step decided so many tokens in so long, whoever worked in it."""
+        self.tokens = PACE * self.tokens + tokens
+        self.elapsed = PACE * self.elapsed + seconds
 
     def passed(self, name: str, rows: int, seconds: float) -> None:
         """A step with trees of this drafter, of so many rows altogether, took so long."""
         self.steps += 1
         # Steps of near drafters cost what steps without drafts of as many rows do.
         kind = name if name in self.working else NONE
-        kept = self.seconds.setdefault((kind, _size(rows)), deque(maxlen=SAMPLES))
-        kept.append((self.steps, seconds))
+        kept, size = self.seconds.setdefault(kind, {}), _size(rows)
+        if size in kept:
+            longer = seconds / kept[size].median
+            self.level *= 1 + NEWEST * (min(longer / self.level, OUTLIER) - 1)
+        kept.setdefault(size, Recent()).add(seconds / self.level, self.steps)
         self.costs.pop(kind, None)
 
     def choice(
@@ -91,27 +115,37 @@ class Experience:
     ) -> tuple[str, int]:
         """Who drafts next, and how many nodes of each tree are verified at most; drafts: of the
         near drafters, one for each request."""
-        if len(self._fresh(NONE, requests)) < FEW:
+        own = self.seconds.get(NONE, {}).get(_size(requests))
+        if own is None or len(own.seconds) < FEW or own.last <= self.steps - STALE:
             return NONE, 1
         for name in working:
             if self.working.setdefault(name, Trials()).due():
+                self.last = name
                 return name, self.working[name].width(budget)
-        found = {(NONE, 1): requests / self._cost(NONE, requests)}
+        if self.last == NONE and not drafts:  # no more is known than a step ago
+            for name in working:
+                self.working[name].decide(False)
+            return NONE, 1
+        alone = self._cost(NONE, requests)
+        pace = self.level * self.tokens / self.elapsed if self.elapsed else requests / alone
+        found = {(NONE, 1): requests - pace * alone}
         for name, width in product(working, sizes_up_to(budget)[1:]):
             tokens = requests * (1 + self.working[name].promised(width))
-            found[name, width] = tokens / self._cost(name, requests * width)
+            found[name, width] = tokens - pace * self._cost(name, requests * width)
         best = max(found, key=found.__getitem__)
         # The quickest to look is credited first: another one with the same draft saves nothing.
         for name in sorted(drafts, key=lambda name: self.host.get(name, 0.0)):
             claimed, right = self.near.get(name, (0.0, 0.0))
-            before, rate = best, found[best]
+            before = found[best]
             for width, tokens in _promised(drafts[name], (right + TRUST) / (claimed + TRUST)):
-                found[name, width] = (requests + tokens) / self._cost(NONE, requests * width)
+                found[name, width] = requests + tokens - pace * self._cost(NONE, requests * width)
                 best = max(best, (name, width), key=found.__getitem__)
-            taken = self._cost(NONE, requests * best[1]) if best != before else 0.0
-            saved = (found[best] / rate - 1.0) * taken
+            saved = self.level * (found[best] - before) / pace
             # At first as if it saved as much as a step takes: it is looked at for a while.
             self.saved[name] = 0.95 * self.saved.get(name, self._cost(NONE, 1)) + 0.05 * saved
+        if found[best] < found[NONE, 1] + MARGIN * requests:
+            best = NONE, 1
+        self.last = best[0]
         for name in working:
             self.working[name].decide(best[0] == name)
         return best
@@ -120,19 +154,30 @@ class Experience:
         """Seconds of a step: between what was measured lately, and beyond it what most rows took,
         so that more will be tried. A step never costs more than one of more rows."""
         if name not in self.costs:
-            kinds = [size for kind, size in self.seconds if kind == name]
-            sizes = [SIZES[size] for size in sorted(kinds) if self._fresh(name, SIZES[size])]
-            medians = [median(self._fresh(name, size)) for size in sizes]
-            self.costs[name] = sizes, [*accumulate(medians[::-1], min)][::-1]
-        known = self.costs[name]
-        if known[0]:
-            return float(np.interp(rows, *known))
-        return 0.0 if name == NONE else self._cost(NONE, rows)
+            own = sorted(self.seconds.get(name, {}).items())
+            fresh = [(size, each) for size, each in own if each.last > self.steps - STALE]
+            least = accumulate((each.median for _, each in fresh[::-1]), min)
+            self.costs[name] = [SIZES[size] for size, _ in fresh], [*least][::-1]
+        sizes, seconds = self.costs[name]
+        if not sizes:
+            return 0.0 if name == NONE else self._cost(NONE, rows)
+        place = bisect_left(sizes, rows)
+        if place in (0, len(sizes)):
+            return seconds[max(0, place - 1)]
+        share = (rows - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
+        return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
 
-    def _fresh(self, name: str, rows: int) -> list[float]:
-        """Seconds of recent steps of about so many rows."""
-        kept = self.seconds.get((name, _size(rows)), ())
-        return [seconds for step, seconds in kept if step > self.steps - STALE]
+
+class Recent:
+    """seconds: of the last steps of a size, and their median; last: the number of the last one."""
+
+    def __init__(self):
+        self.seconds: deque[float] = deque(maxlen=SAMPLES)
+        self.median, self.last = 0.0, 0
+
+    def add(self, seconds: float, step: int) -> None:
+        self.seconds.append(seconds)
+        self.median, self.last = sorted(self.seconds)[len(self.seconds) // 2], step
 
 
 class Trials:
