@@ -218,7 +218,7 @@ def test_longer_texts_make_all_steps_dearer_alike():
     assert record.choice(1, {"one": [draft]}, [], 8)[0] == "one"
 
 
-def test_who_saves_less_than_looking_takes_looks_ever_more_rarely():
+def test_who_saves_less_than_looking_takes_looks_rarely():
     """Of two with the same draft the quicker one is credited."""
     record, draft = Experience(), Draft.chain([7, 1, 2, 3], [1, 0.9, 0.8, 0.7])
     for _ in range(FEW):
@@ -232,7 +232,14 @@ def test_who_saves_less_than_looking_takes_looks_ever_more_rarely():
     for record.steps in steps:
         for name in looking:
             looking[name] += record.looks(name)
-    assert looking == {"slow": 3, "quick": 64}  # at steps 64, 80 and 96
+    assert looking == {"slow": 8, "quick": 64}
+    assert [record.looks("slow", rests=True) for record.steps in (64, 72, 128)] == [
+        True,
+        False,
+        True,
+    ]
+    rests = [record.opened(["slow", "quick"]) for _ in range(8)]
+    assert rests == [{"slow"}, {"slow"}, {"slow"}, set()] * 2
 
 
 def test_streams_and_lookups_in_turn_and_in_batches(target):
@@ -252,7 +259,7 @@ def test_streams_and_lookups_in_turn_and_in_batches(target):
         return name, budget if name != "plain" else 1
 
     engine.attached.record.choice = choice
-    engine.attached.record.looks = lambda name: True
+    engine.attached.record.looks = lambda *_: True
     engine.attached.record.working = {"streaming": Trials()}
     prompts = [PROMPT, PROMPT[:3], [*PROMPT, 8, 2]]
     plain = PlainDecoder(target, Sampling(), Limits(40))

@@ -4,9 +4,9 @@ Of all there is to draft, what gives most tokens beyond those that decoding woul
 same time, at its pace so far. (Most tokens a second of the step alone would be wrong: where a cheap
 draft is right now and then, slow steps between two such places cost more than they seem to.) What
 drafters that look n-grams up would have got right shows as soon as the answer goes on, whether
-their draft was verified or not: they are judged without being tried, at every step, or ever more
-rarely as long as their drafts save less time than looking them up takes. What they claim of a draft
-is corrected by how their claims have held, so that also how many of its nodes are worth their rows
+their draft was verified or not: they are judged without being tried, at every step, or rarely as
+long as their drafts save less time than looking them up takes. What they claim of a draft is
+corrected by how their claims have held, so that also how many of its nodes are worth their rows
 is decided at every step. A drafter that must work in order to draft (streams, Medusa heads) is
 judged by those of its drafts that were verified, and has a trial now and then, of trees of two
 sizes, the more rarely the more of them it has lost. What a step costs is measured as it goes.
@@ -43,21 +43,26 @@ class Auto(Several):
 
 class AutoSession(SeveralSession):
     """near: sessions whose drafts cost no forward; working: the others; watched: of each request
-    the drafts whose worth is not known yet; looking: the near drafters that draft for the next
-    step; running: who drafted the trees that are verified now, how many, of how many nodes, and
-    since when; spent: seconds on the host, of this step, by drafter."""
+    the drafts whose worth is not known yet; resting: the near drafters that are hardly looked at in
+    this prompt; looking: those that draft for the next step; running: who drafted the trees that
+    are verified now, how many, of how many nodes, and since when; spent: seconds on the host, of
+    this step, by drafter."""
 
     def __init__(self, attached: AttachedSeveral, requests: Sequence[Request], budget: int):
         super().__init__(attached, requests, budget)
         self.near = {n: each for n, each in self.sessions.items() if isinstance(each, HostSession)}
         self.working = {n: each for n, each in self.sessions.items() if n not in self.near}
         self.watched: list[list[Watched]] = [[] for _ in requests]
+        self.resting = attached.record.opened(self.near)
         self.looking, self.running = list(self.near), None
         self.spent: dict[str, float] = {}
 
     def ask(self, verified: Verified) -> None:
-        record = self.attached.record
-        self.looking = [name for name in self.near if record.looks(name)]
+        record, self.looking = self.attached.record, []
+        for name in self.near:
+            rests = name in self.resting
+            looks = not rests if verified.prompt else record.looks(name, rests)
+            self.looking += [name] if looks else []
         for name, session in self.sessions.items():
             if name in self.working or name in self.looking:
                 with self._timed(name):
@@ -121,6 +126,7 @@ class AutoSession(SeveralSession):
 
     def join(self, other: "AutoSession") -> None:
         self.watched += other.watched
+        self.resting &= other.resting
         super().join(other)
         self.running = None  # the trees are of both, and the time was shared with prompts
 

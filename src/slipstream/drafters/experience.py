@@ -6,7 +6,7 @@ trees of near drafters cost is what a step without drafts costs, of as many rows
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, product
 from math import log2
 
@@ -18,9 +18,9 @@ MEMORY = 0.98
 """What a step's experience still counts after the next one."""
 TRUST = 4.0
 """Claims are believed as if so many tokens had been right that were claimed."""
-GLANCES = 8, 64
+GLANCE, PROMPTS, REST = 8, 4, 64
 """A near drafter whose drafts have saved less time than they took drafts at every eighth step
-alone, then at every sixteenth and so on."""
+alone, of every fourth prompt; else it rests but for every 64th step."""
 MARGIN = 0.25
 """What is drafted must promise so many tokens more than it costs, of each request: the most
 promising of many drafts promises too much, and some of its tokens would have been cheap later."""
@@ -45,9 +45,9 @@ class Experience:
     near: of each near drafter the tokens it claimed and those that were right, recent ones first;
     working: of each other one its trials; seconds: of recent steps, by kind and number of rows, and
     costs: what they come to; host: seconds a step on the host, by drafter; saved: seconds that a
-    near drafter's drafts promised to save, each time they were made, recent ones first; glances:
-    every how many steps one is looked at that does not pay; tokens, elapsed: of recent steps; last:
-    who was chosen last; level: how many times as long as usual steps take now.
+    near drafter's drafts promised to save, each time they were made, recent ones first; tokens,
+    elapsed: of recent steps; last: who was chosen last; level: how many times as long as usual
+    steps take now.
 
     >>> record = Experience()
     >>> for rows, seconds in ((1, 1.0), (4, 2.0), (1, 1.0), (1, 1.0)):
@@ -68,8 +68,7 @@ class Experience:
         self.costs: dict[str, tuple[list[int], list[float]]] = {}
         self.host: dict[str, float] = {}
         self.saved: dict[str, float] = {}
-        self.glances: dict[str, int] = {}
-        self.steps, self.tokens, self.elapsed = 0, 0.0, 0.0
+        self.prompts, self.steps, self.tokens, self.elapsed = 0, 0, 0.0, 0.0
         self.last, self.level = "", 1.0
 
     def judge(self, name: str, claimed: float, right: int) -> None:
@@ -82,16 +81,21 @@ class Experience:
         for name, seconds in spent.items():
             self.host[name] = 0.9 * self.host.get(name, seconds) + 0.1 * seconds
 
-    def looks(self, name: str) -> bool:
+    def opened(self, near: Iterable[str]) -> set[str]:
+        """A prompt begins, whose text may be unlike those before: what these were like counts half.
+        Returns which near drafters rest."""
+        self.prompts += 1
+        self.near = {name: (each[0] / 2, each[1] / 2) for name, each in self.near.items()}
+        for trials in self.working.values():
+            trials.right, trials.logs = trials.right / 2, trials.logs / 2
+        return {name for name in near if self.prompts % PROMPTS and not self._pays(name)}
+
+    def looks(self, name: str, rests: bool = False) -> bool:
         """Whether a near drafter is to draft for the next step."""
-        if self.saved.get(name, 0.0) >= self.host.get(name, 0.0):
-            self.glances[name] = GLANCES[0]
-            return True
-        pause = self.glances.setdefault(name, GLANCES[0])
-        if self.steps % pause:
-            return False
-        self.glances[name] = min(2 * pause, GLANCES[1])
-        return True
+        return self._pays(name) or self.steps % (REST if rests else GLANCE) == 0
+
+    def _pays(self, name: str) -> bool:
+        return self.saved.get(name, 0.0) >= self.host.get(name, 0.0)
 
     def went(self, tokens: int, seconds: float) -> None:
         """A step decided so many tokens in so long, whoever worked in it."""
