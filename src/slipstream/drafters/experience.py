@@ -16,6 +16,8 @@ NONE = "plain"
 """The name of drafting nothing."""
 MEMORY = 0.98
 """What a step's experience still counts after the next one."""
+OTHER = 0.9
+"""What all experience of drafts still counts in the next prompt."""
 TRUST = 4.0
 """Claims are believed as if so many tokens had been right that were claimed."""
 GLANCE, PROMPTS, REST = 8, 4, 64
@@ -82,13 +84,16 @@ class Experience:
             self.host[name] = 0.9 * self.host.get(name, seconds) + 0.1 * seconds
 
     def opened(self, near: Iterable[str]) -> set[str]:
-        """A prompt begins, whose text may be unlike those before: what these were like counts half.
-        Returns which near drafters rest."""
+        """A prompt begins, whose text may be unlike those before: what drafts were worth in these
+        counts less. Returns which near drafters rest."""
         self.prompts += 1
-        self.near = {name: (each[0] / 2, each[1] / 2) for name, each in self.near.items()}
+        rests = {name for name in near if self.prompts % PROMPTS and not self._pays(name)}
+        for name in self.near.keys() - rests:
+            claimed, right = self.near[name]
+            self.near[name] = OTHER * claimed, OTHER * right
         for trials in self.working.values():
-            trials.right, trials.logs = trials.right / 2, trials.logs / 2
-        return {name for name in near if self.prompts % PROMPTS and not self._pays(name)}
+            trials.right, trials.logs = OTHER * trials.right, OTHER * trials.logs
+        return rests
 
     def looks(self, name: str, rests: bool = False) -> bool:
         """Whether a near drafter is to draft for the next step."""
