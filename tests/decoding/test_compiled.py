@@ -80,6 +80,7 @@ DECODERS = {
     ),
     "sprinter": sprinter,
     "prompt lookup": lambda target: Engine(target, PromptLookup(2, 3), Sampling(), LIMITS, 6),
+    "sampled lookup": lambda target: Engine(target, PromptLookup(2, 3), Sampling(0.9), LIMITS, 6),
     "pruned": lambda target: Engine(
         target,
         Streaming(tiny_speculator(target, seed=2), "fused", 2, prune_threshold=0.05, prune_cap=3),
@@ -91,7 +92,8 @@ DECODERS = {
 
 
 # What changes the streams alone, or the sampling, is among the full products.
-ONCE_REPLAYED = ("plain", "fused", "deferred", "draft model", "sprinter", "prompt lookup", "pruned")
+ONCE_REPLAYED = "plain", "fused", "deferred", "draft model", "sprinter", "prompt lookup"
+ONCE_REPLAYED += "pruned", "sampled lookup"
 
 
 @pytest.mark.parametrize(
