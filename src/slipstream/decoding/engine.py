@@ -158,9 +158,7 @@ def _followed(
     room and, unless all requests are greedy, the numbers that decide at each depth."""
     *columns, logits, room = given[:7]
     trees = Trees.known(columns, depth)
-    points = given[7:]
-    if trees.width > 1:
-        points = [numbers.gather(1, trees.depths) for numbers in points]
+    points = [numbers.gather(1, trees.depths) for numbers in given[7:]]
     choices = choose(samplings, logits, *points)
     last = follow(trees, choices)
     return _outcome(trees, last, choices.gather(1, last[:, None])[:, 0], room, logits)
