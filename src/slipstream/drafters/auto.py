@@ -54,15 +54,13 @@ class AutoSession(SeveralSession):
         self.working = {n: each for n, each in self.sessions.items() if n not in self.near}
         self.watched: list[list[Watched]] = [[] for _ in requests]
         self.resting = attached.record.opened(self.near)
-        self.looking, self.running = list(self.near), None
+        self.looking, self.running = [], None
         self.spent: dict[str, float] = {}
 
     def ask(self, verified: Verified) -> None:
-        record, self.looking = self.attached.record, []
-        for name in self.near:
-            rests = name in self.resting
-            looks = not rests if verified.prompt else record.looks(name, rests)
-            self.looking += [name] if looks else []
+        record, awake = self.attached.record, [n for n in self.near if n not in self.resting]
+        looks = [name for name in self.near if record.looks(name, name in self.resting)]
+        self.looking = awake if verified.prompt else looks
         for name, session in self.sessions.items():
             if name in self.working or name in self.looking:
                 with self._timed(name):
