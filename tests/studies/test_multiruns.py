@@ -114,7 +114,10 @@ def test_rules_are_compared_over_the_lengths_they_begin_with(tmp_path):
     assert all(row["identical"] == "2/2" for row in result.rows if row["prompts"] == "all")
     (_, spread, costs) = result.shown.values()
     assert {row["gamma"] for row in costs} == {2, 5}
-    assert all(0 <= row["alpha"] <= 1 < row["c"] and row["Eq. 6"] > 0 for row in costs)
+    for row in costs:
+        assert 0 <= row["alpha"] <= 1 and row["c"] > 0
+        ratio = row["c"] * (row["alpha"] * row["gamma"] + 1) / (row["c"] + row["gamma"])
+        assert row["Eq. 6"] == pytest.approx(ratio)
     names = ["plain", "fixed", "assistant_threshold", "adaedl"]
     names += [
         f"{rule}{end}"
