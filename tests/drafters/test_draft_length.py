@@ -23,7 +23,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.acceptance_length import AnyRejected, LastRejected
 from slipstream.drafters.base import Request, Verified
-from slipstream.drafters.draft_length import AssistantThreshold, DraftLength, Drawn
+from slipstream.drafters.draft_length import AssistantThreshold, DraftLength, Grown
 from slipstream.drafters.draft_model import DraftModel, DraftModelSession
 from slipstream.drafters.prompt_lookup import AdaptiveNgram
 from slipstream.speculators.checkpoint import save_speculator
@@ -266,18 +266,18 @@ class Spy(DraftLength):
         self.started.append(SpyingLength(self))
         return self.started[-1]
 
-    def scores(self, drawn: Drawn) -> list[float]:
+    def scores(self, grown: Grown) -> list[float]:
         going = [each for each in self.started if each.going]
-        assert len(going) == len(drawn.tokens) == len(drawn.hidden) == len(drawn.logits)
-        told = self.model.logits(drawn.hidden)
-        torch.testing.assert_close(told, drawn.logits, rtol=0, atol=1e-10)
-        for length, token, logits in zip(going, drawn.tokens.tolist(), drawn.logits, strict=True):
+        assert len(going) == len(grown.tokens) == len(grown.hidden) == len(grown.logits)
+        told = self.model.logits(grown.hidden)
+        torch.testing.assert_close(told, grown.logits, rtol=0, atol=1e-10)
+        for length, token, logits in zip(going, grown.tokens.tolist(), grown.logits, strict=True):
             plain = self.model.model(torch.tensor([length.text])).logits[0, -1]
             torch.testing.assert_close(logits, plain, rtol=0, atol=1e-10)
             length.text.append(token)
             length.drafted += 1
             length.going = length.drafted < length.most
-        return [float(token) for token in drawn.tokens]
+        return [float(token) for token in grown.tokens]
 
 
 class SpyingLength(DraftLength):

@@ -13,7 +13,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.drafters.acceptance_length import AnyRejected, LastRejected
-from slipstream.drafters.draft_length import AssistantThreshold, Drawn, EntropyBound, Heuristic
+from slipstream.drafters.draft_length import AssistantThreshold, EntropyBound, Grown, Heuristic
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
@@ -40,9 +40,9 @@ def entropy_bound(scale: float = 0.2, threshold: float = 0.4, **changes) -> Entr
 CLASSIFIED = {"any_rejected": AnyRejected, "last_rejected": LastRejected}
 
 
-def drawn(*logits: list[float]) -> Drawn:
+def drawn(*logits: list[float]) -> Grown:
     """Drafts that drew token 0 from these."""
-    return Drawn(torch.tensor(logits), torch.zeros(len(logits), dtype=torch.long))
+    return Grown(torch.tensor(logits), torch.zeros(len(logits), dtype=torch.long))
 
 
 def stops(rule, *logits: list[float]) -> list[bool]:
@@ -112,10 +112,10 @@ def test_the_head_is_asked_about_the_token_and_what_it_was_drawn_from(kind):
     reference = head(features)[:, 0].sigmoid()
     states = draft.forward(text, torch.arange(3).expand(2, -1), None, None).hidden[:, -1]
     rule = kind(head, 0.5).attach(draft)
-    accepted = rule.scores(Drawn(logits, tokens, states))
+    accepted = rule.scores(Grown(logits, tokens, states))
     torch.testing.assert_close(torch.tensor(accepted), reference)
     assert abs(accepted[0] - accepted[1]) > 0.01
-    others = rule.scores(Drawn(logits, torch.tensor([8, 2]), states))
+    others = rule.scores(Grown(logits, torch.tensor([8, 2]), states))
     assert others[0] != pytest.approx(accepted[0]) and others[1] == pytest.approx(accepted[1])
 
 

@@ -5,7 +5,7 @@ from typing import Self
 
 from slipstream.core.errors import InputError
 from slipstream.core.settings import Inside
-from slipstream.drafters.draft_length import DraftLength, Drawn
+from slipstream.drafters.draft_length import DraftLength, Grown
 from slipstream.speculators.checkpoint import opened
 from slipstream.speculators.classifiers import AcceptanceHead
 from slipstream.targets.target import Target
@@ -34,10 +34,10 @@ class LastRejected(DraftLength):
             )
         return attached
 
-    def scores(self, drawn: Drawn) -> list[float]:
+    def scores(self, grown: Grown) -> list[float]:
         """What the head says of each token drawn: how surely it is accepted."""
         features = self.head.features
-        told = features.of_drawn(features.draft.norm(drawn.hidden), drawn.tokens, drawn.logits)
+        told = features.of_drawn(features.draft.norm(grown.hidden), grown.tokens, grown.logits)
         return self.head(told)[:, 0].sigmoid().tolist()
 
 

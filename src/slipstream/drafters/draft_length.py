@@ -34,7 +34,7 @@ from slipstream.targets.target import Target
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Grown:
     """P drafts of a batch that have just grown by a token each.
 
     logits: (P, V) that the tokens were drawn from, before temperature, top-k and top-p; tokens:
@@ -68,9 +68,9 @@ class DraftLength(Settings):
         """For a new request."""
         return copy.copy(self)
 
-    def scores(self, drawn: Drawn) -> list[float]:
+    def scores(self, grown: Grown) -> list[float]:
         """(P,) what the rule finds of each token drawn, for `stops`."""
-        return [0.0] * len(drawn.tokens)
+        return [0.0] * len(grown.tokens)
 
     def begin(self) -> None:
         """Another draft begins."""
@@ -114,9 +114,9 @@ class Lengths:
             length.begin()
         return [min(own, length.limit()) for own, length in zip(most, self.each, strict=True)]
 
-    def look(self, drawn: Drawn, going: list[int], depths: list[int], depth: int) -> None:
+    def look(self, grown: Grown, going: list[int], depths: list[int], depth: int) -> None:
         """The drafts that are `going` on have got the tokens of this depth, which may end them."""
-        for place, score in zip(going, self.rule.scores(drawn), strict=True):
+        for place, score in zip(going, self.rule.scores(grown), strict=True):
             if self.each[place].stops(score):
                 depths[place] = depth
 
@@ -211,8 +211,8 @@ class GammaTune(_Counting):
             raise InputError("length: needs least <= most")
         self.looks_at = "nothing" if self.threshold is None else "confidence"
 
-    def scores(self, drawn: Drawn) -> list[float]:
-        return drawn.logits.float().softmax(-1).amax(-1).tolist()
+    def scores(self, grown: Grown) -> list[float]:
+        return grown.logits.float().softmax(-1).amax(-1).tolist()
 
     def begin(self) -> None:
         self.stopped = False
@@ -238,9 +238,9 @@ class AssistantThreshold(DraftLength):
     looks_at = "confidence"
     threshold: Inside = field()
 
-    def scores(self, drawn: Drawn) -> list[float]:
-        probabilities = drawn.logits.float().softmax(-1)
-        return probabilities.gather(1, drawn.tokens[:, None])[:, 0].tolist()
+    def scores(self, grown: Grown) -> list[float]:
+        probabilities = grown.logits.float().softmax(-1)
+        return probabilities.gather(1, grown.tokens[:, None])[:, 0].tolist()
 
 
 @dataclass(eq=False)
@@ -268,8 +268,8 @@ class EntropyBound(DraftLength):
         request.share = self.goal
         return request
 
-    def scores(self, drawn: Drawn) -> list[float]:
-        entropies = shape_of(drawn.logits)[:, 0].tolist()
+    def scores(self, grown: Grown) -> list[float]:
+        entropies = shape_of(grown.logits)[:, 0].tolist()
         return [1 - (self.scale * entropy) ** 0.5 for entropy in entropies]
 
     def observe(self, drafted: int, accepted: int) -> None:

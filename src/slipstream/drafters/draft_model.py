@@ -89,8 +89,8 @@ class DraftModelSession(Session):
             chain.append(tokens)
             drawn_from.append(probabilities)
             if lengths.rule.looks_at != "nothing":
-                drawn = draft_length.Drawn(logits[going], tokens[going], hidden[going])
-                lengths.look(drawn, going, depths, node + 1)
+                grown = draft_length.Grown(logits[going], tokens[going], hidden[going])
+                lengths.look(grown, going, depths, node + 1)
             ids = tokens.tolist()
             fed = [[ids[p]] if node + 1 < depth else [] for p, depth in enumerate(depths)]
         self.reader.forget_beyond(list(map(len, texts)))

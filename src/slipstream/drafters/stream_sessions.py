@@ -15,7 +15,7 @@ from slipstream.core.cache import StepCache
 from slipstream.core.transfer import on_device, right_padded
 from slipstream.core.trees import Trees, survivors
 from slipstream.drafters.base import Attached, Request, Session, Verified
-from slipstream.drafters.draft_length import Drawn, Lengths
+from slipstream.drafters.draft_length import Grown, Lengths
 from slipstream.speculators.streaming.steps import AddedStreams, StreamSteps
 from slipstream.targets.rows import HiddenTap, LayerVisitor, Rows
 from slipstream.targets.target import Target
@@ -135,8 +135,8 @@ class StreamSession(Session):
             likeliest = logits.argmax(-1)
             for level in range(logits.shape[1]):
                 going = [place for place, depth in enumerate(depths) if level < depth]
-                drawn = Drawn(logits[going, level], likeliest[going, level])
-                self.lengths.look(drawn, going, depths, level + 1)
+                grown = Grown(logits[going, level], likeliest[going, level])
+                self.lengths.look(grown, going, depths, level + 1)
         return on_device(depths, logits.device)
 
     def keep(self, indices: list[int]) -> None:
