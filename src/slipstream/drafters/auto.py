@@ -4,25 +4,26 @@ Of all there is to draft, what gives most tokens beyond those that decoding woul
 same time, at its pace so far. (Most tokens a second of the step alone would be wrong: where a cheap
 draft is right now and then, slow steps between two such places cost more than they seem to.) What
 drafters that look n-grams up would have got right shows as soon as the answer goes on, whether
-their draft was verified or not: they are judged without being tried, at every step, or rarely as
-long as their drafts save less time than looking them up takes. What they claim of a draft is
-corrected by how their claims have held, so that also how many of its nodes are worth their rows
-is decided at every step. A drafter that must work in order to draft (streams, Medusa heads) is
-judged by those of its drafts that were verified, and has a trial now and then, of trees of two
-sizes, the more rarely the more of them it has lost. What a step costs is measured as it goes.
+their draft was verified or not: they are judged without being tried, at every step, or rarely where
+their drafts save less time than looking them up takes. What they claim of a draft is corrected by
+how their claims have held, so that also how many of its nodes are worth their rows is decided at
+every step. A drafter that must work in order to draft (streams, Medusa heads) is judged by those of
+its drafts that were verified; as long as little is known of it in prompts like this one, it is
+believed in. What a step costs is measured as it goes.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import log2
 
 from slipstream.core.drafts import Draft
 from slipstream.core.errors import InputError
 from slipstream.core.trees import Trees
 from slipstream.drafters.base import HostSession, Request, Verified
 from slipstream.drafters.draft_model import AttachedDraftModel
-from slipstream.drafters.experience import Experience
+from slipstream.drafters.experience import CLAIMS, NONE, PACE, TREES, Experience
 from slipstream.drafters.several import AttachedSeveral, Several, SeveralSession
 from slipstream.targets.target import Target
 
@@ -42,25 +43,25 @@ class Auto(Several):
 
 
 class AutoSession(SeveralSession):
-    """near: sessions whose drafts cost no forward; working: the others; watched: of each request
-    the drafts whose worth is not known yet; resting: the near drafters that are hardly looked at in
-    this prompt; looking: those that draft for the next step; running: who drafted the trees that
-    are verified now, how many, of how many nodes, and since when; spent: seconds on the host, of
-    this step, by drafter."""
+    """near: sessions whose drafts cost no forward; working: the others; episodes: of each request
+    what drafts have been worth in it, watched: and its drafts whose worth is not known yet;
+    looking: near drafters that draft for the next step; running: who drafted the trees that are
+    verified now, how many, of how many nodes, and since when; spent: seconds on the host, of this
+    step, by drafter."""
 
     def __init__(self, attached: AttachedSeveral, requests: Sequence[Request], budget: int):
         super().__init__(attached, requests, budget)
         self.near = {n: each for n, each in self.sessions.items() if isinstance(each, HostSession)}
         self.working = {n: each for n, each in self.sessions.items() if n not in self.near}
+        self.episodes = attached.record.opened(request.tokens for request in requests)
         self.watched: list[list[Watched]] = [[] for _ in requests]
-        self.resting = attached.record.opened(self.near)
         self.looking, self.running = [], None
         self.spent: dict[str, float] = {}
 
     def ask(self, verified: Verified) -> None:
-        record, awake = self.attached.record, [n for n in self.near if n not in self.resting]
-        looks = [name for name in self.near if record.looks(name, name in self.resting)]
-        self.looking = awake if verified.prompt else looks
+        record = self.attached.record
+        wanted = record.pays if verified.prompt else record.looks
+        self.looking = [name for name in self.near if wanted(name, self.episodes)]
         for name, session in self.sessions.items():
             if name in self.working or name in self.looking:
                 with self._timed(name):
@@ -77,8 +78,7 @@ class AutoSession(SeveralSession):
             for watched, request, draft in zip(self.watched, verified.requests, own, strict=True):
                 if len(draft) > 1:
                     watched.append(Watched(name, draft, len(request.tokens)))
-        given = len(decided), drafts, list(self.working), budget
-        name, width = self.attached.record.choice(*given)
+        name, width = self.attached.record.choice(self.episodes, drafts, self.working, budget)
         trees = None
         for other, session in self.working.items():
             found = session.draft(verified, width if other == name else 1)
@@ -100,31 +100,34 @@ class AutoSession(SeveralSession):
 
     def _learn(self, verified: Verified, now: float) -> None:
         """Take up what became of the last trees, and of all drafts whose worth is known now."""
-        record = self.attached.record
+        record, decided = self.attached.record, verified.host()
         if self.running is not None:
             name, count, width, since = self.running
             record.spent(self.spent)
             aside = sum(spent for other, spent in self.spent.items() if other != name)
-            record.passed(name, count * width, now - since - aside)
-            record.went(sum(map(len, verified.host())), now - since)
-            if name in self.working:
-                for tokens in verified.host():
-                    record.working[name].count(len(tokens) - 1, width)
+            kind = name if name in self.working else NONE
+            record.passed(kind, count * width, now - since - aside)
+            for episode, tokens in zip(self.episodes, decided, strict=True):
+                episode.add(PACE, "", len(tokens), now - since)
+                if name in self.working:
+                    episode.add(TREES, name, log2(width), len(tokens) - 1)
         self.spent = {}
         for place, request in enumerate(verified.requests):
             known = len(request.tokens)
             for each in self.watched[place]:
                 if each.known_at <= known:
-                    record.judge(each.name, each.claimed, each.right(request.tokens))
+                    judged = each.claimed, each.right(request.tokens)
+                    self.episodes[place].add(CLAIMS, each.name, *judged)
             self.watched[place] = [each for each in self.watched[place] if each.known_at > known]
 
     def keep(self, indices: list[int]) -> None:
         self.watched = [self.watched[index] for index in indices]
+        self.episodes = [self.episodes[index] for index in indices]
         super().keep(indices)
 
     def join(self, other: "AutoSession") -> None:
         self.watched += other.watched
-        self.resting &= other.resting
+        self.episodes += other.episodes
         super().join(other)
         self.running = None  # the trees are of both, and the time was shared with prompts
 

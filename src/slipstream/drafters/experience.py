@@ -1,12 +1,16 @@
-"""What drafts have been worth, and what steps have cost: what `auto.py` chooses by.
+"""What drafts have been worth, and what steps cost: what `auto.py` chooses by.
 
-A *near* drafter looks its drafts up on the host; a *working* one needs a forward of its own. What
-trees of near drafters cost is what a step without drafts costs, of as many rows.
+What drafts are worth depends on the text. Evidence is therefore kept by answer, an `Episode`; a new
+one begins with what was found in prompts like its own, and where there were none, drafters have
+the benefit of the doubt. A *near* drafter looks its drafts up on the host; a *working* one needs a
+forward of its own. What trees of near drafters cost is what a step without drafts costs, of as many
+rows.
 """
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import nlargest
 from itertools import accumulate, product
 from math import log2
 
@@ -14,149 +18,206 @@ from slipstream.core.drafts import Draft
 
 NONE = "plain"
 """The name of drafting nothing."""
+CLAIMS, TREES, LOOKS, PACE = "claims", "trees", "looks", "pace"
+MOST = {CLAIMS: 40.0, TREES: 20.0, LOOKS: 16.0, PACE: 80.0}
+"""Kinds of evidence, as pairs: of a near drafter the tokens it claimed, and those that were right;
+of a working one the logarithms of its trees' nodes, and the tokens that were right; how often a
+near drafter was looked at, and the seconds that its drafts promised to save; the tokens that were
+decided, and the seconds it took. Of earlier prompts no more than so much of the first counts."""
 MEMORY = 0.98
-"""What a step's experience still counts after the next one."""
-OTHER = 0.9
-"""What all experience of drafts still counts in the next prompt."""
-TRUST = 4.0
+"""What evidence still counts after the next of its kind."""
+KEPT, NEIGHBOURS = 64, 8
+"""So many answers are remembered, of which those to the most similar prompts count."""
+ALIKE = 0.15
+"""Prompts that share this part of their tokens, or more, count in full; others, less, as the square
+of it."""
+TRUST = 2.0
 """Claims are believed as if so many tokens had been right that were claimed."""
-GLANCE, PROMPTS, REST = 8, 4, 64
-"""A near drafter whose drafts have saved less time than they took drafts at every eighth step
-alone, of every fourth prompt; else it rests but for every 64th step."""
-MARGIN = 0.25
+HOPE = 4.0
+"""Trees of a working drafter are believed in as if so many nodes, in logarithms, had each had a
+token right."""
+GLANCE, SURE = 32, 2.0
+"""A near drafter whose drafts have saved less time than they took, in so many looks or more, drafts
+at every 32nd step alone."""
+MARGIN = 0.2
 """What is drafted must promise so many tokens more than it costs, of each request: the most
 promising of many drafts promises too much, and some of its tokens would have been cheap later."""
-PACE = 0.995
-"""What a step's tokens and seconds still count after the next one in the pace of decoding, which
-says what tokens a second of a draft must be worth."""
-TRIAL, PAUSES = 4, (24, 1536)
-"""Steps of a trial, and the shortest and the longest pause between two."""
 FEW, SAMPLES, STALE = 3, 25, 1024
-"""Of steps without drafts the fewest that tell their cost; of a number of rows the seconds of so
-many steps are kept, and for so many steps after the last of them."""
-NEWEST, OUTLIER = 0.2, 2.0
-"""What the newest step counts in how much longer steps take than usual, all alike, as they do after
-long texts; and the most that one may take longer than those before."""
+"""Of a number of rows the fewest steps that tell their cost; the seconds of so many are kept, and
+for so many steps after the last of them."""
+MOVE, RETURN = 1.07, 0.999
+"""How much longer, or shorter, than usual steps take, all alike, as they do after long texts: by so
+much it moves with a step, however long that took, and by this power it goes back to 1. (A mean
+would move further with steps that were disturbed than with others, and drift.)"""
 SIZES = tuple(sorted({2**n for n in range(14)} | {3 * 2**n for n in range(12)}))
 """Numbers of rows that costs are told apart by, and widths of trees that are considered."""
+Evidence = dict[tuple[str, str], tuple[float, float]]
+"""Pairs of `MOST`, by kind and drafter; recent ones count more."""
+
+
+class Episode:
+    """One answer in the making. tokens: of its prompt, apart from their order; own: what was found
+    in it; all: the same, and what was found in others like it.
+
+    >>> before, after = Episode([1, 2, 3]), Episode([1, 2, 4])
+    >>> before.add(CLAIMS, "lookup", 10, 3)
+    >>> after.follow([before])
+    >>> after.add(CLAIMS, "lookup", 2, 2)
+    >>> after.all[CLAIMS, "lookup"], after.own[CLAIMS, "lookup"]
+    ((11.8, 4.94), (2.0, 2.0))
+    """
+
+    def __init__(self, tokens: Iterable[int]):
+        self.tokens = frozenset(tokens)
+        self.own: Evidence = {}
+        self.all: Evidence = {}
+
+    def follow(self, others: Iterable["Episode"]) -> None:
+        """Begin with what was found in the most similar of these."""
+        found = [(self.alike(other), place, other) for place, other in enumerate(others)]
+        for share, _, other in nlargest(NEIGHBOURS, found):
+            weight = min(1.0, share / ALIKE) ** 2
+            for key, pair in other.own.items():
+                self.all[key] = _added(self.all.get(key), weight * pair[0], weight * pair[1])
+        for (kind, name), (of, came) in self.all.items():
+            least = min(1.0, MOST[kind] / of) if of else 1.0
+            self.all[kind, name] = least * of, least * came
+
+    def alike(self, other: "Episode") -> float:
+        """The tokens that both prompts have, as a part of those that one of them has."""
+        return len(self.tokens & other.tokens) / max(1, len(self.tokens | other.tokens))
+
+    def add(self, kind: str, name: str, of: float, came: float) -> None:
+        for evidence in (self.own, self.all):
+            evidence[kind, name] = _added(evidence.get((kind, name)), of, came, MEMORY)
+
+    def trust(self, name: str) -> float:
+        """What part of the tokens that a near drafter claims should be right."""
+        claimed, right = self.all.get((CLAIMS, name), (0.0, 0.0))
+        return (right + TRUST) / (claimed + TRUST)
+
+    def promised(self, name: str, width: int) -> float:
+        """Drafted tokens that should be right in a tree of so many nodes: as calibrations find it,
+        a tree of g nodes has some gain times log2(g)."""
+        logs, right = self.all.get((TREES, name), (0.0, 0.0))
+        return (right + HOPE) / (logs + HOPE) * log2(width)
+
+    def saves(self, name: str) -> float:
+        """Seconds that a look at a near drafter saves; infinite where little is known."""
+        looks, saved = self.all.get((LOOKS, name), (0.0, 0.0))
+        return saved / looks if looks >= SURE else float("inf")
+
+    def pace(self, usual: float) -> float:
+        """Tokens a second; `usual` where nothing is known."""
+        tokens, seconds = self.all.get((PACE, ""), (0.0, 0.0))
+        return tokens / seconds if seconds else usual
+
+
+def _added(
+    before: tuple[float, float] | None, of: float, came: float, memory: float = 1.0
+) -> tuple[float, float]:
+    known, known_came = before or (0.0, 0.0)
+    return memory * known + of, memory * known_came + came
 
 
 class Experience:
     """What drafts were worth so far, and what steps cost.
 
-    near: of each near drafter the tokens it claimed and those that were right, recent ones first;
-    working: of each other one its trials; seconds: of recent steps, by kind and number of rows, and
-    costs: what they come to; host: seconds a step on the host, by drafter; saved: seconds that a
-    near drafter's drafts promised to save, each time they were made, recent ones first; tokens,
-    elapsed: of recent steps; last: who was chosen last; level: how many times as long as usual
-    steps take now.
+    past: the last answers; seconds: of recent steps, by kind and number of rows, and costs: what
+    they come to; host: seconds a step on the host, by drafter; last: who was chosen last; level:
+    how many times as long as usual steps take now.
 
     >>> record = Experience()
     >>> for rows, seconds in ((1, 1.0), (4, 2.0), (1, 1.0), (1, 1.0)):
     ...     record.passed("plain", rows, seconds)
+    >>> now = record.opened([[1, 2, 3]])
     >>> sure, unsure = Draft.chain([7, 1, 2, 3], [1, 0.9, 0.8, 0.7]), Draft.chain([7, 1], [1, 0.7])
-    >>> record.choice(1, {"lookup": [sure]}, [], 12), record.choice(1, {"lookup": [unsure]}, [], 12)
-    (('lookup', 4), ('lookup', 2))
+    >>> record.choice(now, {"lookup": [sure]}, [], 12)
+    ('lookup', 4)
+    >>> record.choice(now, {"lookup": [unsure]}, [], 12)
+    ('lookup', 2)
     >>> for _ in range(50):
-    ...     record.judge("lookup", claimed=2.4, right=0)
-    >>> record.choice(1, {"lookup": [sure]}, [], 12)
+    ...     now[0].add(CLAIMS, "lookup", 2.4, 0)
+    >>> record.choice(now, {"lookup": [sure]}, [], 12)
     ('plain', 1)
     """
 
     def __init__(self):
-        self.near: dict[str, tuple[float, float]] = {}
-        self.working: dict[str, Trials] = {}
+        self.past: deque[Episode] = deque(maxlen=KEPT)
         self.seconds: dict[str, dict[int, Recent]] = {}
         self.costs: dict[str, tuple[list[int], list[float]]] = {}
         self.host: dict[str, float] = {}
-        self.saved: dict[str, float] = {}
-        self.prompts, self.steps, self.tokens, self.elapsed = 0, 0, 0.0, 0.0
-        self.last, self.level = "", 1.0
+        self.steps, self.last, self.level = 0, "", 1.0
 
-    def judge(self, name: str, claimed: float, right: int) -> None:
-        """A near drafter's draft claimed so many tokens, of which some were right."""
-        before = self.near.get(name, (0.0, 0.0))
-        self.near[name] = MEMORY * before[0] + claimed, MEMORY * before[1] + right
+    def opened(self, prompts: Iterable[Sequence[int]]) -> list[Episode]:
+        """Answers to these prompts begin."""
+        episodes = [Episode(prompt) for prompt in prompts]
+        for episode in episodes:
+            episode.follow(self.past)
+        self.past += episodes
+        self.last = ""
+        return episodes
+
+    def pays(self, name: str, episodes: list[Episode]) -> bool:
+        """Whether looking at a near drafter saves at least the time it takes, or may."""
+        return sum(each.saves(name) for each in episodes) >= self.host.get(name, 0.0)
+
+    def looks(self, name: str, episodes: list[Episode]) -> bool:
+        """Whether a near drafter is to draft for the next step."""
+        return self.pays(name, episodes) or self.steps % GLANCE == 0
 
     def spent(self, spent: dict[str, float]) -> None:
         """Drafters took so many seconds on the host, of one step."""
         for name, seconds in spent.items():
             self.host[name] = 0.9 * self.host.get(name, seconds) + 0.1 * seconds
 
-    def opened(self, near: Iterable[str]) -> set[str]:
-        """A prompt begins, whose text may be unlike those before: what drafts were worth in these
-        counts less. Returns which near drafters rest."""
-        self.prompts += 1
-        rests = {name for name in near if self.prompts % PROMPTS and not self._pays(name)}
-        for name in self.near.keys() - rests:
-            claimed, right = self.near[name]
-            self.near[name] = OTHER * claimed, OTHER * right
-        for trials in self.working.values():
-            trials.right, trials.logs = OTHER * trials.right, OTHER * trials.logs
-        return rests
-
-    def looks(self, name: str, rests: bool = False) -> bool:
-        """Whether a near drafter is to draft for the next step."""
-        return self._pays(name) or self.steps % (REST if rests else GLANCE) == 0
-
-    def _pays(self, name: str) -> bool:
-        return self.saved.get(name, 0.0) >= self.host.get(name, 0.0)
-
-    def went(self, tokens: int, seconds: float) -> None:
-        """A step decided so many tokens in so long, whoever worked in it."""
-        self.tokens = PACE * self.tokens + tokens
-        self.elapsed = PACE * self.elapsed + seconds
-
     def passed(self, name: str, rows: int, seconds: float) -> None:
-        """A step with trees of this drafter, of so many rows altogether, took so long."""
+        """A step with trees of this drafter, or of any near one as `NONE`, of so many rows
+        altogether, took so long."""
         self.steps += 1
-        # Steps of near drafters cost what steps without drafts of as many rows do.
-        kind = name if name in self.working else NONE
-        kept, size = self.seconds.setdefault(kind, {}), _size(rows)
+        kept, size = self.seconds.setdefault(name, {}), _size(rows)
         if size in kept:
-            longer = seconds / kept[size].median
-            self.level *= 1 + NEWEST * (min(longer / self.level, OUTLIER) - 1)
+            longer = seconds / kept[size].median / self.level
+            self.level = (self.level * max(1 / MOVE, min(longer, MOVE))) ** RETURN
         kept.setdefault(size, Recent()).add(seconds / self.level, self.steps)
-        self.costs.pop(kind, None)
+        self.costs.pop(name, None)
 
     def choice(
-        self, requests: int, drafts: dict[str, list[Draft]], working: list[str], budget: int
+        self,
+        episodes: list[Episode],
+        drafts: dict[str, list[Draft]],
+        working: Iterable[str],
+        budget: int,
     ) -> tuple[str, int]:
         """Who drafts next, and how many nodes of each tree are verified at most; drafts: of the
         near drafters, one for each request."""
+        requests = len(episodes)
         own = self.seconds.get(NONE, {}).get(_size(requests))
-        if own is None or len(own.seconds) < FEW or own.last <= self.steps - STALE:
+        if own is None or not own.tells(self.steps):
             return NONE, 1
-        for name in working:
-            if self.working.setdefault(name, Trials()).due():
-                self.last = name
-                return name, self.working[name].width(budget)
-        if self.last == NONE and not drafts:  # no more is known than a step ago
-            for name in working:
-                self.working[name].decide(False)
+        if self.last == NONE and not drafts and self.steps % GLANCE:  # hardly more is known
             return NONE, 1
         alone = self._cost(NONE, requests)
-        pace = self.level * self.tokens / self.elapsed if self.elapsed else requests / alone
+        usual = 1 / (self.level * alone)
+        pace = self.level * sum(each.pace(usual) for each in episodes)
         found = {(NONE, 1): requests - pace * alone}
         for name, width in product(working, sizes_up_to(budget)[1:]):
-            tokens = requests * (1 + self.working[name].promised(width))
+            tokens = requests + sum(each.promised(name, width) for each in episodes)
             found[name, width] = tokens - pace * self._cost(name, requests * width)
-        best = max(found, key=found.__getitem__)
-        # The quickest to look is credited first: another one with the same draft saves nothing.
+        best, least = max(found, key=found.__getitem__), found[NONE, 1] + MARGIN * requests
+        # The quickest to look is credited first: another one with the same draft saves nothing, nor
+        # does a draft that is not worth verifying.
         for name in sorted(drafts, key=lambda name: self.host.get(name, 0.0)):
-            claimed, right = self.near.get(name, (0.0, 0.0))
-            before = found[best]
-            for width, tokens in _promised(drafts[name], (right + TRUST) / (claimed + TRUST)):
+            before = max(found[best], least)
+            for width, tokens in _promised(drafts[name], [each.trust(name) for each in episodes]):
                 found[name, width] = requests + tokens - pace * self._cost(NONE, requests * width)
                 best = max(best, (name, width), key=found.__getitem__)
-            saved = self.level * (found[best] - before) / pace
-            # At first as if it saved as much as a step takes: it is looked at for a while.
-            self.saved[name] = 0.95 * self.saved.get(name, self._cost(NONE, 1)) + 0.05 * saved
-        if found[best] < found[NONE, 1] + MARGIN * requests:
+            saved = self.level * (max(found[best], least) - before) / pace / requests
+            for episode in episodes:
+                episode.add(LOOKS, name, 1, saved)
+        if found[best] < least:
             best = NONE, 1
         self.last = best[0]
-        for name in working:
-            self.working[name].decide(best[0] == name)
         return best
 
     def _cost(self, name: str, rows: int) -> float:
@@ -164,9 +225,9 @@ class Experience:
         so that more will be tried. A step never costs more than one of more rows."""
         if name not in self.costs:
             own = sorted(self.seconds.get(name, {}).items())
-            fresh = [(size, each) for size, each in own if each.last > self.steps - STALE]
-            least = accumulate((each.median for _, each in fresh[::-1]), min)
-            self.costs[name] = [SIZES[size] for size, _ in fresh], [*least][::-1]
+            known = [(size, each.median) for size, each in own if each.tells(self.steps)]
+            least = accumulate((median for _, median in known[::-1]), min)
+            self.costs[name] = [SIZES[size] for size, _ in known], [*least][::-1]
         sizes, seconds = self.costs[name]
         if not sizes:
             return 0.0 if name == NONE else self._cost(NONE, rows)
@@ -184,56 +245,21 @@ class Recent:
         self.seconds: deque[float] = deque(maxlen=SAMPLES)
         self.median, self.last = 0.0, 0
 
+    def tells(self, step: int) -> bool:
+        """Whether they are enough, and recent enough."""
+        return len(self.seconds) >= FEW and self.last > step - STALE
+
     def add(self, seconds: float, step: int) -> None:
         self.seconds.append(seconds)
         self.median, self.last = sorted(self.seconds)[len(self.seconds) // 2], step
 
 
-class Trials:
-    """A drafter that is judged by those of its drafts that were verified: as calibrations find it,
-    a tree of g nodes has some gain times log2(g) tokens right.
-
-    right: drafted tokens that were right, and `logs`, logarithms of the nodes of their trees,
-    recent ones first; left: steps of the trial that is going on; idle: steps since it drafted,
-    `pause` the least of them before the next trial.
-    """
-
-    def __init__(self):
-        self.right, self.logs = 0.0, 0.0
-        self.left, self.idle, self.pause = TRIAL, 0, PAUSES[0]
-
-    def promised(self, width: int) -> float:
-        """Drafted tokens that should be right in a tree of so many nodes."""
-        return self.right / self.logs * log2(width) if self.logs else 0.0
-
-    def count(self, right: int, width: int) -> None:
-        self.right, self.logs = MEMORY * self.right + right, MEMORY * self.logs + log2(width)
-
-    def width(self, budget: int) -> int:
-        """Nodes of the next tree of a trial: as many as may be and half as many, in turn, so that
-        what a node costs shows."""
-        return budget if self.left % 2 else min(budget, max(2, budget // 2))
-
-    def due(self) -> bool:
-        """Whether the next step is one of a trial."""
-        if self.idle >= self.pause:
-            # The trial must be able to change the verdict.
-            self.right, self.logs = self.right / 4, self.logs / 4
-            self.left, self.idle, self.pause = TRIAL, 0, min(4 * self.pause, PAUSES[1])
-        self.left -= 1
-        return self.left >= 0
-
-    def decide(self, chosen: bool) -> None:
-        """Outside of trials it was chosen for the next step, or not."""
-        self.idle = 0 if chosen else self.idle + 1
-        self.pause = PAUSES[0] if chosen else self.pause
-
-
-def _promised(drafts: list[Draft], trust: float) -> Iterator[tuple[int, float]]:
+def _promised(drafts: list[Draft], trusts: list[float]) -> Iterator[tuple[int, float]]:
     """Widths of trees, and how many drafted tokens all of them should have right then."""
     sums = [[*accumulate(draft.confidences[1:], initial=0.0)] for draft in drafts]
     for width in sizes_up_to(max(map(len, sums)))[1:]:
-        yield width, trust * sum(own[min(width, len(own)) - 1] for own in sums)
+        own = zip(trusts, sums, strict=True)
+        yield width, sum(trust * each[min(width, len(each)) - 1] for trust, each in own)
 
 
 def sizes_up_to(most: int) -> list[int]:
