@@ -9,7 +9,7 @@ rows.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Reversible, Sequence
 from heapq import nlargest
 from itertools import accumulate, product
 from math import log2
@@ -52,7 +52,7 @@ would move further with steps that were disturbed than with others, and drift.)"
 SIZES = tuple(sorted({2**n for n in range(14)} | {3 * 2**n for n in range(12)}))
 """Numbers of rows that costs are told apart by, and widths of trees that are considered."""
 Evidence = dict[tuple[str, str], tuple[float, float]]
-"""Pairs of `MOST`, by kind and drafter; recent ones count more."""
+"""Pairs as in `MOST`, by kind and drafter ("" for `PACE`); recent findings count more."""
 
 
 class Episode:
@@ -72,16 +72,16 @@ class Episode:
         self.own: Evidence = {}
         self.all: Evidence = {}
 
-    def follow(self, others: Iterable["Episode"]) -> None:
-        """Begin with what was found in the most similar of these."""
-        found = [(self.alike(other), place, other) for place, other in enumerate(others)]
-        for share, _, other in nlargest(NEIGHBOURS, found):
-            weight = min(1.0, share / ALIKE) ** 2
+    def follow(self, others: Reversible["Episode"]) -> None:
+        """Begin with what was found in the most similar of these, of equally similar ones in the
+        last."""
+        for other in nlargest(NEIGHBOURS, reversed(others), key=self.alike):
+            weight = min(1.0, self.alike(other) / ALIKE) ** 2
             for key, pair in other.own.items():
                 self.all[key] = _added(self.all.get(key), weight * pair[0], weight * pair[1])
         for (kind, name), (of, came) in self.all.items():
-            least = min(1.0, MOST[kind] / of) if of else 1.0
-            self.all[kind, name] = least * of, least * came
+            part = min(1.0, MOST[kind] / of) if of else 1.0
+            self.all[kind, name] = part * of, part * came
 
     def alike(self, other: "Episode") -> float:
         """The tokens that both prompts have, as a part of those that one of them has."""
