@@ -36,7 +36,7 @@ COLUMNS = {
 
 def columns(record: dict, *names: str) -> dict[str, object]:
     """The columns `names` of a record, of "vs plain" and "tau" with their 95 %, then how many
-    answers are plain decoding's."""
+    answers are plain decoding's, and how they were decoded (of streams, which additions act)."""
     found: dict[str, object] = {}
     for name in names:
         field = COLUMNS[name]
@@ -44,7 +44,8 @@ def columns(record: dict, *names: str) -> dict[str, object]:
         if f"{field}_low" in record:
             ends = [record[field + end] for end in ("", "_low", "_high")]
             found[f"{name}, 95 %"] = bounded(*ends)
-    return found | {"identical": f"{record['identical']}/{record['num_prompts']}"}
+    found["identical"] = f"{record['identical']}/{record['num_prompts']}"
+    return found | {"details": record["details"]}
 
 
 def task_sets(prompts: list[Prompt]) -> dict[str, list[int]]:

@@ -99,7 +99,7 @@ def streams(
         sees = torch.ones(1, 1, 1, attended - gamma).bool()
     row = flops(lambda: speculator.run_streams(target, state, root, root, sees, cache))
     head = flops(lambda: target.logits(state.expand(gamma, 1, -1)))
-    pruning = flops(lambda: speculator.early_exit_logits(target, state[0].repeat(drafted, 1)))
+    pruning = flops(lambda: target.logits(speculator.early_exit(state[0].repeat(drafted, 1))))
     own = (p.numel() for name, p in speculator.named_parameters() if not name.startswith("lora."))
     return sum(own), carriers * row + head, pruning
 

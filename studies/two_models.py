@@ -10,8 +10,9 @@ from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.comparison import Record, compare, summarise, total_of
 from slipstream.evaluation.methods import Method, Plain, Speculative
+from slipstream.results.record import bounded
 from studies import Plot, Prompt, Result, Target
-from studies.decoding import GREEDY, LIMITS, task_sets
+from studies.decoding import GREEDY, LIMITS, speed_ratio, task_sets
 
 # zeta / beta of Figure 20: tokens per target call with the draft model, and with streams.
 TOKEN_RATIOS = (1.0, 1.2, 1.4, 1.6)
@@ -49,7 +50,9 @@ def two_models(
         total = total_of(runs[1], chosen)
         # the draft model runs once for each token that it drafts
         calls = total.target_rows - total.target_forwards
-        rows += [_row(record, own["two models"], calls, gamma) for record in own.values()]
+        theirs, ours = ([run.generations[n].statistics for n in chosen] for run in runs[1:])
+        ratio = speed_ratio(ours, theirs, True)
+        rows += [_row(record, own["two models"], calls, gamma, ratio) for record in own.values()]
     title = "Eq. 10 with C_ss = C_target (Figure 20)"
     across, up = "target / draft model", "streams / two models"
     curves = [
@@ -81,9 +84,12 @@ def speed_over_two_models(
     return (gamma * draft + target) / zeta / (streams / beta)
 
 
-def _row(record: Record, other: Record, calls: int, gamma: int) -> dict[str, object]:
+def _row(
+    record: Record, other: Record, calls: int, gamma: int, ratio: tuple[float, float, float]
+) -> dict[str, object]:
     """A method on a prompt set, and of streams how much faster they are than the `other`, two
-    models with so many draft `calls`: by Eq. 10, and in tokens per second, everything included.
+    models with so many draft `calls`: by Eq. 10, and as measured, of whole calls, `ratio` with its
+    95 % over prompts.
 
     C_draft is 'draft, ms per draft call' (the draft model's pass over the prompt is one of them),
     C_target 'verify, ms per target call' of two models, C_ss the sum of 'verify' and 'draft, ms per
@@ -97,7 +103,7 @@ def _row(record: Record, other: Record, calls: int, gamma: int) -> dict[str, obj
     if record.method == "streams":
         costs = other.seconds_draft / calls, other.seconds_verify / other.target_forwards
         predicted = speed_over_two_models(gamma, *costs, verify + draft, other.tau, record.tau)
-        measured = record.tokens_per_second / other.tokens_per_second
+        measured = bounded(*ratio)
     return {
         "prompts": record.prompt_set,
         "method": record.method,
@@ -105,11 +111,13 @@ def _row(record: Record, other: Record, calls: int, gamma: int) -> dict[str, obj
         "draft calls": drafts / record.num_prompts,
         "ms per answer": 1000 * record.seconds / record.num_prompts,
         "tau": record.tau,
+        "tau, 95 %": bounded(record.tau, record.tau_low, record.tau_high),
         "verify, ms per target call": 1000 * verify,
         "draft, ms per target call": 1000 * draft,
         "draft, ms per draft call": 1000 * record.seconds_draft / drafts if drafts else None,
         "ROUGE-L": record.rouge_l,
         "exact match": record.exact_match,
         "over two models, Eq. 10": predicted,
-        "over two models, measured": measured,
+        "over two models, measured, 95 %": measured,
+        "details": record.details,
     }

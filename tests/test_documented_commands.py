@@ -301,6 +301,19 @@ def test_every_file_exists_and_has_the_names_that_it_is_said_to_have(path):
             assert set(CODE.findall(rest)) <= words, f"{name}: {rest}"
 
 
+def test_every_name_in_the_architecture_exists():
+    text = FENCE.sub("", TEXTS[ROOT / "docs" / "architecture.md"])
+    sources = [
+        path for top in ("src", "studies", "tests", "conf") for path in (ROOT / top).rglob("*")
+    ]
+    words = {path.stem for path in sources} | {"NAME", "src", "studies", "tests"}
+    for path in sources:
+        if path.suffix in (".py", ".yaml"):
+            words |= set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    named = {word for each in re.findall(r"`([\w.]+)`", text) for word in each.split(".")}
+    assert named - words - {"py", "md", "toml", "yaml"} == set()
+
+
 def anchors_of(path: Path) -> set[str]:
     """What GitHub calls the headings of a page."""
     headings = re.findall(r"^#+ (.*)", FENCE.sub("", path.read_text(encoding="utf-8")), re.M)

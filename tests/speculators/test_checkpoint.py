@@ -62,7 +62,7 @@ def digest_of_streams(target: Target, speculator: StreamingSpeculator) -> str:
     target.forward(ids, torch.arange(3)[None], None, cache)
     cache.commit_first([3])
     streams = speculator.run_streams(target, hidden, ids, torch.arange(3)[None], sees, cache)
-    early = speculator.early_exit_logits(target, hidden)
+    early = target.logits(speculator.early_exit(hidden))
     return hashlib.sha256(streams.numpy().tobytes() + early.numpy().tobytes()).hexdigest()
 
 

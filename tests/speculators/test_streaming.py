@@ -342,7 +342,7 @@ def test_gradients_reach_all_of_the_speculator_and_none_of_the_target(architectu
         else:
             assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
     speculator.zero_grad()
-    early = speculator.early_exit_logits(target, hidden)
+    early = target.logits(speculator.early_exit(hidden))
     early.logsumexp(-1).mean().backward()
     for name, parameter in speculator.named_parameters():
         used = parameter.grad is not None and bool(parameter.grad.abs().max() > 0)
@@ -382,10 +382,10 @@ def test_early_exit_starts_as_the_logits_of_the_early_states():
     target = tiny_target()
     speculator = StreamingSpeculator(target, StreamingConfig(num_msa_layers=2)).double()
     hidden = torch.randn(5, 24, dtype=torch.float64)
-    assert torch.equal(speculator.early_exit_logits(target, hidden), target.logits(hidden))
+    assert torch.equal(target.logits(speculator.early_exit(hidden)), target.logits(hidden))
     random = tiny_speculator(target)
     low_rank = hidden @ random.pruning.down.T @ random.pruning.up.T
-    assert_close(random.early_exit_logits(target, hidden), target.logits(hidden + low_rank))
+    assert_close(target.logits(random.early_exit(hidden)), target.logits(hidden + low_rank))
 
 
 def test_fresh_adapters_change_nothing():

@@ -1,4 +1,4 @@
-"""Growing trees of a given size on the device, for a batch at once: level by level, the best last.
+"""Growing trees of a given size on the device, for a batch at once: level by level, then the best.
 
 A node of the `budget` most probable ones is among the `budget` most probable of its level, and so
 are its ancestors: no level needs more of them.

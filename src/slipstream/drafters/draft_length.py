@@ -136,7 +136,7 @@ def check_length(
     if length is not None and length.looks_at not in known:
         raise InputError(
             f"drafter.length: {type(length).__name__} looks at the {length.looks_at} of a draft "
-            f"model, which {drafter} has none of; choose +length@drafter.length=gammatune"
+            f"model, which {drafter} has none of; choose length=gammatune"
         )
     return length
 

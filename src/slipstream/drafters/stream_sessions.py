@@ -263,7 +263,7 @@ class Pruning:
 def _transitions(speculator: StreamSteps, target: Target, rows: Rows) -> torch.Tensor:
     """(B, N) probabilities of each node given its parent, from the states at the pruning layer."""
     trees = rows.trees
-    logits = speculator.early_exit_logits(target, rows.hidden[:, : trees.width])
+    logits = target.logits(speculator.early_exit(rows.hidden[:, : trees.width]))
     each = torch.arange(len(trees), device=logits.device)[:, None]
     return logits.float().softmax(-1)[each, trees.parents_or_root, trees.tokens]
 

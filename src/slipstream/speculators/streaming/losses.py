@@ -83,8 +83,7 @@ class BatchLosses:
             per_stream.index_add(0, stream, each) / self.num_tokens
             for each in (losses, of_pairs, hits)
         )
-        early = early[used].detach()
-        early = early + self.speculator.pruning(early)
+        early = self.speculator.early_exit(early[used].detach())
         pruning = self._head_loss(early, next_tokens[used])[0].sum() / self.num_rows
         of_main = losses.new_zeros(())
         if main is not None:

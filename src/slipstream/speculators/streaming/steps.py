@@ -250,9 +250,10 @@ class StreamSteps(DraftingSpeculator):
     def scores_pairs(self) -> bool:
         return self.transitions is not None or self.copying is not None
 
-    def early_exit_logits(self, target: Target, hidden: torch.Tensor) -> torch.Tensor:
-        """Pruning head: (..., D) at the pruning layer -> (..., V) next-token logits."""
-        return target.logits(hidden + self.pruning(hidden))
+    def early_exit(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Pruning head: (..., D) at the pruning layer -> (..., D), from which the target's own LM
+        head tells the next tokens."""
+        return hidden + self.pruning(hidden)
 
 
 class AddedStreams:
