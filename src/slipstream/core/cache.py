@@ -117,14 +117,16 @@ class StepCache:
         key, value: (B, H_kv, R, D_head). Returns views of all slots up to the staged ones,
         (B, H_kv, slots + staged, D_head). Raises ValueError when the capacity is exceeded.
         """
-        start = self.slots + self.staged[layer_idx]
-        stop = start + key.shape[-2]
-        self.check_room(stop - self.slots)
-        self.staged[layer_idx] += key.shape[-2]
-        keys, values = (buffer[: len(key)] for buffer in self.layers[layer_idx])
-        keys[..., start:stop, :] = key
-        values[..., start:stop, :] = value
-        return keys[..., :stop, :], values[..., :stop, :]
+        before, count = self.staged[layer_idx], key.shape[-2]
+        start = self.slots + before
+        self.check_room(before + count)
+        self.staged[layer_idx] += count
+        keys, values = self.layers[layer_idx]
+        if key.shape[0] < self.batch_size:
+            keys, values = keys[: key.shape[0]], values[: key.shape[0]]
+        keys.narrow(-2, start, count).copy_(key)
+        values.narrow(-2, start, count).copy_(value)
+        return keys.narrow(-2, 0, start + count), values.narrow(-2, 0, start + count)
 
     def check_room(self, rows: int) -> None:
         """Raise ValueError where the capacity does not hold so many staged rows."""

@@ -81,7 +81,8 @@ class Trees:
     def roots(cls, tokens: torch.Tensor) -> "Trees":
         """Trees of a root alone, from (B,) tokens."""
         tokens = tokens[:, None]
-        return cls(tokens, torch.full_like(tokens, -1), torch.ones_like(tokens).float(), 0)
+        sure = torch.ones_like(tokens, dtype=torch.float32)
+        return cls(tokens, torch.full_like(tokens, -1), sure, 0)
 
     def __len__(self) -> int:
         """The batch size."""

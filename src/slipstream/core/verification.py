@@ -72,7 +72,8 @@ def told(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     >>> told(torch.tensor([3, 0]), torch.tensor([[0.0, -torch.inf], [1.0, torch.nan]])).tolist()
     [3, -2]
     """
-    return tokens.masked_fill(~logits.amax(-1).isfinite(), NOT_FINITE)
+    highest = logits.amax(-1)
+    return tokens.masked_fill(highest - highest != 0, NOT_FINITE)  # NaN, if it is not finite
 
 
 def compared(trees: Trees, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -40,6 +40,7 @@ class Family:
         self.embeddings = model.get_input_embeddings()
         self.layers: nn.ModuleList = getattr(self.decoder, self.layer_list)
         self.max_positions: int = model.config.max_position_embeddings
+        self.sliding_window: int | None = getattr(model.config, "sliding_window", None)
         # Query heads that share keys.
         self.groups: int = model.config.num_attention_heads // self.cache_shape[0]
 
@@ -56,10 +57,11 @@ class Family:
 
     def window(self, layer: nn.Module) -> int | None:
         """How many positions a row of this layer may look back, its own included; None for all."""
-        kinds = getattr(self.config, "layer_types", None)
-        if kinds is not None and kinds[self.index_of(layer)] != "sliding_attention":
+        if self.sliding_window is None:
             return None
-        return getattr(self.config, "sliding_window", None)
+        kinds = getattr(self.config, "layer_types", None)
+        sliding = kinds is None or kinds[self.index_of(layer)] == "sliding_attention"
+        return self.sliding_window if sliding else None
 
     def values_of(self, output: torch.Tensor) -> torch.Tensor:
         """The values in an output of `value_linear`, as a (..., H_kv, D_head) view of it."""

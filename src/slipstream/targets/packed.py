@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import nn
 
 ROWS_TO_OPTIMISE_FOR = 8
-UNPADDED, MULTIPLE = 32, 16
-"""More rows than `UNPADDED` are padded to a multiple of `MULTIPLE`: oneDNN compiles a kernel for
-each number of rows and keeps it; the prompts of a server would gather hundreds of MiB of them."""
+DIGITS = 5
+"""Numbers of rows have so many binary digits that count; what lies between two such numbers is
+padded, by a sixteenth at most: oneDNN compiles a kernel for each number of rows and keeps it; the
+prompts of a server would gather hundreds of MiB of them."""
 
 
 class PackedLinear(nn.Module):
@@ -46,11 +47,11 @@ class PackedLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""
         shape, count = rows.shape[:-1], rows.shape[:-1].numel()
-        padded = count > UNPADDED and count % MULTIPLE > 0
-        if padded:
-            rows = F.pad(rows.reshape(count, -1), (0, 0, 0, -count % MULTIPLE))
+        missing = -count % (1 << count.bit_length() - DIGITS) if count >> DIGITS else 0
+        if missing:
+            rows = F.pad(rows.reshape(count, -1), (0, 0, 0, missing))
         found = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
-        return found[:count].unflatten(0, shape) if padded else found
+        return found[:count].unflatten(0, shape) if missing else found
 
 
 class RoundedLinear(nn.Module):
