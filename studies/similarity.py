@@ -1,7 +1,5 @@
 """How close stream states come to the states they stand for, layer by layer (Figure 5)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain, islice, repeat
 
 import torch
@@ -16,7 +14,7 @@ from slipstream.speculators.checkpoint import load_speculator
 from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.speculators.streaming.steps import AddedStreams
-from slipstream.targets.rows import Rows
+from slipstream.targets.rows import HiddenTap
 from studies import Plot, Prompt, Result, Target
 from studies.decoding import answered
 
@@ -84,18 +82,6 @@ def trained_heads(
     return heads.requires_grad_(False)
 
 
-class _Tap:
-    """A visitor that keeps all rows before a layer."""
-
-    def __init__(self, layer: int):
-        self.layer = layer
-
-    @contextmanager
-    def visit(self, rows: Rows) -> Iterator[Rows]:
-        self.hidden = rows.hidden
-        yield rows
-
-
 def states(
     target: Target, speculator: StreamingSpeculator, ids: list[int], positions: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -105,10 +91,10 @@ def states(
     """
     tokens = torch.tensor([ids], device=target.device)
     everywhere = torch.arange(len(ids), device=target.device)[None]
-    taps = [_Tap(layer) for layer in range(speculator.first_layer + 1, target.num_layers)]
+    taps = [HiddenTap(layer) for layer in range(speculator.first_layer + 1, target.num_layers)]
     adding = AddedStreams(target, speculator, positions[None])
     rows = target.forward(tokens, everywhere, None, None, [adding, *taps])
-    after = [*(tap.hidden[0] for tap in taps), rows.hidden[0]]
+    after = [*(rows.seen[tap.layer][0] for tap in taps), rows.hidden[0]]
     shape = -1, speculator.num_streams
     return (
         [hidden[: len(ids)] for hidden in after],

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from studies.overheads import meta_target
 from tests.commands import ROOT, config_of
 from tests.exhaustive import sparing
 from tokenizers import Regex, Tokenizer
@@ -136,8 +137,7 @@ def test_the_experiment_composes_and_has_the_expected_sizes(name):
         given.append("speculator.mlp=base+adapter")
     config = config_of("train", *given)
     check_config(config, Train)
-    target = build(config.target, device="meta")
-    assert {parameter.device.type for parameter in target.model.parameters()} == {"meta"}
+    target = meta_target(dict(config.target.architecture))
     assert sum(parameter.numel() for parameter in target.model.parameters()) == PARAMETERS[name]
     speculator = StreamingSpeculator(target, build(config.speculator))
     assert speculator.num_extra_parameters() == 20 * target.hidden_size

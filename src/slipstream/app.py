@@ -259,7 +259,9 @@ def _measure(
 ) -> list:
     """Compare methods, verify, calibrate or run a study; returns the result records."""
     from slipstream.evaluation.methods import prepared
-    from slipstream.evaluation.run import compare_methods, run_study, verify_methods
+    from slipstream.evaluation.run import compare_methods, verify_methods
+    from slipstream.results.record import environment
+    from slipstream.results.writer import show, write
 
     data = build(config.data)
     if config.calibrate:
@@ -274,7 +276,10 @@ def _measure(
                 "study: a study chooses its own sampling; leave sampling.temperature at 0"
             )
         content = {name: content[name] for name in STUDY_KEYS}
-        return run_study(partial(build, config.study), target, prompts, output, content)
+        result = build(config.study, target=target, prompts=prompts)
+        show(result)
+        write(output, result, content, environment(target))
+        return result.rows
     made = {name: partial(build, node) for name, node in config.methods.items() if node is not None}
     methods = prepared("methods", made, target, sampling, limits, config.leave_out_unfit)
     given, ways = (target, methods, prompts, sampling, limits), (config.seed, config.batch_size)

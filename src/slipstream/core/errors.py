@@ -13,12 +13,13 @@ class InputError(ValueError):
 
 
 def first_sentence(error: Exception) -> str:
-    """Of what another library says, without a full stop.
+    """Of what another library says, without a full stop; the kind of error, if it says nothing.
 
     >>> first_sentence(OSError("401 Client Error. (Request ID: 5)"))
     '401 Client Error'
     """
-    return re.split(r"[.!]\s|\n", str(error).strip())[0].rstrip(".!:")
+    said = re.split(r"[.!]\s|\n", str(error).strip())[0].rstrip(".!:")
+    return said or type(error).__name__
 
 
 @contextmanager

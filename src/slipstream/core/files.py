@@ -81,8 +81,7 @@ def load_tensors(path: str | Path) -> object:
     except OSError:
         raise
     except Exception as error:  # of a file that is none, or no longer one, anything can be wrong
-        reason = first_sentence(error) or type(error).__name__
-        raise OSError(f"{path} is damaged ({reason})") from error
+        raise OSError(f"{path} is damaged ({first_sentence(error)})") from error
 
 
 def key_of(*content: object) -> str:

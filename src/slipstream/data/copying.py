@@ -9,11 +9,7 @@ import random
 
 from slipstream.data.rows import Row
 
-FORMS = {
-    "Repeat": str,
-    "Repeat in lower case": str.lower,
-    "Repeat with capitals": str.title,
-}
+FORMS = {"Repeat": str, "Repeat in lower case": str.lower, "Repeat with capitals": str.title}
 
 
 def copying_rows(rows: list[Row], count: int, seed: int) -> list[Row]:

@@ -22,13 +22,7 @@ class Sources:
     hub, by name. synthetic_kinds: kinds of shipped prompts, used when neither is given, in an order
     that `seed` chooses. Raises `InputError` where nothing is given."""
 
-    def __init__(
-        self,
-        path: Paths,
-        hub: HubSets,
-        synthetic_kinds: Kinds,
-        seed: Seed,
-    ):
+    def __init__(self, path: Paths, hub: HubSets, synthetic_kinds: Kinds, seed: Seed):
         self.paths = [path] if isinstance(path, str | Path) else list(path or [])
         self.hub = list((hub or {}).values())
         self.kinds, self.seed = list(synthetic_kinds or []), seed

@@ -165,11 +165,7 @@ def _followed(
 
 
 def _outcome(
-    trees: Trees,
-    last: torch.Tensor,
-    tokens: torch.Tensor,
-    room: torch.Tensor,
-    logits: torch.Tensor,
+    trees: Trees, last: torch.Tensor, tokens: torch.Tensor, room: torch.Tensor, logits: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Paths, counts, last nodes, next tokens, decided tokens and the room left of `Verified`."""
     paths, counts = paths_to(trees, last)

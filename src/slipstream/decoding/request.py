@@ -68,23 +68,11 @@ class Answering(Request):
 
     def generation(self) -> Generation:
         """What was generated so far; 'length' where it was left unfinished."""
-        answer = self.answer
-        return Generation(
-            answer.ids,
-            answer.text(),
-            answer.finished or "length",
-            Statistics(
-                1,
-                len(answer.ids),
-                len(self.accepted),
-                self.seconds,
-                dict(self.shares),
-                self.rows,
-                answer.drafted,
-            ),
-            tuple(self.runs),
-            tuple(self.accepted),
-        )
+        answer, accepted, ended = self.answer, tuple(self.accepted), self.answer.finished
+        took = Statistics(1, len(answer.ids), len(accepted), self.seconds, dict(self.shares))
+        took.target_rows, took.drafted = self.rows, answer.drafted
+        kept = took, tuple(self.runs), accepted
+        return Generation(answer.ids, answer.text(), ended or "length", *kept)
 
 
 @dataclass(frozen=True)

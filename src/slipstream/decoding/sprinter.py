@@ -129,11 +129,7 @@ class SprinterDecoder(Decoder):
         return doubted
 
     def _acceptable(
-        self,
-        asking: list[Answering],
-        normed: torch.Tensor,
-        logits: torch.Tensor,
-        tokens: list[int],
+        self, asking: list[Answering], normed: torch.Tensor, logits: torch.Tensor, tokens: list[int]
     ) -> list[bool]:
         """What the verifier says of a token drawn from each row of (P, V) logits; normed: (P, D)
         states; asking: whose rows these are."""

@@ -1,5 +1,6 @@
 """Counts and times of decoding, from which every reported rate is made."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 
@@ -22,16 +23,10 @@ class Statistics:
     drafted: int = 0
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        names = self.shares.keys() | other.shares.keys()
-        return Statistics(
-            self.answers + other.answers,
-            self.tokens + other.tokens,
-            self.target_forwards + other.target_forwards,
-            self.seconds + other.seconds,
-            {name: self.shares.get(name, 0.0) + other.shares.get(name, 0.0) for name in names},
-            self.target_rows + other.target_rows,
-            self.drafted + other.drafted,
-        )
+        ours, theirs = dict(vars(self)), dict(vars(other))
+        shares = Counter(ours.pop("shares"))
+        shares.update(theirs.pop("shares"))
+        return Statistics(**{name: ours[name] + theirs[name] for name in ours}, shares=dict(shares))
 
     @property
     def tau(self) -> float:

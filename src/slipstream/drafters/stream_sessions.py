@@ -28,8 +28,8 @@ shapes; elsewhere they are as long as they must be."""
 class StreamSession(Session):
     """Trees from streams; subclasses say when these run.
 
-    streams: `AttachedStreaming`; speculator: of those that a tree of `budget` nodes has levels for;
-    visitors: their part in the forward, the same for all sessions.
+    streams: `AttachedStreaming`; speculator: of those that a tree has levels for; visitors: their
+    part in the forward, the same for all sessions.
     """
 
     def __init__(
@@ -38,8 +38,9 @@ class StreamSession(Session):
         speculator: StreamSteps,
         visitors: Sequence[LayerVisitor],
         requests: Sequence[Request],
-        budget: int,
+        extra_rows: int,
     ):
+        self.extra_rows = extra_rows
         self.streams, self.speculator, self.target = streams, speculator, streams.target
         self.visitors = list(visitors)
         # (B, T), padded with -1, and whether all that is decided stands there
@@ -159,10 +160,6 @@ class StreamSession(Session):
 class FusedSession(StreamSession):
     """Every node of the verifying forward carries streams."""
 
-    def __init__(self, streams, speculator, visitors, requests, budget):
-        super().__init__(streams, speculator, visitors, requests, budget)
-        self.extra_rows = speculator.num_streams * budget
-
     @staticmethod
     def visitor(target: Target, speculator: StreamSteps) -> AddedStreams:
         return AddedStreams(target, speculator)
@@ -182,10 +179,6 @@ class FusedSession(StreamSession):
 
 class DeferredSession(StreamSession):
     """The streams of the last accepted nodes run in a pass of their own, after the commit."""
-
-    def __init__(self, streams, speculator, visitors, requests, budget):
-        super().__init__(streams, speculator, visitors, requests, budget)
-        self.extra_rows = speculator.num_streams + 1
 
     @staticmethod
     def visitor(target: Target, speculator: StreamSteps) -> HiddenTap:

@@ -135,7 +135,9 @@ class AttachedStreaming(Attached):
             if settings.prune_threshold or settings.prune_cap is not None:
                 cut = settings.prune_threshold, settings.prune_cap
                 made.insert(0, Pruning(self.target, speculator, *cut))
-        return kind(self, speculator, self._visitors[speculator], requests, budget)
+        count = speculator.num_streams
+        extra_rows = count * budget if kind is FusedSession else count + 1
+        return kind(self, speculator, self._visitors[speculator], requests, extra_rows)
 
     def forget(self) -> None:
         if self.length is not None:

@@ -1,7 +1,6 @@
 """Where a method's greedy output leaves plain decoding's, and whether rounding explains it."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -42,16 +41,6 @@ class Divergence:
         )
 
 
-class Reference(Protocol):
-    """Greedy decoding of one token per forward, which an exact method must agree with."""
-
-    def generate(self, prompt_ids: list[int]) -> list[int]:
-        """The answer."""
-
-    def logits(self, position: int) -> torch.Tensor:
-        """(V,) from which token `position` of the last answer was chosen."""
-
-
 class PlainReference:
     """Plain decoding of a target."""
 
@@ -90,6 +79,12 @@ class DraftlessReference(Engine):
             logits = self.target.logits(verified.rows.hidden[:, verified.last])
         self.seen.append(logits[0, -1])
         super()._decided(batch, verified)
+
+
+Reference = PlainReference | DraftlessReference
+"""Greedy decoding of one token per forward, which an exact method must agree with: `generate`
+answers, and `logits(position)`, (V,), are those from which a token of the last answer was chosen.
+"""
 
 
 def first_divergence(

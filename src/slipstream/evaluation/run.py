@@ -1,7 +1,6 @@
 """What `infer.py` does: answer one prompt, converse, compare methods, verify exactness, run a
 study."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.report import comparison_result
 from slipstream.evaluation.row_cost import row_costs
-from slipstream.results.record import Result, environment
+from slipstream.results.record import environment
 from slipstream.results.writer import show, write
 from slipstream.targets.target import Target
 
@@ -126,20 +125,6 @@ def compare_methods(
             print(f"note: {said} is slower than our plain decoding ({speedup})")
     write(output, result, config, environment(target) | {"seconds_by_rows": costs})
     return records
-
-
-def run_study(
-    study: Callable[[Target, list[Prompt]], Result],
-    target: Target,
-    prompts: list[Prompt],
-    output: Path,
-    config: dict,
-) -> list[dict]:
-    """Run a study, print its tables and write what it found into `output`."""
-    result = study(target=target, prompts=prompts)
-    show(result)
-    write(output, result, config, environment(target))
-    return result.rows
 
 
 def verify_methods(

@@ -158,7 +158,7 @@ def load_speculator(folder: str | Path, target: Target) -> Speculator:
     except Exception as error:  # of what others wrote, anything can be wrong
         raise InputError(
             f"speculator: the arguments in {folder / CONFIG} are not those of this version "
-            f"({first_sentence(error) or type(error).__name__}); copy or train it again"
+            f"({first_sentence(error)}); copy or train it again"
         ) from error
     own = speculator.state_dict()
     for name in sorted(own.keys() | tensors.keys()):

@@ -55,18 +55,15 @@ def load_target(
     reordered, on a GPU fused (see targets/packed.py). adapter: a PEFT adapter (folder or hub id) to
     merge into the weights, or to run beside quantised ones. quantization: 'int8' or 'nf4'
     (bitsandbytes), None for the weights as they are. chat_template: in place of the tokenizer's
-    own. architecture: what the model's config must say; with device 'meta' a model of these sizes
-    is made, without weights and tokenizer. device_map: accelerate's, to spread the layers over
-    devices ('auto', or a device for each module); in place of `device`. tensor_parallel: split
-    every layer over the processes that torchrun started, by transformers' own plan. reads_markers:
-    take special tokens that are spelled in texts for those tokens, as in prompts that were rendered
-    before. Weights are safetensors, or pickles of tensors alone, and no code of a model's folder is
-    run. Raises `InputError` for what cannot be opened.
+    own. architecture: what the model's config must say. device_map: accelerate's, to spread the
+    layers over devices ('auto', or a device for each module); in place of `device`.
+    tensor_parallel: split every layer over the processes that torchrun started, by transformers'
+    own plan. reads_markers: take special tokens that are spelled in texts for those tokens, as in
+    prompts that were rendered before. Weights are safetensors, or pickles of tensors alone, and no
+    code of a model's folder is run. Raises `InputError` for what cannot be opened.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if device == "meta":
-        return _sketch(name, architecture, DTYPES[dtype])
     device = _available(device)
     placed = device_map is not None or quantization is not None or tensor_parallel
     options = {"dtype": DTYPES[dtype] if placed else "auto"}  # cast and placed while it is loaded
@@ -89,8 +86,8 @@ def load_target(
         if out_of_memory(error):
             raise
         raise InputError(
-            f"target.name: {name!r} cannot be opened ({_reason(error)}); give a model folder, a "
-            "hub id, or slipstream/small-target"
+            f"target.name: {name!r} cannot be opened ({first_sentence(error)}); give a model "
+            "folder, a hub id, or slipstream/small-target"
         ) from error
     _check_content(model, found["missing_keys"], architecture or {}, name)
     if chat_template is not None:
@@ -145,17 +142,6 @@ def _tensor_parallel_options(device_map, quantization) -> dict[str, object]:
         return {"tp_plan": "auto"}
 
 
-def _sketch(name: str, architecture: dict | None, dtype: torch.dtype) -> Target:
-    """A target of these sizes on the meta device."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    if architecture is None:
-        raise InputError("target.architecture: device 'meta' needs the model's sizes")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**architecture), dtype=dtype)
-    return Target(model.eval().requires_grad_(False), name=name)
-
-
 def _check_config(location: str) -> None:
     """ValueError for a config.json that names code of the hub, or an absurd number of layers."""
     from transformers import PreTrainedConfig
@@ -199,13 +185,10 @@ def _adapted(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":
         return adapted.get_base_model() if beside else adapted.merge_and_unload(safe_merge=True)
     except Exception as error:  # as above
         raise InputError(
-            f"target.adapter: {adapter!r} cannot be merged into this target ({_reason(error)}); "
-            "give the folder of an adapter that was trained on it, or null"
+            f"target.adapter: {adapter!r} cannot be merged into this target "
+            f"({first_sentence(error)}); give the folder of an adapter that was trained on it, or "
+            "null"
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    return first_sentence(error) or type(error).__name__
 
 
 def target_of(model: torch.nn.Module) -> Target:

@@ -31,7 +31,7 @@ class Rows:
     is to be made of the rows after the layers that run next (captured with them, where they are),
     and outcome: what it made of them, tensors whose first dimension is B. prepared: positions and
     mask that layers have seen, and what these made of them, for the next span of layers. seen: the
-    main rows at a `HiddenTap`, by its layer.
+    rows at a `HiddenTap`, by its layer.
     """
 
     hidden: torch.Tensor
@@ -123,12 +123,12 @@ class LayerVisitor(Protocol):
 
 @dataclass(frozen=True)
 class HiddenTap:
-    """A visitor that changes nothing: `rows.seen` has the main rows before its layer, (B, R, D)."""
+    """A visitor that changes nothing: `rows.seen` has the rows before its layer, (B, R, D)."""
 
     layer: int
     replays = True
 
     @contextmanager
     def visit(self, rows: Rows) -> Iterator[Rows]:
-        rows.seen[self.layer] = rows.hidden[:, : rows.num_nodes]
+        rows.seen[self.layer] = rows.hidden
         yield rows

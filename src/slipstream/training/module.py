@@ -4,10 +4,12 @@ The learning rate rises linearly over the warm-up and then falls linearly to zer
 """
 
 import math
+from functools import partial
 from pathlib import Path
 
 import lightning as L
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.core.errors import InputError
 from slipstream.core.resuming import check_same
@@ -89,8 +91,9 @@ class TrainingModule(L.LightningModule):
             betas=self.betas,
         )
         steps = total_steps(self.trainer, len(self.data.train_dataloader()))
-        schedule = linear_schedule(optimizer, self.warmup_steps, steps)
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        factor = partial(schedule, warmup=self.warmup_steps, total=steps)
+        rates = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": rates}
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         state = checkpoint["state_dict"]
@@ -115,21 +118,13 @@ class TrainingModule(L.LightningModule):
                 )
 
 
-def linear_schedule(
-    optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int
-) -> dict[str, object]:
-    """Lightning's scheduler entry; the factor is 1 at `warmup_steps` and 0 at `total_steps`.
+def schedule(step: int, warmup: int, total: int) -> float:
+    """Factor of the learning rate: 1 at the step `warmup`, 0 at `total`, linear between.
 
-    Example: warmup 2, total 6 gives factors 0.5, 1, 1, 0.75, 0.5, 0.25 for steps 0..5.
+    >>> [schedule(step, 2, 6) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
-
-    def factor(step: int) -> float:
-        if step < warmup_steps:
-            return (step + 1) / warmup_steps
-        return max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
-
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    return {"scheduler": scheduler, "interval": "step"}
+    return max(0.0, min((step + 1) / max(1, warmup), (total - step) / max(1, total - warmup)))
 
 
 def total_steps(trainer: L.Trainer, num_batches: int) -> int:

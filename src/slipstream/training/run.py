@@ -13,11 +13,12 @@ import lightning as L
 import torch
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from torch.distributed import DistError
 
 from slipstream.core.errors import InputError, enough_memory
 from slipstream.core.resuming import BY_CTRL_C, TERMINATED
 from slipstream.targets.packed import packing_available
-from slipstream.training.together import end_alone, was_lost
+from slipstream.training.together import end_alone
 from slipstream.training.tracking import log_folder
 
 ROOM = (
@@ -41,7 +42,8 @@ def start(
         with enough_memory("training", ROOM):
             trainer.fit(module, datamodule=data, ckpt_path=state, weights_only=True)
     except RuntimeError as error:
-        if trainer.world_size > 1 and was_lost(error):
+        lost = isinstance(error, DistError) or "gloo/transport" in str(error)
+        if trainer.world_size > 1 and lost:
             end_alone(output)
         raise
     except SIGTERMException:  # which would exit with 0

@@ -48,13 +48,6 @@ def check_cores(trainer: L.Trainer) -> None:
         )
 
 
-def was_lost(error: Exception) -> bool:
-    """Whether an error of PyTorch says that another process has gone."""
-    from torch.distributed import DistError
-
-    return isinstance(error, DistError) or "gloo/transport" in str(error)
-
-
 def end_after(seconds: float, output: Path) -> threading.Timer:
     """End this process then, if it has not ended or cancelled this by itself."""
     why = f"this process was told to end, and the others did not answer for {seconds:.0f} s"
