@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 MOST_REQUESTS = 64
 # So many requests' worth of a full batch make a portion: at its end the batch empties.
 FULL_BATCHES = 8
-# Requests join once this share of the batch is free: whenever some do, the cache is copied, and on
-# a CPU a step of fewer requests is cheaper.
-JOINING, JOINING_ON_CPU = 1 / 4, 1 / 2
+# Requests join once this share of the batch is free: whenever some do, the cache is copied; more
+# prompts together are read no faster, as long as the longest of them.
+JOINING = 1 / 4
 # Caches there are at that moment, in full ones: the old one, that of the new requests, the new one.
 CACHES = 2.5
 
@@ -94,8 +94,7 @@ def refilled(
 ) -> None:
     """Answer all requests, at most `most` at a time: in the order given they join as others
     finish; `done` is called as so many more are."""
-    share = JOINING_ON_CPU if decoder.target.device.type == "cpu" else JOINING
-    waiting, joining = deque(requests), max(1, int(most * share))
+    waiting, joining = deque(requests), max(1, int(most * JOINING))
     while waiting or decoder.running is not None:
         running = 0 if decoder.running is None else len(decoder.running.requests)
         if waiting and most - running >= joining:
