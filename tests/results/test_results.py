@@ -11,7 +11,7 @@ from rich.console import Console
 from slipstream.evaluation.comparison import Record
 from slipstream.evaluation.report import comparison_result
 from slipstream.results.picture import draw
-from slipstream.results.record import Plot, Result
+from slipstream.results.record import Plot, Result, environment
 from slipstream.results.writer import markdown, show, write
 
 ROWS = [{"a": 1234567, "b": 0.123456, "c": None}, {"a": 2, "b": 12345.6, "c": "x"}]
@@ -51,6 +51,19 @@ def test_a_record_has_its_configuration_and_what_is_written_before_stays_until_t
     assert (tmp_path / "folder" / "text").read_text() == "one"
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"results.json", "table.md", "folder"}  # nothing unfinished, and no plots
+
+
+def test_a_table_says_which_additions_its_streams_have(tmp_path):
+    named = {"study": {"drafters": ["slipstream/small-streaming", "slipstream/small-sprinter"]}}
+    several = {"1": environment(config=named), "2": environment(config={"seed": 3, "data": None})}
+    for place, found in enumerate((environment(config=named), several, environment())):
+        write(tmp_path / str(place), Result("Found", [{"a": 1}]), {}, found)
+    texts = [(tmp_path / str(place) / "table.md").read_text() for place in range(3)]
+    assert texts[0] == texts[1] and "Additions" not in texts[2]
+    assert texts[0].removeprefix(texts[2]) == (
+        "\nAdditions to the paper in `slipstream/small-streaming`: root, pairs, copying (the root "
+        "where streams are deferred alone).\n"
+    )
 
 
 @pytest.mark.parametrize(("methods", "sets"), [(1, ["a"]), (22, ["a", "b"]), (60, ["a", "b", "c"])])

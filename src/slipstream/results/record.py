@@ -10,7 +10,12 @@ from pathlib import Path
 
 import torch
 
+from slipstream.assets import locate
 from slipstream.core.device import device_name
+from slipstream.core.errors import InputError
+from slipstream.speculators.base import speculator_class
+from slipstream.speculators.checkpoint import read_config
+from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.targets.quantized import weight_bytes
 from slipstream.targets.target import Target
 
@@ -63,9 +68,9 @@ class Result:
         return {self.title: self.rows} | self.more if self.shown is None else self.shown
 
 
-def environment(target: Target | None = None) -> dict[str, object]:
+def environment(target: Target | None = None, config: object = None) -> dict[str, object]:
     """Device, dtype and bytes of the weights (of a target), threads, package versions and commit of
-    this run."""
+    this run; which additions the streams have that its `config` names."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -78,12 +83,29 @@ def environment(target: Target | None = None) -> dict[str, object]:
         found["dtype"] = str(target.dtype).removeprefix("torch.")
         found["weight_bytes"] = weight_bytes(target.model)
     return found | {
+        "streams": additions_named(config),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "versions": versions,
         "commit": commit(),
     }
+
+
+def additions_named(config: object) -> dict[str, list[str]]:
+    """The streaming speculators whose folders a config names, and which additions to the paper they
+    were trained with."""
+    if isinstance(config, dict | list | tuple):
+        parts = config.values() if isinstance(config, dict) else config
+        return {name: own for part in parts for name, own in additions_named(part).items()}
+    if not isinstance(config, str):
+        return {}
+    try:
+        found = read_config(locate(config))
+    except InputError:  # it names something else
+        return {}
+    own = speculator_class(found["kind"]).Config.from_arguments(found["arguments"])
+    return {config: own.additions("deferred")} if isinstance(own, StreamingConfig) else {}
 
 
 def commit() -> str | None:

@@ -23,7 +23,7 @@ def write(folder: Path, result: Result, config: dict, environment: dict[str, obj
         "more": result.more,
     }
     write_json(folder / "results.json", content)
-    write_text(folder / "table.md", markdown(result))
+    write_text(folder / "table.md", markdown(result) + _streams(environment))
     for name, text in result.files.items():
         write_text(folder / name, text)
     if result.plots:
@@ -52,6 +52,18 @@ def check_replaceable(folder: Path) -> None:
 def markdown(result: Result) -> str:
     """All tables with their titles, as Markdown."""
     return "\n".join(f"### {title}\n\n{_lines(rows)}" for title, rows in result.tables.items())
+
+
+def _streams(environment: dict[str, object]) -> str:
+    """A line for each speculator of the run, or of several: which additions its streams have."""
+    runs = [run for run in (environment, *environment.values()) if isinstance(run, dict)]
+    found = {name: own for run in runs for name, own in run.get("streams", {}).items()}
+    line = "\nAdditions to the paper in `{}`: {}{}.\n"
+    alone = " (the root where streams are deferred alone)"
+    return "".join(
+        line.format(name, ", ".join(own) or "none", alone if "root" in own else "")
+        for name, own in found.items()
+    )
 
 
 def _lines(rows: Rows) -> str:
