@@ -278,7 +278,7 @@ def _measure(
         content = {name: content[name] for name in STUDY_KEYS}
         result = build(config.study, target=target, prompts=prompts)
         show(result)
-        write(output, result, content, environment(target, content))
+        write(output, result, content, environment(target, content["study"]))
         return result.rows
     made = {name: partial(build, node) for name, node in config.methods.items() if node is not None}
     methods = prepared("methods", made, target, sampling, limits, config.leave_out_unfit)

@@ -24,7 +24,7 @@ from slipstream.core.trees import (
     most_probable,
     survivors,
 )
-from slipstream.core.verification import agreement, follow, paths_to
+from slipstream.core.verification import agreement, follow, paths_to, walk
 
 FEW_TOKENS = 4
 
@@ -125,6 +125,24 @@ def test_what_is_followed_is_what_greedy_verification_accepts(batch, seed):
         following = [n for n, p in enumerate(draft.parents) if p == path[-1]]
         if len(siblings) == len(draft):
             assert all(draft.tokens[node] != own[path[-1]] for node in following)
+
+
+@given(batches, seeds)
+def test_a_walk_finds_what_is_followed_and_asks_along_the_path_alone(batch, seed):
+    trees = Trees.of(batch)
+    generator = torch.Generator().manual_seed(seed)
+    choices = torch.randint(0, FEW_TOKENS, (len(trees), trees.width), generator=generator)
+    asked = []
+
+    def choose(nodes: torch.Tensor, depth: int) -> torch.Tensor:
+        asked.append(depth)
+        assert (trees.depths[range(len(trees)), nodes] <= depth).all()
+        return choices.gather(1, nodes[:, None])[:, 0]
+
+    last, tokens = walk(trees, choose)
+    assert last.tolist() == follow(trees, choices).tolist()
+    assert tokens.tolist() == choices.gather(1, last[:, None])[:, 0].tolist()
+    assert asked == [*range(trees.depth + 1)]
 
 
 @given(batches, st.lists(st.integers(0, FEW_TOKENS - 1), max_size=6))

@@ -8,6 +8,8 @@ rejected (Leviathan et al. 2023; SpecInfer's recursive rejection over siblings),
 testing whole paths and keeping the longest would be biased.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -31,6 +33,29 @@ def follow(trees: Trees, choices: torch.Tensor) -> torch.Tensor:
     agrees = trees.tokens == choices.gather(1, trees.parents_or_root)
     agrees = agrees | (trees.depths == 0)
     return (trees.along(agrees) * (trees.depths + 1)).argmax(-1)
+
+
+def walk(
+    trees: Trees, choose: Callable[[torch.Tensor, int], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B,) last accepted nodes, as `follow` finds them, and (B,) the tokens chosen after these.
+
+    choose: of (B,) nodes at a depth, the (B,) tokens after them; it is asked once a level, not for
+    every node.
+
+    >>> from slipstream.core.drafts import Draft
+    >>> trees = Trees.of([Draft([7, 1, 2], [-1, 0, 0])])
+    >>> walk(trees, lambda nodes, depth: torch.tensor([2, 5, 9])[nodes])
+    (tensor([2]), tensor([9]))
+    """
+    last = torch.zeros_like(trees.tokens[:, 0])
+    going, tokens = last == 0, choose(last, 0)
+    for depth in range(1, trees.depth + 1):
+        child = (trees.parents == last[:, None]) & (trees.tokens == tokens[:, None])
+        going = going & child.any(-1)
+        last = torch.where(going, child.byte().argmax(-1), last)
+        tokens = torch.where(going, choose(last, depth), tokens)
+    return last, tokens
 
 
 def paths_to(trees: Trees, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

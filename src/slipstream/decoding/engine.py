@@ -12,7 +12,7 @@ from slipstream.core.masks import tree_mask
 from slipstream.core.sampling import Sampling, distributions
 from slipstream.core.settings import Budget, checked
 from slipstream.core.trees import Trees
-from slipstream.core.verification import decided, follow, keep_or_reject, paths_to, told
+from slipstream.core.verification import decided, follow, keep_or_reject, paths_to, told, walk
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Ahead, Answering, Batch, choose
@@ -158,6 +158,14 @@ def _followed(
     room and, unless all requests are greedy, the numbers that decide at each depth."""
     *columns, logits, room = given[:7]
     trees = Trees.known(columns, depth)
+    if any(each.top_p for each in samplings) and trees.width > depth + 1 and not logits.is_cuda:
+        # On a CPU the most probable tokens of a node take longer to find than all else.
+        each, numbers = torch.arange(len(logits)), given[7]
+
+        def drawn(nodes: torch.Tensor, depth: int) -> torch.Tensor:
+            return choose(samplings, logits[each, nodes, None], numbers[:, depth, None])[:, 0]
+
+        return _outcome(trees, *walk(trees, drawn), room, logits)
     points = [numbers.gather(1, trees.depths) for numbers in given[7:]]
     choices = choose(samplings, logits, *points)
     last = follow(trees, choices)

@@ -60,7 +60,7 @@ class Calibrating(Settings):
         none = "no size beats plain decoding: budget=auto decodes plainly"
         print(none if found.plain else best)
         print(f"kept in {self.calibrations.save(key, found)}, for budget=auto")
-        write(output, result, config, environment(target, config))
+        write(output, result, config, environment(target, config.get("drafter")))
         return result.rows
 
 
