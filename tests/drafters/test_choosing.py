@@ -291,21 +291,6 @@ def test_who_saves_less_than_looking_takes_looks_rarely():
     assert record.pays("slow", record.opened([[8, 9]]))
 
 
-def test_a_look_takes_what_asking_and_drafting_take(target, answer, clock, monkeypatch):
-    """By this clock each is a second, also where looks are rare; of a step without a look nothing
-    is learned, so the host need not wait in it."""
-    engine = Engine(target, Auto({"wrong": Told(answer, False)}), Sampling(), LONG, 8)
-    record, waits = engine.attached.record, []
-    monkeypatch.setattr(record, "_cost", lambda name, rows: 1.0 + 0.3 * rows)
-    learn = auto.AutoSession._learn
-    monkeypatch.setattr(auto.AutoSession, "_learn", lambda *given: waits.append(1) or learn(*given))
-    for _ in range(3):
-        waits.clear()
-        assert engine.generate(PROMPT).ids == answer
-    assert record.host == {"wrong": pytest.approx(2.0)}
-    assert len(waits) < 4 * len(answer) / GLANCE
-
-
 def test_streams_and_lookups_in_turn_and_in_batches(target):
     """Whoever drafts, and whoever leaves: the answers are the target's own."""
     speculator = tiny_speculator(target, seed=2, num_streams=3)

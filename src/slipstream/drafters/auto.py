@@ -45,10 +45,9 @@ class Auto(Several):
 class AutoSession(SeveralSession):
     """near: sessions whose drafts cost no forward; working: the others; episodes: of each request
     what drafts have been worth in it, watched: and its drafts whose worth is not known yet;
-    looking: near drafters that draft for the next step, resting: whether nobody does, as before,
-    and nothing is learned; running: who drafted the trees that are verified now, how many, of how
-    many nodes, and since when; spent: seconds on the host, of this step, by drafter, and looks: of
-    asking and drafting for the next one."""
+    looking: near drafters that draft for the next step; running: who drafted the trees that are
+    verified now, how many, of how many nodes, and since when; spent: seconds on the host, of this
+    step, by drafter."""
 
     def __init__(self, attached: AttachedSeveral, requests: Sequence[Request], budget: int):
         super().__init__(attached, requests, budget)
@@ -56,34 +55,25 @@ class AutoSession(SeveralSession):
         self.working = {n: each for n, each in self.sessions.items() if n not in self.near}
         self.episodes = attached.record.opened(request.tokens for request in requests)
         self.watched: list[list[Watched]] = [[] for _ in requests]
-        self.looking, self.resting, self.running = [], False, None
+        self.looking, self.running = [], None
         self.spent: dict[str, float] = {}
-        self.looks: dict[str, float] = {}
 
     def ask(self, verified: Verified) -> None:
         record = self.attached.record
         wanted = record.pays if verified.prompt else record.looks
         self.looking = [name for name in self.near if wanted(name, self.episodes)]
-        self.resting = not (self.looking or verified.prompt) and record.rests()
-        self.looks = {}
         for name, session in self.sessions.items():
             if name in self.working or name in self.looking:
                 with self._timed(name):
                     session.ask(verified)
 
     def draft(self, verified: Verified, budget: int) -> Trees:
-        if self.resting:  # the host need not know yet what was decided
-            self.running = None
-            for session in self.working.values():
-                session.draft(verified, 1)
-            return Trees.roots(verified.next_tokens)
         decided, now = verified.host(), time.perf_counter()
         self._learn(verified, now)
         drafts = {}
         for name in self.looking:
             with self._timed(name):
                 drafts[name] = self.near[name].drafts(verified, budget)
-        self.attached.record.spent(self.looks)
         for name, own in drafts.items():
             for watched, request, draft in zip(self.watched, verified.requests, own, strict=True):
                 if len(draft) > 1:
@@ -106,15 +96,14 @@ class AutoSession(SeveralSession):
         """A drafter works on the host: steps with trees of others should not cost more for it."""
         started = time.perf_counter()
         yield
-        took = time.perf_counter() - started
-        for spent in (self.spent, self.looks):
-            spent[name] = spent.get(name, 0.0) + took
+        self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - started
 
     def _learn(self, verified: Verified, now: float) -> None:
         """Take up what became of the last trees, and of all drafts whose worth is known now."""
         record, decided = self.attached.record, verified.host()
         if self.running is not None:
             name, count, width, since = self.running
+            record.spent(self.spent)
             aside = sum(spent for other, spent in self.spent.items() if other != name)
             kind = name if name in self.working else NONE
             record.passed(kind, count * width, now - since - aside)

@@ -166,15 +166,9 @@ class Experience:
         """Whether a near drafter is to draft for the next step."""
         return self.pays(name, episodes) or self.steps % GLANCE == 0
 
-    def rests(self) -> bool:
-        """Whether the next step has no drafts because the last one had none: hardly more is known
-        now."""
-        self.steps += self.last == NONE
-        return self.last == NONE and self.steps % GLANCE > 0
-
-    def spent(self, looks: dict[str, float]) -> None:
-        """To ask drafters and let them draft took so many seconds on the host."""
-        for name, seconds in looks.items():
+    def spent(self, spent: dict[str, float]) -> None:
+        """Drafters took so many seconds on the host, of one step."""
+        for name, seconds in spent.items():
             self.host[name] = 0.9 * self.host.get(name, seconds) + 0.1 * seconds
 
     def passed(self, name: str, rows: int, seconds: float) -> None:
@@ -200,6 +194,8 @@ class Experience:
         requests = len(episodes)
         own = self.seconds.get(NONE, {}).get(_size(requests))
         if own is None or not own.tells(self.steps):
+            return NONE, 1
+        if self.last == NONE and not drafts and self.steps % GLANCE:  # hardly more is known
             return NONE, 1
         alone = self._cost(NONE, requests)
         usual = 1 / (self.level * alone)
