@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from studies.overheads import meta_target
 from tests.commands import ROOT, config_of
 from tests.exhaustive import sparing
@@ -137,7 +138,7 @@ def test_the_experiment_composes_and_has_the_expected_sizes(name):
         given.append("speculator.mlp=base+adapter")
     config = config_of("train", *given)
     check_config(config, Train)
-    target = meta_target(dict(config.target.architecture))
+    target = meta_target(OmegaConf.to_container(config.target.architecture))
     assert sum(parameter.numel() for parameter in target.model.parameters()) == PARAMETERS[name]
     speculator = StreamingSpeculator(target, build(config.speculator))
     assert speculator.num_extra_parameters() == 20 * target.hidden_size

@@ -93,7 +93,7 @@ def test_the_answers_are_the_plain_ones_and_unfinished_ones_are_kept(tmp_path, h
 
 
 def test_requests_join_as_others_finish_and_no_more_than_fit(tmp_path, monkeypatch, started):
-    monkeypatch.setattr(refill, "MOST_REQUESTS", 4)
+    monkeypatch.setattr(refill, "MOST_REQUESTS", 8)
     running, step = [], PlainDecoder.step
 
     def watching(decoder):
@@ -103,9 +103,9 @@ def test_requests_join_as_others_finish_and_no_more_than_fit(tmp_path, monkeypat
     monkeypatch.setattr(PlainDecoder, "step", watching)
     answered(tmp_path)
     assert sum(started) == len(LENGTHS) and len(started) > 4
-    assert max(running) == 4
-    full = running[: len(running) - running[::-1].index(4)]
-    assert set(full) == {3, 4}  # until nobody waits: when half are free others join
+    assert max(running) == 8
+    full = running[: len(running) - running[::-1].index(8)]
+    assert set(full) == {7, 8}  # until nobody waits: when a quarter are free others join
 
 
 def test_the_batch_is_bounded_by_the_memory():
