@@ -242,8 +242,15 @@ class Worker:
         if request is None:  # it was gone before it was prepared
             asked.tell(Told(finish_reason=reason))
             return
-        drafted, wrong = request.answer.drafted, request.rows - len(request.accepted)
-        read, given = asked.prompt_tokens, len(request.answer.ids)
-        counts = dict(drafted=drafted, rejected=max(0, wrong - drafted))
-        counts |= dict(prompt_tokens=read, completion_tokens=given)
-        asked.tell(Told(text="".join(asked.pieces), finish_reason=reason, **counts))
+        drafted = request.answer.drafted
+        proposed = request.rows - len(request.accepted)
+        asked.tell(
+            Told(
+                text="".join(asked.pieces),
+                finish_reason=reason,
+                prompt_tokens=asked.prompt_tokens,
+                completion_tokens=len(request.answer.ids),
+                drafted=drafted,
+                rejected=max(0, proposed - drafted),
+            )
+        )
