@@ -68,11 +68,11 @@ class Answering(Request):
 
     def generation(self) -> Generation:
         """What was generated so far; 'length' where it was left unfinished."""
-        answer, accepted, ended = self.answer, tuple(self.accepted), self.answer.finished
-        took = Statistics(1, len(answer.ids), len(accepted), self.seconds, dict(self.shares))
-        took.target_rows, took.drafted = self.rows, answer.drafted
-        kept = took, tuple(self.runs), accepted
-        return Generation(answer.ids, answer.text(), ended or "length", *kept)
+        answer, accepted, shares = self.answer, tuple(self.accepted), dict(self.shares)
+        counts, worked = (1, len(answer.ids), len(accepted)), (self.rows, answer.drafted)
+        took = Statistics(*counts, self.seconds, shares, *worked)
+        said = answer.ids, answer.text(), answer.finished or "length"
+        return Generation(*said, took, tuple(self.runs), accepted)
 
 
 @dataclass(frozen=True)

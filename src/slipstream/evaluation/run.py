@@ -123,12 +123,8 @@ def compare_methods(
         if ours and record.speedup_vs_plain is not None and record.speedup_vs_plain < 1:
             speedup = f"{record.speedup_vs_plain:.2f}x"
             print(f"note: {said} is slower than our plain decoding ({speedup})")
-    write(
-        output,
-        result,
-        config,
-        environment(target, config.get("methods")) | {"seconds_by_rows": costs},
-    )
+    facts = environment(target, config.get("methods")) | {"seconds_by_rows": costs}
+    write(output, result, config, facts)
     return records
 
 

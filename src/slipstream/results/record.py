@@ -102,9 +102,9 @@ def additions_named(config: object) -> dict[str, list[str]]:
         return {}
     try:
         found = read_config(locate(config))
+        own = speculator_class(found["kind"]).Config.from_arguments(found["arguments"])
     except InputError:  # it names something else
         return {}
-    own = speculator_class(found["kind"]).Config.from_arguments(found["arguments"])
     return {config: own.additions("deferred")} if isinstance(own, StreamingConfig) else {}
 
 
