@@ -38,7 +38,8 @@ def follow(trees: Trees, choices: torch.Tensor) -> torch.Tensor:
 def walk(
     trees: Trees, choose: Callable[[torch.Tensor, int], torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B,) last accepted nodes, as `follow` finds them, and (B,) the tokens chosen after these.
+    """(B,) last accepted nodes, as `follow` finds them (of equal siblings the first), and (B,) the
+    tokens chosen after these.
 
     choose: of (B,) nodes at a depth, the (B,) tokens after them; it is asked once a level, not for
     every node.

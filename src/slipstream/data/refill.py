@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 MOST_REQUESTS = 64
 # So many requests' worth of a full batch make a portion: at its end the batch empties.
 FULL_BATCHES = 8
-# Requests join once this share of the batch is free: whenever some do, the cache is copied; more
-# prompts together are read no faster, as long as the longest of them.
+# Requests join once this share of the batch is free: whenever some do, the cache is copied, and
+# prompts that are read together are padded to the longest of them.
 JOINING = 1 / 4
 # Caches there are at that moment, in full ones: the old one, that of the new requests, the new one.
 CACHES = 2.5

@@ -162,10 +162,10 @@ def _followed(
         # On a CPU the most probable tokens of a node take longer to find than all else.
         each, numbers = torch.arange(len(logits)), given[7]
 
-        def drawn(nodes: torch.Tensor, depth: int) -> torch.Tensor:
-            return choose(samplings, logits[each, nodes, None], numbers[:, depth, None])[:, 0]
+        def after(nodes: torch.Tensor, level: int) -> torch.Tensor:
+            return choose(samplings, logits[each, nodes, None], numbers[:, level, None])[:, 0]
 
-        return _outcome(trees, *walk(trees, drawn), room, logits)
+        return _outcome(trees, *walk(trees, after), room, logits)
     points = [numbers.gather(1, trees.depths) for numbers in given[7:]]
     choices = choose(samplings, logits, *points)
     last = follow(trees, choices)
