@@ -3,9 +3,8 @@
 What differs between transformers' decoder classes is here, and nothing else: adding a family is one
 subclass of `Family` and one line in `FAMILIES`. (GPT-2's transposed linears and OPT's flattened
 rows are known where linears are replaced or added to: `packed.py`, `lora.py`, the streams'
-adapters.) Decoder layers are
-called as they are, so quantised linears, LoRA and device maps keep working. A family whose logits
-are changed after the LM head has no place here yet.
+adapters.) Decoder layers are called as they are, so quantised linears, LoRA and device maps keep
+working. A family whose logits are changed after the LM head has no place here yet.
 """
 
 import torch
