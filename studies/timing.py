@@ -66,11 +66,13 @@ def measured_bandwidth(device: torch.device, size: int, repeats: int) -> float:
     return 2 * size / timed({"copy": lambda: copy.copy_(source)}, repeats, device)["copy"]
 
 
-def random_target(vocabulary: int, layers: int, device: torch.device | str = "cpu") -> Target:
-    """A Llama of width 64 with random weights, which never ends an answer."""
+def random_target(
+    vocabulary: int, layers: int, device: torch.device | str = "cpu", width: int = 64
+) -> Target:
+    """A Llama with random weights, which never ends an answer."""
     config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=64, intermediate_size=64, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096,
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=width, num_hidden_layers=layers,
+        num_attention_heads=width // 16, num_key_value_heads=2, max_position_embeddings=4096,
         bos_token_id=None, eos_token_id=None, pad_token_id=None, tie_word_embeddings=True,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config).to(device).eval().requires_grad_(False)

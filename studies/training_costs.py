@@ -68,13 +68,17 @@ def pair_scores(
     target: Target,
     prompts: list[Prompt],
     vocabulary: Count,
+    width: Count,
     layers: Count,
     lengths: Sequence[Count],
     repeats: Count,
 ) -> Result:
     """What scores of pairs add to a training step of the shipped recipe, beside a target of random
-    weights with `layers` layers and a large vocabulary, whose logits are most of the work."""
-    rows = training_steps(random_target(vocabulary, layers, target.device), lengths, repeats)
+    weights, as wide as a real one, with `layers` layers and a large vocabulary, whose logits are
+    most of the work. (Beside a narrow target they cost far more: a pair's score is as much work as
+    a logit of 64 numbers.)"""
+    large = random_target(vocabulary, layers, target.device, width)
+    rows = training_steps(large, lengths, repeats)
     known = "tokens", "segments"
     plain = {tuple(row[k] for k in known): row for row in rows if row["pair scores"] == "no"}
     for row in rows:

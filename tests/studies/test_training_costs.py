@@ -68,7 +68,7 @@ def test_the_memory_study_estimates_what_a_process_takes():
 
 
 def test_scores_of_pairs_are_timed_beside_none():
-    rows = pair_scores(tiny_target(), [], 500, 4, [16], 1).rows
+    rows = pair_scores(tiny_target(), [], 500, 64, 4, [16], 1).rows
     assert [row["pair scores"] for row in rows] == ["yes"] * 2 + ["no"] * 2
     for own, plain in zip(rows[:2], rows[2:], strict=True):
         assert own["vs without"] == own["seconds"] / plain["seconds"] and plain["vs without"] == 1

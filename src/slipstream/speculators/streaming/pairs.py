@@ -31,7 +31,7 @@ class Transitions(nn.Module):
         """(M, V) logits and the scores of what may follow (M,) parents; children: of
         `pair_tables`."""
         queries = F.linear(normed_embeddings(target, parents), self.parent)
-        return torch.addmm(logits, queries, children.to(queries.dtype).t())
+        return logits.addmm_(queries, children.to(queries.dtype).t())
 
 
 class CopyScores(nn.Module):
@@ -64,7 +64,7 @@ class CopyScores(nn.Module):
         pairs = (row * logits.shape[1] + texts[row, place + 1]).unique()
         row, child = pairs // logits.shape[1], pairs % logits.shape[1]
         gains = self.stream[streams[row]] + of_parent[parents[row]] + of_child[child]
-        return logits.index_put((row, child), gains.to(logits.dtype), accumulate=True)
+        return logits.index_put_((row, child), gains.to(logits.dtype), accumulate=True)
 
 
 def pair_tables(
