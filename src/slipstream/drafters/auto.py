@@ -45,9 +45,9 @@ class Auto(Several):
 class AutoSession(SeveralSession):
     """near: sessions whose drafts cost no forward; working: the others; episodes: of each request
     what drafts have been worth in it, watched: and its drafts whose worth is not known yet;
-    looking: near drafters that draft for the next step; running: who drafted the trees that are
-    verified now, how many, of how many nodes, and since when; spent: seconds on the host, of this
-    step, by drafter."""
+    paying: near drafters whose drafts are worth a look at every step; looking: those that draft for
+    the next step; running: who drafted the trees that are verified now, how many, of how many
+    nodes, and since when; spent: seconds of near drafters on the host, of this step."""
 
     def __init__(self, attached: AttachedSeveral, requests: Sequence[Request], budget: int):
         super().__init__(attached, requests, budget)
@@ -55,17 +55,17 @@ class AutoSession(SeveralSession):
         self.working = {n: each for n, each in self.sessions.items() if n not in self.near}
         self.episodes = attached.record.opened(request.tokens for request in requests)
         self.watched: list[list[Watched]] = [[] for _ in requests]
-        self.looking, self.running = [], None
+        self.paying, self.looking, self.running = self._paying(), [], None
         self.spent: dict[str, float] = {}
 
     def ask(self, verified: Verified) -> None:
-        record = self.attached.record
-        wanted = record.pays if verified.prompt else record.looks
-        self.looking = [name for name in self.near if wanted(name, self.episodes)]
-        for name, session in self.sessions.items():
-            if name in self.working or name in self.looking:
-                with self._timed(name):
-                    session.ask(verified)
+        glance = not verified.prompt and self.attached.record.glances
+        self.looking = list(self.near) if glance else self.paying
+        for session in self.working.values():
+            session.ask(verified)
+        for name in self.looking:
+            with self._timed(name):
+                self.near[name].ask(verified)
 
     def draft(self, verified: Verified, budget: int) -> Trees:
         decided, now = verified.host(), time.perf_counter()
@@ -79,6 +79,8 @@ class AutoSession(SeveralSession):
                 if len(draft) > 1:
                     watched.append(Watched(name, draft, len(request.tokens)))
         name, width = self.attached.record.choice(self.episodes, drafts, self.working, budget)
+        if drafts:
+            self.paying = self._paying()
         trees = None
         for other, session in self.working.items():
             found = session.draft(verified, width if other == name else 1)
@@ -90,6 +92,9 @@ class AutoSession(SeveralSession):
             trees = Trees.roots(verified.next_tokens)
         self.running = name, len(decided), width, now
         return trees
+
+    def _paying(self) -> list[str]:
+        return [name for name in self.near if self.attached.record.pays(name, self.episodes)]
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -123,11 +128,13 @@ class AutoSession(SeveralSession):
     def keep(self, indices: list[int]) -> None:
         self.watched = [self.watched[index] for index in indices]
         self.episodes = [self.episodes[index] for index in indices]
+        self.paying = self._paying()
         super().keep(indices)
 
     def join(self, other: "AutoSession") -> None:
         self.watched += other.watched
         self.episodes += other.episodes
+        self.paying = self._paying()
         super().join(other)
         self.running = None  # the trees are of both, and the time was shared with prompts
 

@@ -162,9 +162,10 @@ class Experience:
         """Whether looking at a near drafter saves at least the time it takes, or may."""
         return sum(each.saves(name) for each in episodes) >= self.host.get(name, 0.0)
 
-    def looks(self, name: str, episodes: list[Episode]) -> bool:
-        """Whether a near drafter is to draft for the next step."""
-        return self.pays(name, episodes) or self.steps % GLANCE == 0
+    @property
+    def glances(self) -> bool:
+        """Whether at the next step all near drafters draft."""
+        return self.steps % GLANCE == 0
 
     def spent(self, spent: dict[str, float]) -> None:
         """Drafters took so many seconds on the host, of one step."""
@@ -191,11 +192,11 @@ class Experience:
     ) -> tuple[str, int]:
         """Who drafts next, and how many nodes of each tree are verified at most; drafts: of the
         near drafters, one for each request."""
+        if self.last == NONE and not drafts and not self.glances:  # hardly more is known
+            return NONE, 1
         requests = len(episodes)
         own = self.seconds.get(NONE, {}).get(_size(requests))
         if own is None or not own.tells(self.steps):
-            return NONE, 1
-        if self.last == NONE and not drafts and self.steps % GLANCE:  # hardly more is known
             return NONE, 1
         alone = self._cost(NONE, requests)
         usual = 1 / (self.level * alone)
