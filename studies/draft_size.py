@@ -53,6 +53,7 @@ def draft_size(
         calibrated = 1 + sum(map(len, found.points.values()))  # plain decoding, and every way
         share = len(warm_up) / len(others) * calibrated / len(searched)
         other = usual.get(name)
+        usual_ratio, usual_low, usual_high = against[other or own]
         rows.append(
             {
                 "drafter": name,
@@ -67,7 +68,8 @@ def draft_size(
                 "95 %": f"{low:.3f} to {high:.3f}",
                 "share of the search's measurements": share,
                 "usual g": other or "-",
-                "g* vs usual": points[own].rate / points[other].rate if other else "-",
+                "g* vs usual": 1 / usual_ratio if other else "-",
+                "its 95 %": f"{1 / usual_high:.3f} to {1 / usual_low:.3f}" if other else "-",
             }
         )
         around += [
