@@ -28,7 +28,7 @@ class Transitions(nn.Module):
     def add_to(
         self, logits: torch.Tensor, target: Target, parents: torch.Tensor, children: torch.Tensor
     ) -> torch.Tensor:
-        """(M, V) logits and the scores of what may follow (M,) parents; children: of
+        """Add to (M, V) logits, in place, the scores of what may follow (M,) parents; children: of
         `pair_tables`."""
         queries = F.linear(normed_embeddings(target, parents), self.parent)
         return logits.addmm_(queries, children.to(queries.dtype).t())
@@ -57,8 +57,8 @@ class CopyScores(nn.Module):
         texts: torch.Tensor,
         lengths: torch.Tensor,
     ) -> torch.Tensor:
-        """(M, V) logits and the gains; of_parent, of_child: (V,) of `pair_tables`; for the others
-        see `StreamSteps.add_pair_scores`."""
+        """Add the gains to (M, V) logits, in place; of_parent, of_child: (V,) of `pair_tables`; for
+        the others see `StreamSteps.add_pair_scores`."""
         known = torch.arange(1, texts.shape[1], device=texts.device) < lengths[:, None]
         row, place = ((texts[:, :-1] == parents[:, None]) & known).nonzero(as_tuple=True)
         pairs = (row * logits.shape[1] + texts[row, place + 1]).unique()

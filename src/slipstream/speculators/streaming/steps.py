@@ -233,7 +233,7 @@ class StreamSteps(DraftingSpeculator):
         texts: torch.Tensor,
         lengths: torch.Tensor,
     ) -> torch.Tensor:
-        """(M, V) logits of stream rows and what the tokens before theirs add to them.
+        """Add to (M, V) logits of stream rows, in place, what the tokens before theirs say of them.
 
         tables: of `pair_tables`; streams: (M,) number of each row's stream, from 0; parents: (M,)
         the token before its own; texts: (M, T) and lengths: (M,), the tokens known when it runs,
