@@ -220,10 +220,10 @@ def test_a_tree_is_as_wide_as_pays():
 
 def test_sizes_end_with_the_budget():
     assert [sizes_up_to(n) for n in (2, 3, 7, 9)] == [
-        [1, 2],
-        [1, 2, 3],
-        [1, 2, 3, 4, 6, 7],
-        [1, 2, 3, 4, 6, 8, 9],
+        (1, 2),
+        (1, 2, 3),
+        (1, 2, 3, 4, 6, 7),
+        (1, 2, 3, 4, 6, 8, 9),
     ]
 
 
@@ -261,14 +261,17 @@ def test_longer_texts_make_all_steps_dearer_alike():
     for _ in range(25):
         record.passed("plain", 1, 1.0)
         record.passed("plain", 8, 1.5)
+    record.look_back()
     before = record._cost("plain", 8) / record._cost("plain", 1)
     for _ in range(60):
         record.passed("plain", 1, 2.0)
+    record.look_back()
     assert record._cost("plain", 8) / record._cost("plain", 1) == pytest.approx(before, rel=0.15)
     assert record.level == pytest.approx(2.0, rel=0.15)
     assert record.choice(record.opened([[1]]), {"one": [draft]}, [], 8)[0] == "one"
     for step in range(20_000):
         record.passed("plain", 1, 3.0 if step % 10 == 0 else 1.0)
+    record.look_back()
     assert record.level == pytest.approx(1.0, rel=0.15)
     assert record._cost("plain", 1) == pytest.approx(1.0, rel=0.15)
 
@@ -308,7 +311,7 @@ def test_streams_and_lookups_in_turn_and_in_batches(target):
         return name, budget if name != "plain" else 1
 
     engine.attached.record.choice = choice
-    engine.attached.record.looks = lambda *_: True
+    engine.attached.record.pays = lambda *_: True
     prompts = [PROMPT, PROMPT[:3], [*PROMPT, 8, 2]]
     plain = PlainDecoder(target, Sampling(), Limits(40))
     for batch in ([PROMPT], prompts):

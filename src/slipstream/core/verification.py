@@ -28,8 +28,6 @@ def follow(trees: Trees, choices: torch.Tensor) -> torch.Tensor:
     >>> follow(Trees.of([Draft([7, 1, 2], [-1, 0, 0])]), torch.tensor([[2, 5, 9]])).tolist()
     [2]
     """
-    if not trees.depth:
-        return torch.zeros_like(choices[:, 0])
     agrees = trees.tokens == choices.gather(1, trees.parents_or_root)
     agrees = agrees | (trees.depths == 0)
     return (trees.along(agrees) * (trees.depths + 1)).argmax(-1)

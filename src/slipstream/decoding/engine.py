@@ -158,6 +158,9 @@ def _followed(
     room and, unless all requests are greedy, the numbers that decide at each depth."""
     *columns, logits, room = given[:7]
     trees = Trees.known(columns, depth)
+    if not depth:  # roots alone: the numbers are theirs
+        tokens = choose(samplings, logits[:, :1], *given[7:])[:, 0]
+        return _outcome(trees, torch.zeros_like(tokens), tokens, room, logits)
     if any(each.top_p for each in samplings) and trees.width > depth + 1 and not logits.is_cuda:
         # On a CPU the most probable tokens of a node take longer to find than all else.
         each, numbers = torch.arange(len(logits)), given[7]

@@ -118,6 +118,8 @@ class AutoSession(SeveralSession):
                     episode.add(TREES, name, log2(width), len(tokens) - 1)
         self.spent = {}
         for place, request in enumerate(verified.requests):
+            if not self.watched[place]:
+                continue
             known = len(request.tokens)
             for each in self.watched[place]:
                 if each.known_at <= known:

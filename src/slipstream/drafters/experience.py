@@ -10,8 +10,9 @@ rows.
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Reversible, Sequence
+from functools import cache
 from heapq import nlargest
-from itertools import accumulate, product
+from itertools import accumulate
 from math import log2
 
 from slipstream.core.drafts import Draft
@@ -96,11 +97,11 @@ class Episode:
         claimed, right = self.all.get((CLAIMS, name), (0.0, 0.0))
         return (right + TRUST) / (claimed + TRUST)
 
-    def promised(self, name: str, width: int) -> float:
-        """Drafted tokens that should be right in a tree of so many nodes: as calibrations find it,
-        a tree of g nodes has some gain times log2(g)."""
+    def gains(self, name: str) -> float:
+        """Drafted tokens that should be right in a tree of two nodes: as calibrations find it, in
+        one of g nodes log2(g) times as many are."""
         logs, right = self.all.get((TREES, name), (0.0, 0.0))
-        return (right + HOPE) / (logs + HOPE) * log2(width)
+        return (right + HOPE) / (logs + HOPE)
 
     def saves(self, name: str) -> float:
         """Seconds that a look at a near drafter saves; infinite where little is known."""
@@ -123,9 +124,10 @@ def _added(
 class Experience:
     """What drafts were worth so far, and what steps cost.
 
-    past: the last answers; seconds: of recent steps, by kind and number of rows, and costs: what
-    they come to; host: seconds a step on the host, by drafter; last: who was chosen last; level:
-    how many times as long as usual steps take now.
+    past: the last answers; passing: steps whose seconds are still to be taken up; seconds: of
+    recent steps, by kind and number of rows, and costs: what they come to; host: seconds a step on
+    the host, by drafter; last: who was chosen last; level: how many times as long as usual steps
+    take now.
 
     >>> record = Experience()
     >>> for rows, seconds in ((1, 1.0), (4, 2.0), (1, 1.0), (1, 1.0)):
@@ -144,6 +146,7 @@ class Experience:
 
     def __init__(self):
         self.past: deque[Episode] = deque(maxlen=KEPT)
+        self.passing: list[tuple[int, str, int, float]] = []
         self.seconds: dict[str, dict[int, Recent]] = {}
         self.costs: dict[str, tuple[list[int], list[float]]] = {}
         self.host: dict[str, float] = {}
@@ -176,12 +179,7 @@ class Experience:
         """A step with trees of this drafter, or of any near one as `NONE`, of so many rows
         altogether, took so long."""
         self.steps += 1
-        kept, size = self.seconds.setdefault(name, {}), _size(rows)
-        if size in kept:
-            longer = seconds / kept[size].median / self.level
-            self.level = (self.level * max(1 / MOVE, min(longer, MOVE))) ** RETURN
-        kept.setdefault(size, Recent()).add(seconds / self.level, self.steps)
-        self.costs.pop(name, None)
+        self.passing.append((self.steps, name, rows, seconds))
 
     def choice(
         self,
@@ -194,6 +192,7 @@ class Experience:
         near drafters, one for each request."""
         if self.last == NONE and not drafts and not self.glances:  # hardly more is known
             return NONE, 1
+        self.look_back()
         requests = len(episodes)
         own = self.seconds.get(NONE, {}).get(_size(requests))
         if own is None or not own.tells(self.steps):
@@ -202,9 +201,11 @@ class Experience:
         usual = 1 / (self.level * alone)
         pace = self.level * sum(each.pace(usual) for each in episodes)
         found = {(NONE, 1): requests - pace * alone}
-        for name, width in product(working, sizes_up_to(budget)[1:]):
-            tokens = requests + sum(each.promised(name, width) for each in episodes)
-            found[name, width] = tokens - pace * self._cost(name, requests * width)
+        for name in working:
+            gains = sum(each.gains(name) for each in episodes)
+            for width in sizes_up_to(budget)[1:]:
+                tokens = requests + gains * log2(width)
+                found[name, width] = tokens - pace * self._cost(name, requests * width)
         best, least = max(found, key=found.__getitem__), found[NONE, 1] + MARGIN * requests
         # The quickest to look is credited first: another one with the same draft saves nothing, nor
         # does a draft that is not worth verifying.
@@ -220,6 +221,19 @@ class Experience:
             best = NONE, 1
         self.last = best[0]
         return best
+
+    def look_back(self) -> None:
+        """Take up what the last steps took."""
+        for step, name, rows, seconds in self.passing:
+            kept, size = self.seconds.setdefault(name, {}), _size(rows)
+            if size not in kept:
+                kept[size] = Recent()
+            else:
+                longer = seconds / kept[size].median / self.level
+                self.level = (self.level * max(1 / MOVE, min(longer, MOVE))) ** RETURN
+            kept[size].add(seconds / self.level, step)
+            self.costs.pop(name, None)
+        self.passing.clear()
 
     def _cost(self, name: str, rows: int) -> float:
         """Seconds of a step: between what was measured lately, and beyond it what most rows took,
@@ -263,13 +277,14 @@ def _promised(drafts: list[Draft], trusts: list[float]) -> Iterator[tuple[int, f
         yield width, sum(trust * each[min(width, len(each)) - 1] for trust, each in own)
 
 
-def sizes_up_to(most: int) -> list[int]:
+@cache
+def sizes_up_to(most: int) -> tuple[int, ...]:
     """Sizes of trees to choose from.
 
     >>> sizes_up_to(10), sizes_up_to(1)
-    ([1, 2, 3, 4, 6, 8, 10], [1])
+    ((1, 2, 3, 4, 6, 8, 10), (1,))
     """
-    return sorted({min(most, size) for size in SIZES[: _size(most) + 1]})
+    return tuple(sorted({min(most, size) for size in SIZES[: _size(most) + 1]}))
 
 
 def _size(rows: int) -> int:

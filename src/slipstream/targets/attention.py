@@ -7,7 +7,7 @@ order is all that is needed. It works on what every family hands over, after nor
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 
@@ -20,16 +20,20 @@ NAME = "slipstream"
 _limit: ContextVar[tuple[Rows, int] | None] = ContextVar("limit", default=None)
 
 
-@contextmanager
-def our_attention(config) -> Iterator[None]:
+def our_attention(config) -> AbstractContextManager[None]:
     """Within, layers of a model with this config run `attend`; where they do already, nothing is
     done, since to set a config takes longer than several operations of a step."""
+    limit = _limit.get()
+    if limit is None and config._attn_implementation == NAME:
+        return nullcontext()
+    return _attention_set(config, limit)
+
+
+@contextmanager
+def _attention_set(config, limit: tuple[Rows, int] | None) -> Iterator[None]:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    limit, usual = _limit.get(), config._attn_implementation
-    if usual == NAME and limit is None:
-        yield
-        return
+    usual = config._attn_implementation
     before = ALL_ATTENTION_FUNCTIONS.get(NAME, attend)
     ALL_ATTENTION_FUNCTIONS.register(NAME, partial(attend, limit=limit) if limit else attend)
     config._attn_implementation = NAME
