@@ -11,6 +11,7 @@ from slipstream.drafters.base import HostSession, Session, Verified
 from slipstream.drafters.guesses import AttachedGuessing
 from slipstream.drafters.spectra import Spectra
 from slipstream.drafters.unispec import UniSpec
+from slipstream.evaluation.metrics import rate_interval
 from studies import Plot, Prompt, Result, Rows, Target
 from studies.decoding import Watched, decode, engine, token_ids
 
@@ -38,18 +39,20 @@ def acceptance(
     decode(engine(target, Watched(attached, listen), budget), ids)
     by_confidence = []
     for name, drafter in unispec.items():
-        nodes: list[tuple[float, bool]] = []
+        nodes: list[list[tuple[float, bool]]] = []
 
         def look(session: Session, verified: Verified, drafted: Trees, nodes=nodes) -> None:
-            if not verified.prompt:
-                nodes.extend(_judged(verified))
+            if verified.prompt:
+                nodes.append([])
+            else:
+                nodes[-1].extend(_judged(verified))
 
         decode(engine(target, Watched(drafter.attach(target), look), budget), ids)
         by_confidence += [{"scores": name} | row for row in _by_confidence(nodes)]
-    title = "Acceptance by confidence of the node (UNISPEC, Figure 3)"
+    title, ends = "Acceptance by confidence of the node (UNISPEC, Figure 3)", ("low", "high")
     plots = (
-        Plot("source", ("right share of tokens",), kind="bar"),
-        Plot("mean", ("accepted",), hue="scores", table=title),
+        Plot("source", ("right share of tokens",), kind="bar", interval=ends),
+        Plot("mean", ("accepted",), hue="scores", table=title, interval=ends),
     )
     first = "Acceptance by source of the guess (SPECTRA, Figure 3)"
     return Result(first, _by_source(said), plots, {title: by_confidence})
@@ -77,39 +80,50 @@ def _judged(verified: Verified) -> Iterator[tuple[float, bool]]:
 def _by_source(said: list[tuple[list[int], int, dict[str, list]]]) -> Rows:
     """Of finished texts, their lengths when guesses were made, and the guesses: what would have
     come after the end of a text does not count."""
-    totals: dict[str, Counter] = {}
+    counts: dict[str, dict[int, Counter]] = {}
     for text, length, found in said:
         answer = text[length:]
         for source, guesses in found.items():
             agreed = [Draft.chain([0, *guess]).agreement(answer) for guess in guesses]
             tokens = sum(min(len(guess), len(answer)) for guess in guesses)
-            totals.setdefault(source, Counter()).update(
+            counts.setdefault(source, {}).setdefault(id(text), Counter()).update(
                 guesses=len(guesses), tokens=tokens, right=sum(agreed), most=max(agreed, default=0)
             )
-    return [
-        {
+    rows = []
+    for source, texts in counts.items():
+        total = sum(texts.values(), Counter())
+        rows.append({
             "source": source,
             "steps": len(said),
-            "guesses a step": own["guesses"] / len(said),
-            "tokens a guess": own["tokens"] / max(1, own["guesses"]),
-            "right share of tokens": own["right"] / max(1, own["tokens"]),
-            "longest right, mean": own["most"] / len(said),
-        }
-        for source, own in totals.items()
-    ]
+            "guesses a step": total["guesses"] / len(said),
+            "tokens a guess": total["tokens"] / max(1, total["guesses"]),
+            **_share("right share of tokens", [(e["right"], e["tokens"]) for e in texts.values()]),
+            "longest right, mean": total["most"] / len(said),
+        })  # fmt: skip
+    return rows
 
 
-def _by_confidence(nodes: list[tuple[float, bool]]) -> Rows:
-    bins: dict[int, list[tuple[float, bool]]] = {}
-    for node in nodes:
-        bins.setdefault(min(BINS - 1, int(node[0] * BINS)), []).append(node)
+def _by_confidence(nodes: list[list[tuple[float, bool]]]) -> Rows:
+    """nodes: of each prompt, with their confidence and whether they were accepted."""
+    bins: dict[int, dict[int, list[tuple[float, bool]]]] = {}
+    for prompt, own in enumerate(nodes):
+        for node in own:
+            place = min(BINS - 1, int(node[0] * BINS))
+            bins.setdefault(place, {}).setdefault(prompt, []).append(node)
     return [
         {
             "confidence": f"{place / BINS:.1f} to {(place + 1) / BINS:.1f}",
-            "mean": fmean(confidence for confidence, _ in own),
-            "nodes": len(own),
-            "share of nodes": len(own) / len(nodes),
-            "accepted": fmean(accepted for _, accepted in own),
+            "mean": fmean(confidence for each in own.values() for confidence, _ in each),
+            "nodes": sum(map(len, own.values())),
+            "share of nodes": sum(map(len, own.values())) / sum(map(len, nodes)),
+            **_share("accepted", [(sum(a for _, a in each), len(each)) for each in own.values()]),
         }
         for place, own in sorted(bins.items())
     ]
+
+
+def _share(name: str, counts: list[tuple[int, int]]) -> dict[str, float]:
+    """What share is right, from how many are of how many in each prompt, and its 95 %."""
+    right, of = zip(*([each for each in counts if each[1]] or [(0, 1)]), strict=True)
+    low, high = rate_interval(right, of)
+    return {name: sum(right) / sum(of), "low": low, "high": high}

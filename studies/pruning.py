@@ -5,6 +5,7 @@ The prompts are decoded without pruning while the early exit's transitions are r
 threshold and a cap would have dropped, and whether it was needed, is then known for every tree.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from slipstream.drafters.stream_sessions import Pruning
 from slipstream.drafters.streaming import SCHEDULES, Streaming
 from slipstream.evaluation.comparison import compare, summarise
 from slipstream.evaluation.methods import Method, Plain, Speculative
+from slipstream.evaluation.metrics import rate_interval
 from slipstream.evaluation.prompts import divided
 from slipstream.results.record import bounded
 from slipstream.speculators.checkpoint import load_speculator
@@ -61,10 +63,12 @@ def pruning(
         found = calibrate(seen, share)
         tried = outcome(held_out, found.threshold, found.cap)
         rows += [
-            {"asked for": share, "prompts": name, **asdict(each)}
-            for name, each in (("calibrated on", found), ("held out", tried))
-        ]
-    plot = Plot("pruned", ("kept_drafts",), hue="prompts")
+            {"asked for": share, "prompts": name, **asdict(each), **kept_interval(part, each)}
+            for name, part, each in (
+                ("calibrated on", seen, found), ("held out", held_out, tried)
+            )
+        ]  # fmt: skip
+    plot = Plot("pruned", ("kept_drafts",), hue="prompts", interval=("low", "high"))
     return Result(f"Pruning trees of {budget} nodes", rows, (plot,))
 
 
@@ -116,11 +120,13 @@ def trees(
 
 @dataclass(frozen=True)
 class SeenTree:
-    """A verified tree: transitions: N probabilities by the early exit; path: accepted nodes."""
+    """A verified tree. transitions: N probabilities by the early exit; path: accepted nodes;
+    prompt: which of the prompts it belongs to."""
 
     tree: Draft
     transitions: list[float]
     path: list[int]
+    prompt: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,14 +164,18 @@ def record_trees(
     """Decode token-id `prompts` greedily with the drafter's streams, unpruned, and trees of
     `budget` nodes."""
     recorded: list[SeenTree] = []
+    begun: list[int] = []
     streams = Streaming(drafter.speculator, drafter.schedule, drafter.top_k).attach(target)
     looking_on = _LookingOn(streams.target, streams.speculator, 0.0, None)
 
     def record(session: Session, verified: Verified, drafted: Trees) -> None:
         (tree,) = verified.trees.drafts()
-        if not verified.prompt and len(tree) > 1:
+        if verified.prompt:
+            begun.append(len(begun))
+        elif len(tree) > 1:
             path = verified.paths[0, : int(verified.counts[0])].tolist()
-            recorded.append(SeenTree(tree, looking_on.seen[0, : len(tree)].tolist(), path))
+            transitions = looking_on.seen[0, : len(tree)].tolist()
+            recorded.append(SeenTree(tree, transitions, path, begun[-1]))
 
     decode(engine(target, Watched(streams, record, [looking_on]), budget, limits), prompts)
     return recorded
@@ -174,6 +184,17 @@ def record_trees(
 def outcome(seen: list[SeenTree], threshold: float, cap: int) -> Calibration:
     """What `threshold` and `cap` would have done to the trees."""
     return _outcomes(seen, [(threshold, cap)])[0]
+
+
+def kept_interval(seen: list[SeenTree], found: Calibration) -> dict[str, float]:
+    """95 % of `kept_drafts` over prompts."""
+    kept: dict[int, float] = {}
+    drafts = Counter(each.prompt for each in seen if len(each.path) > 1)
+    for prompt, count in drafts.items():
+        own = [each for each in seen if each.prompt == prompt]
+        kept[prompt] = count * outcome(own, found.threshold, found.cap).kept_drafts
+    low, high = rate_interval([*kept.values()], [*drafts.values()])
+    return {"low": low, "high": high}
 
 
 def calibrate(seen: list[SeenTree], keep: float = 0.95) -> Calibration:

@@ -63,8 +63,12 @@ def test_acceptance_is_counted_by_source_and_by_confidence(target):
         "backward dictionary", "forward dictionary", "corpus"
     ]  # fmt: skip
     steps = {row["steps"] for row in found.rows}
-    assert len(steps) == 1 and all(0 <= row["right share of tokens"] <= 1 for row in found.rows)
     (bins,) = found.more.values()
+    assert len(steps) == 1
+    for row, name in [(row, "right share of tokens") for row in found.rows] + [
+        (row, "accepted") for row in bins
+    ]:
+        assert 0 <= row["low"] <= row[name] <= row["high"] <= 1
     for name in scores:
         own = [row for row in bins if row["scores"] == name]
         assert sum(row["share of nodes"] for row in own) == pytest.approx(1)

@@ -1,7 +1,7 @@
 """Calibration of pruning: what a threshold and a cap would have dropped, and the study of it."""
 
 import pytest
-from studies.pruning import SeenTree, calibrate, outcome, pruning, record_trees
+from studies.pruning import SeenTree, calibrate, kept_interval, outcome, pruning, record_trees
 from tests.reference import DraftTree
 from tests.tiny import tiny_speculator, tiny_target
 
@@ -29,6 +29,17 @@ def test_outcome_counts_paths_and_nodes():
     assert (found.kept_paths, found.kept_drafts, found.pruned) == (0.5, 0.5, 1 - 5 / 8)
     assert outcome(trees, 0.0, 4).kept_paths == 1.0
     assert outcome(trees, 0.0, 1).kept_paths == 0.0
+
+
+def test_what_is_kept_has_an_interval_over_prompts():
+    kept, dropped = ([0, 1, 3], [0, 2])
+    seen = [
+        SeenTree(TREE, [1.0, 0.9, 0.1, 0.8], path, prompt)
+        for prompt, path in enumerate((kept, kept, dropped, [0]))
+    ]
+    found = kept_interval(seen, outcome(seen, 0.5, 4))
+    assert found["low"] == 0 and found["high"] == 1
+    assert kept_interval(seen[:2], outcome(seen[:2], 0.5, 4)) == {"low": 1.0, "high": 1.0}
 
 
 def test_calibration_prunes_most_among_what_keeps_enough():
