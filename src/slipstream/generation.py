@@ -65,9 +65,8 @@ def generate(
         )
     if on_text is not None and not alone:
         raise InputError("on_text: it is told one answer at a time; give a single prompt")
-    _check(seed)
-    sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
-    decoder = _decoder(target, drafter, sampling, limits, budget)
+    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget
+    decoder = _decoder(target, drafter, *settings)
     ids = [
         render_prompt(decoder.target.tokenizer, each) for each in ([prompt] if alone else prompt)
     ]
@@ -100,18 +99,12 @@ def stream(
     """
     if not _is_prompt(prompt):
         raise InputError("prompt: give one text, or messages with role and content")
-    _check(seed)
-    sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
-    decoder = _decoder(target, drafter, sampling, limits, budget)
+    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget
+    decoder = _decoder(target, drafter, *settings)
     pieces: list[str] = []
     ids = render_prompt(decoder.target.tokenizer, prompt)
     request = decoder.request(ids, seed, lambda _, __, text: pieces.append(text))
     return _pieces(decoder, request, pieces)
-
-
-@checked
-def _check(seed: Seed) -> None:
-    """Raises `InputError` for what no generator of random numbers takes."""
 
 
 def _pieces(
@@ -142,9 +135,8 @@ def chat(
 ) -> None:
     """Talk with the target on the terminal, the words as `generate` has them; drafted tokens green,
     the target's own yellow. It ends with an empty line, "exit" or Ctrl-D."""
-    _check(seed)
-    sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
-    converse(_decoder(target, drafter, sampling, limits, budget), seed)
+    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget
+    converse(_decoder(target, drafter, *settings), seed)
 
 
 def _is_prompt(prompt: object) -> bool:
@@ -154,13 +146,12 @@ def _is_prompt(prompt: object) -> bool:
     return isinstance(prompt, str)
 
 
+@checked
 def _decoder(
-    target: Target | torch.nn.Module | str | Path,
-    drafter: Drafter | str | Path | None,
-    sampling: Sampling,
-    limits: Limits,
-    budget: int | str,
+    target, drafter, max_new_tokens, temperature, top_k, top_p, stop, seed: Seed, budget
 ) -> Decoder:
+    """With the settings of `generate`; the seed is looked at alone."""
+    sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
     target = _with_tokenizer(target)
     drafter = _drafter(drafter, target)
     if drafter is None:
