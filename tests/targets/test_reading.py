@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.tiny import VOCABULARY, tiny_target
 
+from slipstream.targets.compiled import compile_target
 from slipstream.targets.reading import CachedModel, read_on
 from slipstream.targets.target import Target
 
@@ -148,3 +149,11 @@ def test_unread_is_what_a_text_has_more():
     assert reader.unread(texts) == [[4, 1], []]
     reader.forget_beyond([1, 5])
     assert reader.unread(texts) == [[1, 4, 1], []]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_prompts_that_compiled_layers_would_have_wider_are_read_to_their_own_end(count):
+    reading = Reading(compile_target(tiny_target(seed=1), "reduce-overhead"), count)
+    reading.tolerance = 1e-5  # compiled norms are computed in float32
+    for tokens in (5, 1, 3):
+        reading.read(*[tokens] * count, last=True)

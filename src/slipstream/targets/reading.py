@@ -75,9 +75,10 @@ class CachedModel:
         Texts without new tokens have something meaningless there.
         """
         states = read_on(self.model, tokens, self.cache).hidden
-        if len({len(own) for own in tokens}) == 1:
-            return states[:, -1]
-        return states[range(len(tokens)), [max(0, len(own) - 1) for own in tokens]]
+        last = [max(0, len(own) - 1) for own in tokens]  # what is wider is padding
+        if len(set(last)) == 1:
+            return states[:, last[0]]
+        return states[range(len(tokens)), last]
 
 
 def joined(model: Target, first: StepCache, second: StepCache) -> StepCache:
