@@ -129,10 +129,8 @@ def generate_with_folder(
     )
 
 
-@lru_cache(maxsize=4)
-def _drafter(folder: str) -> Drafter:
-    """One for all calls, so that what was made for it is made once."""
-    return from_pretrained(folder)
+# One for all calls, so that what was made for it is made once.
+_drafter = lru_cache(maxsize=4)(from_pretrained)
 
 
 def _check_kept(config, parts: Sequence, model_kwargs: dict) -> None:

@@ -65,9 +65,9 @@ def commit(cache: StepCache, groups: list[tuple[range, list[int]]]) -> None:
 
 def assert_equal(cache: StepCache, plain: PlainCache) -> None:
     """Committed rows of all layers are the same."""
-    assert cache.length == plain.length
+    assert cache.bound == plain.length
     for layer in range(len(plain.committed)):
-        assert cache.get_seq_length(layer) == plain.length + len(plain.staged[layer])
+        assert cache.staged[layer] == len(plain.staged[layer])
         if plain.length:
             ours = [part[..., : plain.length, :] for part in cache.layers[layer]]
             theirs = plain.all_rows(layer)
@@ -86,9 +86,9 @@ def test_random_steps_agree_with_plain_lists(seed, batch):
     commits = moved = 0
     for _ in range(60):
         action = random.choice(["step", "step", "step", "forget", "roll_back"])
-        room = CAPACITY - cache.length
+        room = CAPACITY - cache.bound
         if action == "roll_back" or room < 4:
-            length = random.randint(0, cache.length)
+            length = random.randint(0, cache.bound)
             cache.roll_back(*[length] * batch)
             plain.roll_back(length)
         else:
@@ -124,7 +124,7 @@ def test_streams_in_the_upper_layers_leave_no_trace():
     for layer in range(3):
         stage(cache, plain, layer, 5)
     stage(cache, plain, 2, 8)
-    assert [cache.get_seq_length(layer) for layer in range(3)] == [5, 5, 13]
+    assert cache.staged == [5, 5, 13]
     groups = [(range(1), [0, 2, 4]), (range(1, 3), [0, 1, 3])]
     commit(cache, groups)
     plain.commit(groups)
@@ -162,7 +162,7 @@ def test_roll_back_refuses_lengths_that_are_not_committed():
         with pytest.raises(ValueError, match="roll back"):
             cache.roll_back(length)
     cache.roll_back(2)
-    assert cache.length == 2 and cache.staged == [0]
+    assert cache.bound == 2 and cache.staged == [0]
 
 
 def test_finished_sequences_leave_and_the_others_go_on():
@@ -249,14 +249,14 @@ def test_the_buffer_is_never_allocated_again():
             keys, _ = cache.update(*torch.randn(2, 1, HEADS, 5, SIZE), layer)
             assert keys.data_ptr() == cache.layers[layer][0].data_ptr()
         commit(cache, [(range(2), [0, 3, 4])])
-    assert cache.layers[0][0].data_ptr() == address and cache.length == 9
+    assert cache.layers[0][0].data_ptr() == address and cache.bound == 9
 
 
 def test_the_training_cache_shows_later_rows_what_was_kept_and_themselves():
     torch.manual_seed(0)
     cache = TrainingCache(2)
     first, second, third = torch.randn(3, 2, 2, HEADS, 4, SIZE)
-    assert cache.get_seq_length(1) == 0
+    assert cache.slots == 0
     for _ in range(2):  # computed again, it sees the same
         assert torch.equal(cache.update(*first, 1)[0], first[0])
     cache.settle()
@@ -268,7 +268,7 @@ def test_the_training_cache_shows_later_rows_what_was_kept_and_themselves():
     cache.visible = 3
     keys, _ = cache.update(*second, 1)
     assert torch.equal(keys, torch.cat([first[0][..., :3, :], second[0]], -2))
-    assert cache.get_seq_length(1) == 4 and cache.get_seq_length(0) == 0
+    assert cache.slots == 4 and cache.kept[0] is None
 
 
 def test_layers_before_the_first_keep_nothing_for_later_rows():
@@ -276,4 +276,4 @@ def test_layers_before_the_first_keep_nothing_for_later_rows():
     for layer in range(3):
         cache.update(*torch.randn(2, 1, HEADS, 4, SIZE), layer)
     cache.settle()
-    assert [cache.get_seq_length(layer) for layer in range(3)] == [0, 4, 4]
+    assert [kept and kept[0].shape[-2] for kept in cache.kept] == [None, 4, 4]

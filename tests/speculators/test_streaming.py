@@ -89,7 +89,7 @@ def filled_cache(target: Target, tokens: list[int]) -> StepCache:
 def run_tree(target: Target, tree: DraftTree, cache: StepCache, *visitors) -> Rows:
     trees = Trees.of([tree])
     mask = tree_mask(trees.ancestors, cache.slots, cache.sees())
-    return target.forward(trees.tokens, trees.depths + cache.length, mask, cache, visitors)
+    return target.forward(trees.tokens, trees.depths + cache.bound, mask, cache, visitors)
 
 
 @torch.no_grad()

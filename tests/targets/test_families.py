@@ -49,13 +49,13 @@ def commit(cache: StepCache, path: list[int], below: tuple[int, list[int]] | Non
     """Keep these staged rows, and others in the layers before that of `below`."""
     layer_and_rows = below and (below[0], torch.tensor([below[1]]))
     cache.commit(torch.tensor([path]), torch.tensor([len(path)]), layer_and_rows)
-    cache.learn([cache.length + len(path)])
+    cache.learn([cache.lengths[0] + len(path)])
 
 
 def run_tree(target: Target, tree: DraftTree, cache: StepCache, *visitors) -> Rows:
     trees = Trees.of([tree])
     mask = tree_mask(trees.ancestors, cache.slots, cache.sees())
-    positions = trees.depths + cache.length
+    positions = trees.depths + cache.bound
     return target.forward(trees.tokens, positions, mask, cache, visitors, trees=trees)
 
 
@@ -77,9 +77,9 @@ def assert_cache_holds(target: Target, cache: StepCache, tokens: list[int]) -> N
     """Keys and values of every layer are those of the plain model over `tokens`."""
     plain = DynamicCache()
     target.model(torch.tensor([tokens]), past_key_values=plain)
-    assert cache.length == len(tokens)
+    assert cache.bound == len(tokens)
     for layer in range(target.num_layers):
-        keys, values = (part[..., : cache.length, :] for part in cache.layers[layer])
+        keys, values = (part[..., : cache.bound, :] for part in cache.layers[layer])
         assert_close(target, keys, plain.layers[layer].keys)
         assert_close(target, values, plain.layers[layer].values)
 
@@ -91,7 +91,7 @@ def assert_goes_on(target: Target, cache: StepCache, tokens: list[int]) -> None:
     for node in range(len(tree)):
         assert_close(target, logits[node], plain_logits(target, tokens + path_tokens(tree, node)))
     cache.forget_staged()
-    rows = target.forward(torch.tensor([[7]]), torch.tensor([[cache.length]]), None, cache)
+    rows = target.forward(torch.tensor([[7]]), torch.tensor([[cache.bound]]), None, cache)
     assert_close(target, target.logits(rows.hidden[0, 0]), plain_logits(target, [*tokens, 7]))
 
 
@@ -108,7 +108,7 @@ def test_rows_of_a_tree_equal_plain_forwards_of_their_paths(architecture, num_no
     for seed in range(3):
         tree = random_tree(num_nodes, torch.Generator().manual_seed(seed))
         cache = filled_cache(target, PREFIX[: 1 + 2 * seed])
-        prefix = PREFIX[: cache.length]
+        prefix = PREFIX[: cache.bound]
         logits = target.logits(run_tree(target, tree, cache).hidden[0])
         for node in range(num_nodes):
             assert_close(

@@ -32,8 +32,6 @@ class StepCache:
     end and there belongs to nothing.
     """
 
-    is_compileable = False
-
     def __init__(
         self,
         num_layers: int,
@@ -67,10 +65,6 @@ class StepCache:
     def learn(self, lengths: list[int]) -> None:
         """The host learns of the lengths that the last commit has led to."""
         self.lengths, self.bound = list(lengths), max(lengths, default=0)
-
-    @property
-    def length(self) -> int:
-        return max(self.lengths)
 
     @property
     def slots(self) -> int:
@@ -236,10 +230,6 @@ class StepCache:
         self.settle(lengths)
         self.forget_staged()
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Slots in use in a layer; transformers' layers ask for it."""
-        return self.slots + self.staged[layer_idx]
-
 
 class TrainingCache:
     """The plain counterpart with gradients: rows see what `kept` has of their layer, and one
@@ -251,8 +241,6 @@ class TrainingCache:
     `first` make none; visible: how many of the kept ones later rows are shown (None for all).
     Streams come after the main rows of a call and are never kept.
     """
-
-    is_compileable = False
 
     def __init__(self, num_layers: int, first: int = 0):
         self.keep: int | None = None
@@ -282,8 +270,5 @@ class TrainingCache:
     @property
     def slots(self) -> int:
         """Slots that ended forwards have kept."""
-        return self.get_seq_length(len(self.kept) - 1)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        kept = self.kept[layer_idx]
+        kept = self.kept[-1]
         return 0 if kept is None else kept[0].shape[-2]

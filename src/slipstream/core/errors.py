@@ -1,6 +1,6 @@
 """The one exception for bad input: its text names the field and the remedy in one sentence.
 
-`train.py` and `infer.py` print it without a traceback and exit with code 2.
+`train.py`, `infer.py` and `serve.py` print it without a traceback and exit with code 2.
 """
 
 import re

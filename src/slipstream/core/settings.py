@@ -169,7 +169,8 @@ def expected(annotation: object) -> str:
     if origin is not None and isinstance(origin, type) and issubclass(origin, Sequence):
         return f"a list whose items are each {expected(inner[0])}"
     if inner and origin is not frozenset:  # a union
-        said = list(dict.fromkeys(expected(each) for each in sorted(inner, key=_is_null)))
+        null_last = sorted(inner, key=lambda each: each is NoneType)
+        said = list(dict.fromkeys(map(expected, null_last)))
         long = any("," in each for each in said)
         return ", or ".join(said) if long else " or ".join(said)
     name = str(getattr(annotation, "__name__", annotation))
@@ -179,10 +180,6 @@ def expected(annotation: object) -> str:
 def _bound(bound: object) -> str:
     word = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}.get(type(bound))
     return "" if word is None or bound in UNTOLD else f"{word} {astuple(bound)[0]}"
-
-
-def _is_null(annotation: object) -> bool:
-    return annotation is NoneType
 
 
 def shown(value: object) -> str:

@@ -157,15 +157,11 @@ class PromptCompletionData(L.LightningDataModule):
         kept = [sample for sample in samples if sample.prompt_length < len(sample.ids) <= most]
         longer = f"longer than {most} tokens (data.max_length, or the target's context)"
         reason = f"that are {longer} or have no answer"
-        _tell_dropped(samples, kept, f"{split} samples {reason}")
+        if dropped := len(samples) - len(kept):
+            log.warning("dropped %d of %d %s samples %s", dropped, len(samples), split, reason)
         if not any(sample.ids[sample.prompt_length + 1 :] for sample in kept):
             raise InputError(
                 f"data: nothing is supervised in the {split} split ({len(samples)} samples); "
                 "check the completions, data.max_length and data.max_new_tokens"
             )
         return kept
-
-
-def _tell_dropped(given: list, kept: list, what: str) -> None:
-    if len(kept) < len(given):
-        log.warning("dropped %d of %d %s", len(given) - len(kept), len(given), what)

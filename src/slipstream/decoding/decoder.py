@@ -58,7 +58,10 @@ class Decoder(ABC):
         seeds = [0] * len(prompts) if seeds is None else seeds
         callbacks = [None] * len(prompts) if callbacks is None else callbacks
         requests = [self.request(*each) for each in zip(prompts, seeds, callbacks, strict=True)]
-        batch = self._started(requests)
+        batch = self._fresh(requests)
+        for _ in self._prefill(batch, PREFILL_ROWS):
+            pass
+        batch.leave()
         while batch.requests:
             self._advance(batch)
         return [request.generation() for request in requests]
@@ -114,14 +117,6 @@ class Decoder(ABC):
             self.running.leave()
             self.running = self.running if self.running.requests else None
         return request.generation()
-
-    def _started(self, requests: Sequence[Answering]) -> Batch:
-        """A batch of new requests with their first tokens."""
-        batch = self._fresh(requests)
-        for _ in self._prefill(batch, PREFILL_ROWS):
-            pass
-        batch.leave()
-        return batch
 
     @torch.inference_mode()
     def _fresh(self, requests: Sequence[Answering]) -> Batch:

@@ -202,8 +202,7 @@ class DeferredSession(StreamSession):
         seen = torch.arange(slots, device=last.device) < ends[:, None]
         hidden, positions = hidden[each, tapped], positions[each, last]
         place = hidden[:, None], roots[:, None], positions[:, None], seen[:, None, None]
-        begun = speculator.begun(streams.target, *place)
-        return speculator.run_begun(streams.target, begun, cache, streams.merged)
+        return speculator.run_streams(streams.target, *place, cache, streams.merged)
 
 
 class Pruning:

@@ -83,8 +83,7 @@ class Streaming(Drafter):
                 "drafter: streams need whole layers; use target.device_map in place of "
                 "target.tensor_parallel, or drafter=draft_model or drafter=prompt_lookup"
             )
-        speculator = opened(self.speculator, target, StreamingSpeculator)
-        speculator = speculator.placed(target).eval()
+        speculator = opened(self.speculator, target, StreamingSpeculator).placed(target)
         if speculator.config.mode == "lossless":
             schedule = "deferred" if self.schedule == "auto" else self.schedule
             return AttachedStreaming(target, self, speculator, schedule)

@@ -16,11 +16,6 @@ from torch.utils.checkpoint import checkpoint
 SLICE_BYTES = {"cuda": 2**30, "cpu": 2**27}
 
 
-def rows_at_once(width: int, device: torch.device) -> int:
-    """How many rows of `width` float32 values, such as logits, are held at a time."""
-    return max(1, SLICE_BYTES.get(device.type, SLICE_BYTES["cpu"]) // (4 * width))
-
-
 def in_slices(
     function: Callable[..., tuple[torch.Tensor, ...]], width: int, *rows: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
@@ -29,7 +24,8 @@ def in_slices(
     function: takes a slice of each tensor in `rows`, of M rows each; it runs again for the
     backward pass, unless all rows are one slice.
     """
-    most = rows_at_once(width, rows[0].device)
+    held = SLICE_BYTES.get(rows[0].device.type, SLICE_BYTES["cpu"])
+    most = max(1, held // (4 * width))
     if len(rows[0]) <= most:
         return function(*rows)
     slices = zip(*(tensor.split(most) for tensor in rows), strict=True)
@@ -37,14 +33,10 @@ def in_slices(
     return tuple(map(torch.cat, zip(*found, strict=True)))
 
 
-def precise(logits: torch.Tensor) -> torch.Tensor:
-    """In float32 at least, in which softmax and sums are taken."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """(M, V) logits of any dtype, (M,) labels -> (M,) losses."""
-    return F.cross_entropy(precise(logits), labels, reduction="none")
+    """(M, V) logits of any dtype, (M,) labels -> (M,) losses, computed in float32 at least."""
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(precise, labels, reduction="none")
 
 
 def head_loss(

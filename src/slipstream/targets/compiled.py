@@ -196,8 +196,6 @@ def _run_layer(family, module, hidden, mask, positions, rotary, keys, values) ->
 class _Place:
     """What one layer sees of a cache: where this forward's rows are staged."""
 
-    is_compileable = True
-
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: int):
         self.keys, self.values, self.start = keys, values, start
 

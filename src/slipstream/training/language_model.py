@@ -165,8 +165,6 @@ class FineTuning(TrainingModule):
         warmup_steps: Amount,
     ):
         super().__init__(learning_rate, weight_decay, warmup_steps)
-        if target is None:
-            raise InputError("target: a target is needed to fine-tune it")
         target.model.requires_grad_(False)
         self.target, _ = with_lora(target, lora)
         self.lora, self.target.checkpointing = lora, checkpointing

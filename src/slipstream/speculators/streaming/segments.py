@@ -161,10 +161,10 @@ def _run_part(
     if past:
         # In the order of their positions, as layers with a window take them to be.
         order = earlier.masked_fill(earlier < 0, earlier.shape[1]).argsort(1)
-        order = order[:, : int(known.max()), None]
+        order = order[:, None, : int(known.max()), None]
         for layer in range(target.num_layers):
             both = (torch.cat(past[2 * layer + k :: 2 * target.num_layers], 2) for k in (0, 1))
-            cache.kept[layer] = tuple(_gathered(side, order) for side in both)
+            cache.kept[layer] = tuple(side.take_along_dim(order, 2) for side in both)
     cache.keep = count
     slots = torch.arange(cache.slots, device=rows.device)
     sees = (slots < known[:, None])[:, None].expand(-1, count, -1)
@@ -180,8 +180,3 @@ def _run_part(
     index = chosen.clamp(min=0)
     main, before = rows_at(run.hidden[:, :count], index), rows_at(run.seen[early.layer], index)
     return (*work.of_segment(columns, main, before, run.hidden[:, count:]), *made)
-
-
-def _gathered(kept: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """(B, H_kv, S, D_head) and (B, C, 1), which slots of it -> (B, H_kv, C, D_head)."""
-    return kept.gather(2, order[:, None].expand(-1, kept.shape[1], -1, kept.shape[3]))

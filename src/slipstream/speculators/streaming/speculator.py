@@ -72,7 +72,7 @@ class StreamingSpeculator(StreamSteps):
         placed.to(target.device, target.dtype)
         if placed.adapters is not None:
             placed.adapters.place(target)
-        return placed
+        return placed.eval()
 
     def first_streams(self, target: Target, count: int) -> "StreamingSpeculator":
         """The speculator of the first `count` streams alone.

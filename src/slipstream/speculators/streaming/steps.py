@@ -142,46 +142,22 @@ class StreamSteps(DraftingSpeculator):
         `merged_layers`, to run instead of the target's layers with hooks.
         Returns (B, P * gamma, D), before the final norm.
         """
-        begun = self.begun(target, hidden, roots, positions, main_mask)
-        return self.run_begun(target, begun, cache, merged)
-
-    def begun(
-        self, target: Target, hidden, roots, positions, main_mask
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Streams of P main rows before their first layer, their positions and their mask; for the
-        arguments see `run_streams`. Where they are limited to what their main rows attend to, these
-        come before them, to be asked, seen by nothing."""
-        embeddings = None
+        embeddings, main = None, 0
         if self.root is not None:
             known = (roots >= 0).unsqueeze(-1)
             embeddings = normed_embeddings(target, roots.clamp(min=0)) * known
         streams, shifted = self.streams_of(hidden, embeddings), self.positions_of(positions)
         mask, slots = stream_mask(main_mask, self.num_streams), main_mask.shape[-1]
-        if not self.config.attended_tokens:
-            return streams, shifted, mask
-        main = F.pad(main_mask, (0, hidden.shape[1] + streams.shape[1]), value=False)
-        unseen = mask.new_zeros(*mask.shape[:3], hidden.shape[1])
-        own = torch.cat([mask[..., :slots], unseen, mask[..., slots:]], dim=-1)
-        return (
-            torch.cat([hidden, streams], dim=1),
-            torch.cat([positions, shifted], dim=1),
-            torch.cat([main, own], dim=2),
-        )
-
-    def run_begun(
-        self,
-        target: Target,
-        begun: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        cache: StepCache,
-        merged: nn.ModuleList | None = None,
-    ) -> torch.Tensor:
-        """(B, P * gamma, D): the streams that `begun` returned after all layers."""
-        (batch, count, _), main = begun[0].shape, 0
-        rows = Rows(*begun, count, repeats=isinstance(cache, StepCache))
-        if self.config.attended_tokens:
-            main, rows.repeats = count // (1 + self.num_streams), False
-            rows.num_stream_rows -= main
-            rows.owners = torch.arange(main, device=begun[0].device).expand(batch, -1)
+        rows = Rows(streams, shifted, mask, streams.shape[1], repeats=isinstance(cache, StepCache))
+        if self.config.attended_tokens:  # which the main rows know: they are seen by nothing
+            batch, main, _ = hidden.shape
+            seen = F.pad(main_mask, (0, main + streams.shape[1]), value=False)
+            unseen = mask.new_zeros(*mask.shape[:3], main)
+            own = torch.cat([mask[..., :slots], unseen, mask[..., slots:]], dim=-1)
+            rows.hidden = torch.cat([hidden, streams], dim=1)
+            rows.positions = torch.cat([positions, shifted], dim=1)
+            rows.mask, rows.repeats = torch.cat([seen, own], dim=2), False
+            rows.owners = torch.arange(main, device=hidden.device).expand(batch, -1)
         rows.acting = None if merged is not None and not self.config.value_rotation else self
         if merged is not None:
             with self._rotating(target, merged, rows):
