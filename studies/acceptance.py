@@ -124,6 +124,8 @@ def _by_confidence(nodes: list[list[tuple[float, bool]]]) -> Rows:
 
 def _share(name: str, counts: list[tuple[int, int]]) -> dict[str, float]:
     """What share is right, from how many are of how many in each prompt, and its 95 %."""
-    right, of = zip(*([each for each in counts if each[1]] or [(0, 1)]), strict=True)
+    right, of = zip(*counts, strict=True)
+    if not sum(of):
+        return {name: 0.0, "low": 0.0, "high": 0.0}
     low, high = rate_interval(right, of)
     return {name: sum(right) / sum(of), "low": low, "high": high}

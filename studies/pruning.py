@@ -193,7 +193,9 @@ def kept_interval(seen: list[SeenTree], found: Calibration) -> dict[str, float]:
     for prompt, count in drafts.items():
         own = [each for each in seen if each.prompt == prompt]
         kept[prompt] = count * outcome(own, found.threshold, found.cap).kept_drafts
-    low, high = rate_interval([*kept.values()], [*drafts.values()])
+    low = high = found.kept_drafts
+    if drafts:
+        low, high = rate_interval([*kept.values()], [*drafts.values()])
     return {"low": low, "high": high}
 
 

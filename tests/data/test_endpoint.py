@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -9,6 +10,7 @@ from tests.commands import refused
 from tests.data.test_regeneration import chatting_target, content, said
 from urllib3.util import Retry
 
+from slipstream.core.errors import InputError
 from slipstream.data import endpoint
 from slipstream.data.regeneration import Regeneration
 from slipstream.data.rendering import render_prompt
@@ -126,6 +128,32 @@ def test_answers_of_before_an_error_are_kept(server, tmp_path, monkeypatch):
     assert ask(server, tmp_path / "parts", prompts) == whole
     assert len(server.asked) == 3 + 20 - done
     assert content(tmp_path / "parts") == content(tmp_path / "whole")
+
+
+def test_what_others_were_asked_already_is_kept_after_an_error(server, tmp_path, monkeypatch):
+    ask_one, failed = endpoint.Endpoint._ask, threading.Event()
+
+    def slow(own, session, question):
+        if question.prompt == "w5":
+            failed.set()
+            raise InputError("the first one fails")
+        failed.wait(60)
+        time.sleep(0.2)
+        return ask_one(own, session, question)
+
+    monkeypatch.setattr(endpoint.Endpoint, "_ask", slow)
+    prompts = [f"w{number}" for number in range(5, 25)]
+    assert refused(lambda: ask(server, tmp_path, prompts)) == "the first one fails"
+    (part,) = tmp_path.iterdir()
+    assert 2 <= len(part.read_text().splitlines()) < 5
+
+
+def test_no_more_tokens_are_asked_for_than_the_context_holds(server, tmp_path):
+    target = chatting_target()
+    target.max_positions = 7
+    how = Regeneration(endpoint=server.url, model="served")
+    (sample,) = how.samples(target, target.tokenizer, ["w5"], 8, tmp_path, seed=0)
+    assert server.asked[0][2]["max_tokens"] == 7 - sample.prompt_length
 
 
 def test_a_server_that_is_busy_for_good(server, tmp_path):

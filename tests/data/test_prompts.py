@@ -13,7 +13,7 @@ from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import Row, messages_of
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.evaluation.prompts import PromptSets, fitting, with_later_turns
+from slipstream.evaluation.prompts import Prompt, PromptSets, fitting, with_later_turns
 from slipstream.targets.loading import load_target
 
 
@@ -62,6 +62,11 @@ def test_conversations_are_prompts_and_are_cut_in_their_last_message(tmp_path):
     assert whole == short and cut.text[:2] == asked
     assert len(render_prompt(target.tokenizer, cut.text)) <= 30
     assert 0 < len(cut.question) < len(long.question)
+    for most in range(20, 23):  # of a character that is several tokens, part is never left
+        (cut,) = fitting([Prompt("\u65e5" * 60, "a")], target, cut_to=most)
+        assert (
+            set(cut.text) == {"\u65e5"} and len(render_prompt(target.tokenizer, cut.text)) <= most
+        )
 
 
 def questions(tmp_path):

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 from collections import Counter
+from itertools import product
 from random import Random
 
 import pytest
@@ -85,7 +86,7 @@ def test_the_answers_are_the_plain_ones_and_unfinished_ones_are_kept(tmp_path, h
     target, prompts = ending_target(), some_prompts()
     plain = PlainDecoder(target, Sampling(how.temperature), Limits(40))
     asked = [render_prompt(target.tokenizer, prompt) for prompt in prompts]
-    found = [plain.generate(ids, (2 << 32) + number) for number, ids in enumerate(asked)]
+    found = [plain.generate(ids, how._drawn(n, 2, ids)[1]) for n, ids in enumerate(asked)]
     assert len({answer.finished for answer in found}) == 2
     assert answered(tmp_path, how=how) == [
         Sample(ids + answer.ids, len(ids)) for ids, answer in zip(asked, found, strict=True)
@@ -420,3 +421,11 @@ def test_each_process_of_a_machine_has_a_device_of_its_own(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     found = refused(lambda: load_target("slipstream/small-target"))
     assert found.startswith("target.device: 'cuda:1' is not available here")
+
+
+def test_every_seed_prompt_and_turn_has_numbers_of_its_own(tmp_path):
+    how, prompts = Regeneration(1.0), some_prompts()
+    seeds = {how._drawn(*each)[1] for each in product((0, 1), (0, 1), ([5, 6], [5, 7]))}
+    assert len(seeds) == 8
+    first, other = (answered(tmp_path / str(seed), prompts, how, seed=seed) for seed in (0, 1))
+    assert first != other and first == answered(tmp_path / "0", prompts, how, seed=0)

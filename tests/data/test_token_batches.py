@@ -32,3 +32,12 @@ def test_fewer_samples_than_processes_are_one_sentence(monkeypatch):
     for read in (list, len):
         with pytest.raises(InputError, match="2 samples are not enough for 3 processes"):
             read(found)
+
+
+def test_validation_begins_with_batches_of_all_lengths_always_the_same():
+    """A few of the first batches are validated on."""
+    samples = [Sample([0] * length, 1) for length in range(10, 500, 5)]
+    found = TokenBatches(samples, 512, seed=0, shuffle=False)
+    first, again = ([batch.lengths for batch in found] for _ in range(2))
+    assert [own.tolist() for own in first] == [own.tolist() for own in again]
+    assert torch.cat(first[:4]).float().mean() > 200  # of the shortest: 25

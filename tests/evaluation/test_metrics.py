@@ -5,7 +5,13 @@ from functools import partial
 import pytest
 import torch
 
-from slipstream.evaluation.metrics import normalised_sql, paired_bootstrap, rouge, sql_exact_match
+from slipstream.evaluation.metrics import (
+    normalised_sql,
+    paired_bootstrap,
+    rate_interval,
+    rouge,
+    sql_exact_match,
+)
 
 
 def test_rouge_l_worked_example():
@@ -66,3 +72,8 @@ def test_the_bootstrap_tells_a_difference_from_noise():
     assert low < 0 < high and high - low == pytest.approx(2 * 1.96 / 20, rel=0.15)
     with pytest.raises(ValueError):
         paired_bootstrap([1.0], [1.0, 2.0])
+
+
+def test_answers_without_a_forward_say_nothing_of_a_rate():
+    """Drawn alone, which happens among few, they would make it no number."""
+    assert rate_interval([0, 4, 6], [0, 2, 2]) == rate_interval([4, 6], [2, 2]) == (2.0, 3.0)

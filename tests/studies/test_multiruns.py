@@ -4,11 +4,11 @@ import json
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_object
-from omegaconf import OmegaConf
 from studies.collect import Collect, collect
 from studies.draft_lengths import cost_model
 from tests.commands import ROOT, config_of, refused
@@ -61,11 +61,12 @@ def test_what_is_trained_first_lies_where_it_is_looked_for(study):
     target = load_target("slipstream/small-target", device="cpu", packed=False)
     folders = []
     for value in values.split(","):
-        others = [word for word in given if word != sweep and not word.startswith("hydra.")]
-        config = config_of("train", *others, f"{key}={value}")
+        others = [word for word in given if word != sweep] + [f"{key}={value}"]
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            subdir = compose("train", others, return_hydra_config=True).hydra.sweep.subdir
+        config = config_of("train", *(word for word in others if not word.startswith("hydra.")))
         build(config.speculator).check_against(target)
-        subdir = OmegaConf.select(config, key)
-        folders.append(f"runs/{study}/{subdir}/model")
+        folders.append(str(Path("runs", study, subdir, "model")))
     given = SWEPT[study]
     if "speculator_path" in given:
         assert folders == given["speculator_path"]

@@ -1,12 +1,19 @@
 """What the training of a streaming speculator knows, and when."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 from tests.tiny import VOCABULARY, tiny_speculator, tiny_target
 
+from slipstream.core.errors import InputError
 from slipstream.data.batches import collate
 from slipstream.data.rendering import Sample
+from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.losses import StreamLosses
 from slipstream.speculators.streaming.segments import lossless_losses
+from slipstream.training.module import total_steps
+from slipstream.training.speculator import SpeculatorTraining
 
 SAMPLES = [Sample([5, 9, 5, 9, 7, 5], 3), Sample([4, 8, 4, 8, 8, 1, 2, 30], 5)]
 
@@ -54,3 +61,37 @@ def test_scores_of_pairs_see_the_text_up_to_the_root_and_no_further(monkeypatch)
     ]
     assert list(zip(streams.tolist(), known, parents.tolist(), strict=True)) == expected
     assert all(0 <= parent < VOCABULARY for parent in parents.tolist())
+
+
+def trained(**given) -> SpeculatorTraining:
+    usual = dict(
+        learning_rate=1e-3, lora_learning_rate=None, weight_decay=0.0, warmup_steps=0,
+        num_segments=None, checkpointing=False, validation_prompts=1, validation_budget=4,
+        start_from=None,
+    )  # fmt: skip
+    config = StreamingConfig(num_streams=2, num_msa_layers=2, adapter_rank=2)
+    return SpeculatorTraining(tiny_target(), config, **usual | given)
+
+
+def test_a_rate_of_zero_is_one():
+    assert trained(lora_learning_rate=0.0).groups()[1]["lr"] == 0.0
+    assert trained().groups()[1]["lr"] == 1e-3
+
+
+def test_gradients_of_segments_would_not_be_scaled():
+    module = trained(num_segments=2)
+    for precision, said in (("16-mixed", "trainer.precision: "), ("bf16-mixed", None)):
+        module.trainer = SimpleNamespace(precision=precision)
+        if said is None:
+            module.on_fit_start()
+        else:
+            with pytest.raises(InputError, match=said):
+                module.on_fit_start()
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(1.0, 30), (0.5, 15), (4, 12), (40, 30)])
+def test_the_rate_falls_to_zero_at_the_end_of_a_limited_run(limit, steps):
+    trainer = SimpleNamespace(
+        max_steps=-1, max_epochs=3, accumulate_grad_batches=1, limit_train_batches=limit
+    )
+    assert total_steps(trainer, 10) == steps

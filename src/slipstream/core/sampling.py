@@ -201,6 +201,7 @@ class Chance:
     """
 
     def __init__(self, seed: int, count: int):
+        seed = (seed ^ (seed >> 32) * 0x9E3779B1) % 2**32  # a generator takes no more bits of it
         streams = torch.randint(2**31, (4,), generator=torch.Generator().manual_seed(seed))
         decide, keep, self._drafting, others = (
             torch.Generator().manual_seed(stream) for stream in streams.tolist()

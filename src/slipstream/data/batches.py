@@ -94,9 +94,7 @@ class ResumableBatches(ABC):
         batches = self.order(generator, made_for)
         if len(batches) > 1 and len(batches[-1]) < made_for:
             batches[-2] += batches.pop()
-        if self.shuffle:
-            batches = [batches[i] for i in torch.randperm(len(batches), generator=generator)]
-        return batches
+        return [batches[i] for i in torch.randperm(len(batches), generator=generator)]
 
 
 class TokenBatches(ResumableBatches):
@@ -138,9 +136,7 @@ class RowBatches(ResumableBatches):
         return [tensor[rows] for tensor in self.tensors]
 
     def order(self, generator: torch.Generator, processes: int) -> list[list[int]]:
-        rows = torch.arange(self.num_rows)
-        if self.shuffle:
-            rows = torch.randperm(self.num_rows, generator=generator)
+        rows = torch.randperm(self.num_rows, generator=generator)
         return [part.tolist() for part in rows.split(self.batch_size * processes)]
 
 

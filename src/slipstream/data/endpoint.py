@@ -44,10 +44,12 @@ class Endpoint(Answerer):
         tokenizer,
         vocab_size: int,
         max_new_tokens: int,
+        max_positions: int,
     ):
         self.url, self.model, self.concurrency = url.rstrip("/"), model, concurrency
         self.key_variable, self.tokenizer = key_variable, tokenizer
         self.vocab_size, self.max_new_tokens = vocab_size, max_new_tokens
+        self.max_positions = max_positions
 
     def portions(self, questions: Sequence[Question]) -> list[list[int]]:
         return [[number] for number in range(len(questions))]
@@ -62,9 +64,19 @@ class Endpoint(Answerer):
                     pool.submit(self._ask, session, questions[number]): number
                     for (number,) in portions
                 }
+                errors = []
                 for future in as_completed(asked):
+                    if future.cancelled():
+                        continue
+                    if error := future.exception():
+                        errors.append(error)
+                        for other in asked:  # what was asked already is waited for, and kept
+                            other.cancel()
+                        continue
                     yield {asked[future]: future.result()}
                     done(1)
+                if errors:
+                    raise errors[0]
             finally:
                 pool.shutdown(cancel_futures=True)
 
@@ -88,9 +100,9 @@ class Endpoint(Answerer):
         given = {"messages": messages_of(question.prompt)} if chat else {"prompt": question.prompt}
         body = given | {
             "model": self.model,
-            "max_tokens": self.max_new_tokens,
+            "max_tokens": min(self.max_new_tokens, self.max_positions - len(question.ids)),
             "temperature": question.temperature,
-            "seed": question.seed % 2**31,
+            "seed": question.seed,
         }
         url = f"{self.url}/{'chat/completions' if chat else 'completions'}"
         try:

@@ -77,8 +77,8 @@ class Regeneration(Settings):
         num_answers = num_cut = 0
         while asked := [number for number, own in enumerate(written) if own.ask(tokenizer)]:
             questions = [
-                Question(written[number].said, written[number].ids, *self._drawn(number, seed))
-                for number in asked
+                Question(own.said, own.ids, *self._drawn(number, seed, own.ids))
+                for number, own in ((number, written[number]) for number in asked)
             ]
             texts = [[each.prompt, each.ids] for each in questions]
             path = folder / f"{key_of(settings, asked, texts)}.jsonl"
@@ -103,17 +103,18 @@ class Regeneration(Settings):
         if self.endpoint is None:
             return OwnAnswers(target, max_new_tokens, int(self.memory_gib * 2**30))
         given = self.endpoint, self.model, self.concurrency, self.key_variable
-        return Endpoint(*given, tokenizer, target.vocab_size, max_new_tokens)
+        sizes = target.vocab_size, max_new_tokens, target.max_positions
+        return Endpoint(*given, tokenizer, *sizes)
 
     def _identity(self, target: Target) -> list[object]:
         """What answers depend on, beside their settings."""
         return [target.fingerprint, str(target.dtype) if self.endpoint is None else self.model]
 
-    def _drawn(self, number: int, seed: int) -> tuple[float, int]:
-        """Temperature and seed of the answers to a prompt. Not in turn: so may kinds of prompts
-        come."""
+    def _drawn(self, number: int, seed: int, ids: list[int]) -> tuple[float, int]:
+        """Temperature of the answers to a prompt (not in turn: so may kinds of prompts come), and
+        the seed of this one, which no other prompt, turn or split has."""
         temperature = Random(f"{seed} {number}").choice(self.temperatures)
-        return temperature, (seed << 32) + number
+        return temperature, int(key_of(seed, number, ids), 16) % 2**31
 
 
 @dataclass

@@ -101,9 +101,8 @@ class Engine(Decoder):
         trees, (logits, *found) = rows.trees, rows.outcome
         if not found and trees.drawn is None:
             given = *trees.columns, logits, batch.room, *batch.deciding(trees.depth + 1)
-            settings = batch.samplings, trees.depth
-            often = rows.repeats and len(batch.samplings) == 1  # graphs know no places of requests
-            found = self.target.replayed(_followed, settings, *given, often=often)
+            # Samplings of clients, of which there may be any number: no graph for each of them.
+            found = _followed(batch.samplings, trees.depth, *given)
         elif not found:
             count, siblings = trees.depth + 1, batch.keep[: trees.drawn.siblings]
             accept = torch.stack([batch.points(numbers, count) for numbers in siblings], -1)

@@ -228,7 +228,7 @@ class Transformers(Method):
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         dtype, device = str(target.dtype).removeprefix("torch."), target.device.type
-        self.target = load_target(target.name, dtype, device, False, target.adapter)
+        self.target = load_target(target.name, dtype, device, packed=False, **target.loading)
         self.limits = limits
         self.options: dict[str, object] = {"do_sample": not sampling.greedy}
         if not sampling.greedy:

@@ -79,8 +79,10 @@ def paired_bootstrap(ours: Sequence[float], theirs: Sequence[float]) -> tuple[fl
 
 
 def rate_interval(amounts: Sequence[float], units: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of a rate, sum by sum: of tokens and forwards, or of tokens and seconds."""
-    return bootstrap(lambda a, u, axis: a.sum(axis) / u.sum(axis), amounts, units)
+    """95 % interval of a rate, sum by sum: of tokens and forwards, or of tokens and seconds; rows
+    without units (ValueError where there are no others) say nothing."""
+    told = [pair for pair in zip(amounts, units, strict=True) if pair[1]]
+    return bootstrap(lambda a, u, axis: a.sum(axis) / u.sum(axis), *zip(*told, strict=True))
 
 
 def ratio_interval(

@@ -169,5 +169,6 @@ def _cut(prompt: Prompt, target: Target, room: int) -> Prompt:
     tokenizer = target.tokenizer
     while prompt.question and (excess := len(render_prompt(tokenizer, prompt.text)) - room) > 0:
         tokens = text_ids(tokenizer, prompt.question)
-        prompt = prompt.asking(tokenizer.decode(tokens[:-excess]))
+        # Part of a character would stand for itself, and take more tokens than it had.
+        prompt = prompt.asking(tokenizer.decode(tokens[:-excess]).rstrip("\ufffd"))
     return prompt

@@ -96,7 +96,8 @@ def load_target(
     if adapter is not None:
         model = _adapted(model, adapter)
     target = Target(model.eval().requires_grad_(False), tokenizer, name)
-    target.fingerprint, target.adapter = fingerprint(target), adapter
+    target.fingerprint = fingerprint(target)
+    target.loading = dict(adapter=adapter, quantization=quantization, device_map=device_map)
     if not placed and not quantized.is_quantized(model):
         for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
             parameter.data = parameter.data.to(DTYPES[dtype])

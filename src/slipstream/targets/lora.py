@@ -107,7 +107,7 @@ def save_lora(folder: Path, target: Target) -> None:
 
 def _target_like(target: Target, model: nn.Module) -> Target:
     adapted = Target(model, target.tokenizer, target.name)
-    adapted.fingerprint, adapted.adapter = target.fingerprint, target.adapter
+    adapted.fingerprint, adapted.loading = target.fingerprint, target.loading
     return adapted
 
 

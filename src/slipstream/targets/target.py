@@ -56,7 +56,7 @@ class Target:
         self.vocab_size = model.config.vocab_size
         self.max_positions = self.family.max_positions
         self.fingerprint: dict[str, str] = {}
-        self.adapter: str | None = None
+        self.loading: dict[str, object] = {}  # with which arguments the same model is loaded again
         self.checkpointing = False  # in training, layers run again in the backward pass
         self.compiled = None  # or `CompiledLayers`, which run the layers of decoding steps
 

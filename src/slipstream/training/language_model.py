@@ -15,6 +15,7 @@ from torch import nn
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.core.files import replaced_folder, write_text
+from slipstream.core.processes import mean_over_processes
 from slipstream.core.settings import Amount, Count, NotNegative, Text
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
@@ -131,7 +132,7 @@ def completion_loss(model: nn.Module, teacher: Target | None, batch: Batch) -> t
     hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
     rows = [hidden[:, :-1][predicts]]
     if teacher is None:
-        return head_loss(head, *rows, batch.ids[:, 1:][predicts])[0].mean()
+        return _mean(head_loss(head, *rows, batch.ids[:, 1:][predicts])[0])
     with torch.no_grad():
         states = causal_rows(teacher, batch.ids).hidden[:, :-1][predicts]
         rows.append(teacher.norm(states))
@@ -142,7 +143,12 @@ def completion_loss(model: nn.Module, teacher: Target | None, batch: Batch) -> t
         ours = head(rows).float().log_softmax(-1)
         return (F.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1),)
 
-    return in_slices(divergence, head.out_features, *rows)[0].mean()
+    return _mean(in_slices(divergence, head.out_features, *rows)[0])
+
+
+def _mean(losses: torch.Tensor) -> torch.Tensor:
+    """The mean of (M,) losses, over all processes."""
+    return losses.sum() / mean_over_processes(torch.tensor(len(losses), device=losses.device))
 
 
 class FineTuning(TrainingModule):
@@ -188,4 +194,4 @@ def fine_tuning_loss(target: Target, batch: Batch) -> torch.Tensor:
     """The cross-entropy of completion tokens."""
     predicts = batch.supervised[:, 1:]
     hidden = target.norm(causal_rows(target, batch.ids).hidden[:, :-1][predicts])
-    return head_loss(target.head, hidden, batch.ids[:, 1:][predicts])[0].mean()
+    return _mean(head_loss(target.head, hidden, batch.ids[:, 1:][predicts])[0])

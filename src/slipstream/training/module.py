@@ -12,6 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.core.errors import InputError
+from slipstream.core.processes import mean_over_processes, num_processes
 from slipstream.core.resuming import check_same
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.training.memory import Step
@@ -76,9 +77,12 @@ class TrainingModule(L.LightningModule):
     def log_means(self, stage: str, means: dict[str, torch.Tensor], batch) -> None:
         """Log them; the accuracy, or else the loss, also on the progress bar."""
         shown = "accuracy" if "accuracy" in means else "loss"
-        count = self.num_trained_tokens(batch)
+        count, several = self.num_trained_tokens(batch), num_processes() > 1
+        if several:  # means are sums of this process over the mean count
+            count = round(float(mean_over_processes(torch.tensor(count, device=self.device))))
+        how = dict(batch_size=count, sync_dist=several)
         for name, mean in means.items():
-            self.log(f"{stage}/{name}", mean, prog_bar=name == shown, batch_size=count)
+            self.log(f"{stage}/{name}", mean, prog_bar=name == shown, **how)
 
     def num_trained_tokens(self, batch) -> int:
         return int(batch.supervised.sum())
@@ -133,6 +137,8 @@ def total_steps(trainer: L.Trainer, num_batches: int) -> int:
     Lightning's own `estimated_stepping_batches` sets the loader up too early: a run resumed in the
     middle of an epoch would then start the epoch again.
     """
+    limit = trainer.limit_train_batches
+    num_batches = min(num_batches, limit) if type(limit) is int else int(num_batches * limit)
     steps = trainer.max_steps if trainer.max_steps >= 0 else math.inf
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         per_epoch = math.ceil(num_batches / trainer.accumulate_grad_batches)

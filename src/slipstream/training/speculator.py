@@ -65,9 +65,9 @@ class SpeculatorTraining(TrainingModule):
 
     learning_rate: of the speculator's own tensors, None for `USUAL_RATE` over the hidden size;
     lora_learning_rate: of LoRA layers of the target that learn with it, None for the same.
-    num_segments: parts of a completion that are
-    worked on one after the other, None for all at once. checkpointing: keep no activations inside
-    of a layer, and run it again in the backward pass. validation_prompts: how many prompts are
+    num_segments: parts of a completion that are worked on one after the other, None for all at
+    once. checkpointing: keep no activations inside of a layer, and run it again in the backward
+    pass. validation_prompts: how many prompts are
     decoded at each validation, with trees of `validation_budget` nodes. start_from: folder of a
     speculator whose tensors are taken over where this one has them in the same shape.
     """
@@ -107,6 +107,13 @@ class SpeculatorTraining(TrainingModule):
         self.validation_prompts, self.validation_budget = validation_prompts, validation_budget
         self._since = time.perf_counter()
 
+    def on_fit_start(self) -> None:
+        if self.num_segments is not None and self.trainer.precision == "16-mixed":
+            raise InputError(
+                "trainer.precision: with training.num_segments the gradients of 16-mixed would not "
+                "be scaled; give bf16-mixed or 32-true, or training.num_segments=null"
+            )
+
     def empty_step(self) -> Step:
         target = empty_target(self.frozen.config, self.target.dtype)
         return losses_of(target, self.speculator.config, self.num_segments, self.checkpointing)
@@ -140,7 +147,8 @@ class SpeculatorTraining(TrainingModule):
         named = list(self.speculator.named_parameters())
         lora = [parameter for name, parameter in named if name.startswith("lora.")]
         own = [parameter for name, parameter in named if not name.startswith("lora.")]
-        rate = self.lora_learning_rate or self.learning_rate
+        rate = self.lora_learning_rate
+        rate = self.learning_rate if rate is None else rate
         return [{"params": own}, {"params": lora, "lr": rate}]
 
     def save(self, folder: Path, card: str) -> None:
