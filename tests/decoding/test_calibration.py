@@ -1,7 +1,9 @@
 """Calibration: the best size of known curves is found, kept, picked up; drift is noticed."""
 
+import gc
 import json
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -202,6 +204,27 @@ def test_a_drafter_that_was_used_can_be_described():
     before = described(drafter)
     Engine(target, drafter.attached(target), Sampling(), Limits(2), 4).generate([1, 2])
     assert described(drafter) == before and before.keys() == {"Streaming"}
+    drafter = Rest(untrained.retrieval([[3, 5, 8]]))
+    before = described(drafter)
+    drafter.attached(target)
+    assert described(drafter) == before
+
+
+def test_a_calibrated_way_is_made_once():
+    """What was captured for it serves later calls."""
+    target = tiny_target()
+    drafter = Streaming(tiny_speculator(target), "auto", 2)
+    attached = drafter.attached(target)
+    assert drafter.variants(attached)["fused"] is drafter.variants(attached)["fused"]
+
+
+def test_what_was_made_for_a_drafter_goes_with_it():
+    drafter = PromptLookup(2, 3)
+    drafter.attached(tiny_target())
+    known = weakref.ref(drafter)
+    del drafter
+    gc.collect()
+    assert known() is None
 
 
 @pytest.mark.parametrize(("factor", "noticed"), [(1.0, 0), (1.2, 0), (1.3, 1), (0.7, 1)])

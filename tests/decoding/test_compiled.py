@@ -515,3 +515,19 @@ def test_one_request_runs_ahead_of_what_the_host_knows(replayed, monkeypatch, co
         assert events == ["forward", "host"] * steps + ["host"]
     else:
         assert events == ["host", *["forward", "host"] * steps]
+
+
+@pytest.mark.parametrize("name", ["plain", "deferred"])
+def test_what_is_no_number_does_not_stay_in_the_buffers(replayed, name):
+    """One prompt overflows; the next one finds the same memory."""
+    eager, ours = DECODERS[name](tiny_target()), DECODERS[name](replayed(tiny_target()))
+    with torch.no_grad():
+        for each in (eager, ours):
+            each.target.model.get_input_embeddings().weight[7] = torch.inf
+    try:
+        ours.generate([7, 1])
+        raise AssertionError("the answer should be no number")
+    except InputError:
+        pass
+    gc.collect()
+    assert ours.generate([3, 1, 4]).ids == eager.generate([3, 1, 4]).ids

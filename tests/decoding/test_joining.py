@@ -133,3 +133,21 @@ def test_every_request_has_its_callback_and_its_limits():
     while decoder.running:
         assert decoder.step() in ([], [short])
     assert short.answer.ids == answers[0].ids[:3]
+
+
+@pytest.mark.parametrize("most", [1, 2, 24])
+def test_a_draft_model_reads_what_joins_behind_a_longer_text(most):
+    """A request for few tokens is not drafted for, so its prompt is unread until others go on."""
+    target = tiny_target()
+    engine = Engine(target, DraftModel(tiny_target(seed=1), 3), Sampling(), Limits(24), 6)
+    prompts, limits = [[3, 1, 4, 1, 5] * 8, [9, 2, 6, 5] * 10], [Limits(24), Limits(most)]
+    plain = PlainDecoder(target, Sampling(), Limits(24))
+    requests = [engine.request(ids, limits=own) for ids, own in zip(prompts, limits, strict=True)]
+    engine.allowed = lambda count: 1 if count > 1 and len(requests[0].answer.ids) < 6 else 6
+    for request in requests:
+        engine.start([request])
+        engine.step()
+    while engine.running:
+        engine.step()
+    for request, ids, own in zip(requests, prompts, limits, strict=True):
+        assert request.answer.ids == plain.generate(ids).ids[: own.max_new_tokens]

@@ -8,13 +8,14 @@ from tests.commands import refused
 from tests.drafters import reference_combined as reference
 from tests.drafters.untrained import combined, lookahead, spectra, unispec
 from tests.reference import DraftTree
-from tests.tiny import tiny_target
+from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core.drafts import Draft
 from slipstream.core.sampling import Chance, Sampling
 from slipstream.core.trees import Trees
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
+from slipstream.drafters.auto import Auto
 from slipstream.drafters.base import Attached, Drafter, Request, Session, Verified
 from slipstream.drafters.combined import (
     Combined,
@@ -26,6 +27,7 @@ from slipstream.drafters.combined import (
 )
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import AdaptiveNgram
+from slipstream.drafters.streaming import Streaming
 
 PROMPT = [3, 14, 15, 9, 26, 5, 3, 14, 15]
 CPU = torch.device("cpu")
@@ -270,3 +272,13 @@ def test_what_cannot_be_combined_is_refused():
     sampled = combined(more=DraftModel(target, 3))
     assert "cannot be combined" in refused(lambda: answered(sampled, target, temperature=1.0))
     assert answered(sampled, target).ids == answered(unispec(), target).ids
+
+
+def test_nodes_carry_the_streams_of_one_drafter():
+    target = tiny_target()
+    parts = {
+        str(seed): Streaming(tiny_speculator(target, seed=seed), "fused", 2) for seed in (1, 2)
+    }
+    assert "schedule=deferred" in refused(lambda: Auto(parts).attach(target))
+    parts["1"].schedule = "deferred"
+    assert Auto(parts).attach(target)

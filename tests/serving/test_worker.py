@@ -4,6 +4,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from tests.drafters import untrained
 from tests.tiny import VOCABULARY, tiny_speculator, tiny_target, tiny_tokenizer
 
 from slipstream.core.errors import InputError
@@ -30,6 +31,7 @@ def engine(kind: str = "deferred", limits: Limits = LIMITS) -> AdaptingEngine:
         "deferred": lambda: Streaming(tiny_speculator(target, copy_scores=True), "deferred", 3),
         "fused": lambda: Streaming(tiny_speculator(target), "fused", 3),
         "prompt lookup": lambda: PromptLookup(3, 7),
+        "lookahead": untrained.lookahead,
     }
     return AdaptingEngine(target, drafters[kind](), Sampling(), limits, BUDGET)
 
@@ -261,7 +263,7 @@ def test_measured_costs_decide_how_large_trees_are():
     own = engine("prompt lookup")
     assert own.allowed(1) == own.allowed(9) == BUDGET  # nothing is measured yet
     own.measure(5)
-    assert list(own.costs) == [1, 2, 4, 5] and own.sizes == [1, 2, 3, 4, 6, 8]
+    assert list(own.costs) == [1, 2, 4, 5] and own.sizes == (1, 2, 3, 4, 6, 8)
     assert all(set(costs) == set(own.sizes) for costs in own.costs.values())
     assert own.running is None
     own.sizes = [1, 2, 4, 8]
@@ -352,9 +354,10 @@ def test_the_cost_of_a_size_is_that_of_steps_that_follow_one_another(monkeypatch
     assert all(width == following for width, following in seen)
 
 
-def test_trees_shrink_as_others_join():
+@pytest.mark.parametrize("kind", ["deferred", "lookahead"])
+def test_trees_shrink_as_others_join(kind):
     """Not only the next ones: those that were drafted for fewer requests, too."""
-    own, prompts = engine(limits=Limits(24)), [[9, 10] * 6, [9, 10] * 7]
+    own, prompts = engine(kind, Limits(24)), [[9, 10] * 6, [9, 10] * 7]
     alone = [own.generate(prompt).ids for prompt in prompts]
     own.sizes = [1, 2, 8]
     own.costs = {1: {1: 1.0, 2: 1.0, 8: 1.0}, 2: {1: 1.0, 2: 9.0, 8: 9.0}}
@@ -366,3 +369,17 @@ def test_trees_shrink_as_others_join():
     while own.running is not None:
         own.step()
     assert [request.answer.ids for request in requests] == alone
+
+
+@pytest.mark.parametrize("kind", ["deferred", "fused", "prompt lookup", "lookahead"])
+def test_measuring_takes_no_more_memory_than_its_steps(kind, monkeypatch):
+    """However long the target's context is."""
+    own, capacities = engine(kind), []
+    own.target.max_positions, new_cache = 1 << 20, own.target.new_cache
+    monkeypatch.setattr(
+        own.target,
+        "new_cache",
+        lambda size, *more: capacities.append(size) or new_cache(size, *more),
+    )
+    own.measure(2)
+    assert capacities and max(capacities) < 700 and set(own.costs) == {1, 2}

@@ -129,6 +129,11 @@ class StepCache:
                 f"the cache holds {self.capacity} rows and cannot stage row {self.slots + rows}"
             )
 
+    def clear(self, batch_size: int) -> None:
+        """Let the slots of so many sequences hold zeros again."""
+        for buffer in self._buffers:
+            buffer[:, :, :batch_size].zero_()
+
     def emptied(self, batch_size: int) -> "StepCache":
         """An empty cache of so many sequences over the same buffers."""
         cache = copy.copy(self)

@@ -98,7 +98,8 @@ def described(part: object, within: tuple[int, ...] = ()) -> object:
     ours = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
     kept = vars(part) if ours and id(part) not in within and hasattr(part, "__dict__") else {}
     within = (*within, id(part))
-    return {type(part).__name__: {name: described(each, within) for name, each in kept.items()}}
+    own = {name: each for name, each in kept.items() if not name.startswith("_")}
+    return {type(part).__name__: {name: described(each, within) for name, each in own.items()}}
 
 
 def calibrated_decoder(

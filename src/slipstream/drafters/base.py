@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -153,10 +152,11 @@ class Attached(ABC):
     target: what verifies: the given one, unless the drafter was trained together with a fine-tuned
     copy of it (shared mode). mergeable: whether its trees may be parts of larger ones; draws:
     whether their tokens are drawn where the target's are; keeps: whether later prompts find what
-    earlier ones stored; details: what tables say of it beside its name.
+    earlier ones stored; adds_rows: whether nodes carry further rows; details: what tables say of it
+    beside its name.
     """
 
-    mergeable, draws, keeps, details = True, False, False, ""
+    mergeable, draws, keeps, adds_rows, details = True, False, False, False, ""
 
     def __init__(self, target: Target):
         self.target = target
@@ -188,13 +188,10 @@ class Drafter(Settings, ABC):
 
     def attached(self, target: Target) -> Attached:
         """Attached to `target`, once for calls with the same one."""
-        kept = _ATTACHED.get(self)
-        if kept is None or kept[0] is not target:
-            kept = _ATTACHED[self] = target, self.attach(target)
-        return kept[1]
-
-
-_ATTACHED: WeakKeyDictionary[Drafter, tuple[Target, Attached]] = WeakKeyDictionary()
+        kept, attached = vars(self).get("_attached", (None, None))
+        if kept is not target:
+            self._attached = target, (attached := self.attach(target))
+        return attached
 
 
 class HostSession(Session):

@@ -78,7 +78,8 @@ class DraftModelSession(Session):
         verified.host()
         depths = lengths.begin([self._room(request, budget) for request in requests])
         texts = [request.tokens for request in requests]
-        fed, chain, drawn_from = self.reader.unread(texts), [verified.next_tokens], []
+        unread, chain, drawn_from = self.reader.unread(texts), [verified.next_tokens], []
+        fed = [own if depth else [] for own, depth in zip(unread, depths, strict=True)]
         for node in range(max(depths)):
             going = [place for place, depth in enumerate(depths) if node < depth]
             if not going:

@@ -170,7 +170,8 @@ class AttachedGuessing(AttachedHost):
 
     def ask(self, verified: Verified, states: list[Branches]) -> Brought | None:
         """(B, branches, n) what the target says after each branch."""
-        if verified.prompt or not states[0].ends:
+        width = verified.trees.width  # of trees that were cut, as others joined, nothing is asked
+        if verified.prompt or not all(state.ends and max(state.ends) < width for state in states):
             return None
         logits = verified.logits
         ends = on_device([state.ends for state in states], logits.device)
@@ -189,6 +190,8 @@ class AttachedGuessing(AttachedHost):
             state.read(tokens)
         ahead = state.paths()
         room = budget - 1 - len(ahead) * (settings.ngram - 1)
+        if room < 0:  # as many were meant for larger trees
+            ahead, room = [], budget - 1
         paths = PathTree(tokens[-1], 1 + room)
         found = settings.found(tokens, state.stored, room)[: settings.guesses]
         if self.retrieved is not None and len(found) < settings.guesses:

@@ -32,6 +32,11 @@ class Several(Drafter):
                     "of larger ones; leave it out"
                 )
             target = parts[name].target
+        if sum(part.adds_rows for part in parts.values()) > 1:
+            raise InputError(
+                "drafter.drafters: the nodes of a forward carry the streams of one drafter; set "
+                "schedule=deferred for all others"
+            )
         return target, parts
 
 

@@ -11,6 +11,7 @@ of the forward.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -99,7 +100,7 @@ class Streaming(Drafter):
         """Both schedules, where the choice is ours."""
         found: dict[str, Attached] = {attached.schedule: attached}
         if self.schedule == "auto" and attached.speculator.config.mode == "lossless":
-            found["fused"] = AttachedStreaming(attached.target, self, attached.speculator, "fused")
+            found["fused"] = attached.fused
         return found
 
 
@@ -111,7 +112,7 @@ class AttachedStreaming(Attached):
     ):
         super().__init__(target)
         self.settings, self.speculator, self.schedule = settings, speculator, schedule
-        self.draws = settings.drawn
+        self.draws, self.adds_rows = settings.drawn, schedule == "fused"
         additions = speculator.config.additions(schedule)
         self.details = f"{schedule}: {', '.join(additions) or 'no additions'}"
         self.length = settings.length and settings.length.attach()
@@ -125,6 +126,11 @@ class AttachedStreaming(Attached):
             self.merged = speculator.merged_layers(target)
         if speculator.scores_pairs:
             self.pairs = PairScores(target, speculator.transitions, speculator.copying)
+
+    @cached_property
+    def fused(self) -> "AttachedStreaming":
+        """The same streams by the other schedule."""
+        return AttachedStreaming(self.target, self.settings, self.speculator, "fused")
 
     def start(self, requests: Sequence[Request], budget: int) -> StreamSession:
         kind = FusedSession if self.schedule == "fused" else DeferredSession

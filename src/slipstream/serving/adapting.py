@@ -124,7 +124,8 @@ class AdaptingEngine(Engine):
         """Fewest seconds of a step with trees of each size; fewer sizes where the target's context
         has no room for all steps."""
         length = max(1, min(PROMPT, self.target.max_positions // 4))
-        limits, size = Limits(self.target.max_positions, (), frozenset()), self.target.vocab_size
+        most, size = (1 + STEPS * len(self.sizes)) * self.budget + 1, self.target.vocab_size
+        limits = Limits(most, (), frozenset())
         prompts = [[(place + each) % size for place in range(length)] for each in range(count)]
         self._fixed, self.running = 1, None
         self.start([self.request(own, limits=limits, sampling=Sampling()) for own in prompts])

@@ -117,6 +117,8 @@ class CompiledLayers:
                 self._buffers = allocate(*largest, GRANULARITY)
             except torch.OutOfMemoryError:  # where the longest prompt was not of the largest batch
                 self._buffers = allocate(*needed, GRANULARITY)
+        elif self._user() is None:  # 0 times what an overflow left there would be no number
+            self._buffers.clear(padded(batch))
         cache = self._buffers.emptied(batch)
         self._user = weakref.ref(cache)
         return cache

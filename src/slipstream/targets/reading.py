@@ -13,6 +13,9 @@ from slipstream.core.transfer import right_padded
 from slipstream.targets.rows import LayerVisitor, Rows
 from slipstream.targets.target import Target
 
+READ = 1024
+"""Most tokens of a text in one forward."""
+
 
 def read_on(
     model: Target,
@@ -72,8 +75,13 @@ class CachedModel:
     def read(self, tokens: list[list[int]]) -> torch.Tensor:
         """Read on, at least one text; (B, D) states of the last tokens, before the final norm.
 
-        Texts without new tokens have something meaningless there.
+        Texts without new tokens have something meaningless there. Where a text has more of them
+        than there is room for behind the longest, they are read in parts.
         """
+        while max(map(len, tokens)) > (most := min(READ, self.cache.room - self.cache.bound)):
+            parts = [own[: max(0, min(most, len(own) - most))] for own in tokens]
+            read_on(self.model, parts, self.cache)
+            tokens = [own[len(part) :] for own, part in zip(tokens, parts, strict=True)]
         states = read_on(self.model, tokens, self.cache).hidden
         last = [max(0, len(own) - 1) for own in tokens]  # what is wider is padding
         if len(set(last)) == 1:
