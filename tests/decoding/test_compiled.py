@@ -531,3 +531,31 @@ def test_what_is_no_number_does_not_stay_in_the_buffers(replayed, name):
         pass
     gc.collect()
     assert ours.generate([3, 1, 4]).ids == eager.generate([3, 1, 4]).ids
+
+
+def test_requests_that_came_during_a_long_prompt_get_graphs_again(cuda, replayed, monkeypatch):
+    """The prompt that is read in parts holds the buffers of graphs, so the others have their own
+    until the next one joins."""
+    eager, ours = DECODERS["deferred"](tiny_target()), DECODERS["deferred"](replayed(tiny_target()))
+    prompts = [[n % VOCABULARY for n in range(40)], [3, 1, 4], [9, 2], [6, 5, 3]]
+    requests = [ours.request(prompt, limits=Limits(24)) for prompt in prompts]
+
+    def shared() -> bool:
+        return ours.running.cache.layers is ours.target.compiled._buffers.layers
+
+    reading = ours.starting(requests[:1], 8)
+    next(reading)
+    ours.start(requests[1:2])
+    assert not shared()
+    list(reading)
+    assert shared()
+    ours.step()
+    ours.start(requests[2:3])
+    assert shared()
+    reading = ours.starting(requests[3:], 1)
+    next(reading), ours.step(), list(reading)
+    assert shared()
+    while ours.running:
+        ours.step()
+    for request, prompt in zip(requests, prompts, strict=True):
+        assert request.answer.ids == eager.generate(prompt).ids

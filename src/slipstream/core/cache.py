@@ -129,6 +129,15 @@ class StepCache:
                 f"the cache holds {self.capacity} rows and cannot stage row {self.slots + rows}"
             )
 
+    @torch.inference_mode()
+    def copied(self) -> "StepCache":
+        """The same sequences in buffers of their own."""
+        cache, count = copy.copy(self), len(self.lengths)
+        cache._buffers = [buffer[:, :, :count].clone() for buffer in self._buffers]
+        cache.layers = [(layer[0], layer[1]) for buffer in cache._buffers for layer in buffer]
+        cache.batch_size = count
+        return cache
+
     def clear(self, batch_size: int) -> None:
         """Let the slots of so many sequences hold zeros again."""
         for buffer in self._buffers:

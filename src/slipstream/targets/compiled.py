@@ -123,6 +123,12 @@ class CompiledLayers:
         self._user = weakref.ref(cache)
         return cache
 
+    def deserted(self, first: StepCache, second: StepCache) -> bool:
+        """Whether the buffers that graphs were captured for are not those of `first`, and nobody's
+        but of `second`: so it is once others came while a long prompt was read in parts."""
+        apart = self._buffers is not None and first.layers is not self._buffers.layers
+        return apart and self._user() in (None, second)
+
     def prompt_width(self, length: int, cache: StepCache) -> int:
         """How many rows prompts of up to `length` tokens have in an empty cache, so that graphs
         serve many of them; 0 where it does not matter."""

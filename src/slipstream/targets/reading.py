@@ -90,11 +90,14 @@ class CachedModel:
 
 
 def joined(model: Target, first: StepCache, second: StepCache) -> StepCache:
-    """A cache with the sequences of both: the first one, where it has room for the others."""
-    cache = first
-    if not first.fits(second):
-        count = len(first.lengths) + len(second.lengths)
-        cache = model.new_cache(max(first.room, second.room), count, instead_of=first)
+    """A cache with the sequences of both: the first one, where it has room for the others, or one
+    that graphs were captured for."""
+    cache, count = first, len(first.lengths) + len(second.lengths)
+    room, moves = max(first.room, second.room), model.compiled and model.compiled.deserted
+    if moves and moves(first, second):
+        cache, second = model.new_cache(room, count, instead_of=second), second.copied()
+    elif not first.fits(second):
+        cache = model.new_cache(room, count, instead_of=first)
     with torch.inference_mode():
         cache.take_in(first, second)
     return cache
