@@ -6,6 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+from slipstream.core.device import device_name
 from slipstream.core.files import key_of, write_json
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Below1, Budget, Count, NotNegative, Size, Text
@@ -19,6 +22,7 @@ from slipstream.evaluation.comparison import ALL_SETS, Run, compare, total_of
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Transformers
 from slipstream.evaluation.prompts import PromptSets
+from slipstream.results.record import commit
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import load_target
 from slipstream.targets.quantized import weight_bytes
@@ -55,7 +59,7 @@ def scale(
     each size and temperature; the choice may take as many as any. folder: where models and
     calibrations go, and the rows of each size: what is there is not made again.
     """
-    chosen_on = calibration.take(calibration_prompts)
+    chosen_on = calibration.take_for(target, LIMITS, calibration_prompts)
     rows: Rows = []
     for size in sizes:
         place = "slipstream/small-"
@@ -75,23 +79,25 @@ def scale(
         choice = Auto({"streams": drafters["streams, deferred"]} | parts)
         for temperature in temperatures:
             asked = [prompt.text for prompt in chosen_on + prompts], described(drafters), budgets
-            key = key_of(size, dtype, temperature, repeats, *asked, described(choice))
+            where = device_name(large.device), torch.get_num_threads(), bool(large.compiled)
+            settings = size, dtype, temperature, repeats, commit()
+            key = key_of(*settings, *where, *asked, described(choice))
             kept = Path(folder) / f"{size}-{key}.json"
             if kept.exists():
                 rows += json.loads(kept.read_text(encoding="utf-8"))
                 continue
             sampling = Sampling(temperature)
-            calibrations = Calibrations(Path(folder) / "calibrations")
+            calibrations, widest = Calibrations(Path(folder) / "calibrations"), max(budgets)
             for drafter in drafters.values():
                 key = calibration_key(large, described(drafter), sampling)
-                if key in calibrations:
-                    continue
-                ways = drafter.variants(drafter.attach(large))
-                ids = token_ids(large, chosen_on)
-                found = calibrate(large, ways, ids, sampling, LIMITS, budgets, 1)
-                calibrations.save(key, found)
+                if key not in calibrations:
+                    ways = drafter.variants(drafter.attach(large))
+                    ids = token_ids(large, chosen_on)
+                    found = calibrate(large, ways, ids, sampling, LIMITS, budgets, 1)
+                    calibrations.save(key, found)
+                widest = max(widest, calibrations.load(key).budget)
             methods = _methods(drafters, paths[1], str(calibrations.folder))
-            methods["auto"] = Speculative(choice, max(budgets))
+            methods["auto"] = Speculative(choice, widest)
             runs = compare(methods, prompts, large, sampling, LIMITS, repeats, seed=0)
             millions = weight_bytes(large.model) / large.dtype.itemsize / 1e6
             shared = {"size": size, "parameters, M": millions, "temperature": temperature}

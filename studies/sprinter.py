@@ -88,7 +88,8 @@ def sprinter(
         if rule is not None
     }
     ruled = prepared("study.lengths", rules, target, sampling, limits, True)
-    first = _with_references(target, calibration.take(calibration_prompts), limits)
+    first = calibration.take_for(target, limits, calibration_prompts)
+    first = _with_references(target, first, limits)
     tried = {"speculative": speculative} | sprinters
     tries = {r.method: r for r in compare(tried, first, target, sampling, limits, 1, seed)}
     chosen = _chosen(tries, first, tolerance)
@@ -218,7 +219,7 @@ def _costs(total: Statistics, totals: dict[str, Statistics], flops: int) -> dict
         "ms/token": 1000 / total.tokens_per_second,
         "vs plain": total.tokens_per_second / plain,
         "vs SD": total.tokens_per_second / exact,
-        "tokens/call": total.tau,
+        "tokens/call": total.tau if total.target_forwards else None,
         "target MFLOPs/token": flops * total.target_rows / total.tokens / 1e6,
         "one row a call": flops * total.target_forwards / total.tokens / 1e6,
     }

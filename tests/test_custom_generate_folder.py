@@ -280,3 +280,14 @@ def test_transformers_serve_streams_through_it(served, model, tokenizer, batch, 
     expected = model.generate(one(batch), **GREEDY)[0, one(batch).shape[1] :]
     assert "".join(filter(None, pieces)) == tokenizer.decode(expected, skip_special_tokens=True)
     assert len(pieces) > 4 and calls
+
+
+def test_a_model_with_reordered_weights_is_the_one_its_speculator_belongs_to():
+    """Its tokenizer is opened later, and its weights are not looked at again."""
+    model = AutoModelForCausalLM.from_pretrained(
+        locate("slipstream/small-target"), dtype=torch.float32
+    )
+    ids = torch.tensor([[5, 6, 7]])
+    ours(model, ids, **GREEDY, packed=True)
+    found = slipstream.generate("name[The Mill]", target=model, max_new_tokens=8)
+    assert found.ids == slipstream.generate("name[The Mill]", max_new_tokens=8).ids

@@ -24,7 +24,7 @@ from slipstream.drafters.base import Drafter
 from slipstream.evaluation.run import converse
 from slipstream.speculators.hub import from_pretrained
 from slipstream.targets.compiled import compile_target
-from slipstream.targets.loading import fingerprint, load_target, target_of
+from slipstream.targets.loading import load_target, target_of, tokenizer_digest
 from slipstream.targets.packed import is_fused, is_packed
 from slipstream.targets.target import Target
 
@@ -226,7 +226,7 @@ def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:
                 f"target: no tokenizer is in {name!r}, from where the model came; give the model's "
                 "folder, or Target(model, tokenizer)"
             ) from error
-        target.fingerprint = fingerprint(target)
+        target.fingerprint |= {"tokenizer": tokenizer_digest(target)}
     return target
 
 

@@ -1,8 +1,10 @@
 """Where answers end, what is counted, and what callers are told while they grow."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from tests.commands import refused
-from tests.tiny import tiny_target
+from tests.tiny import tiny_target, tiny_tokenizer
 
 import slipstream
 from slipstream.core.errors import InputError
@@ -13,6 +15,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation import methods
 from slipstream.evaluation.run import answer_one
@@ -196,3 +199,28 @@ def test_the_terminal_shows_what_was_written(small, monkeypatch, capsys, text):
     monkeypatch.setattr(methods, "PlainDecoder", Spelling)
     answer_one(small, methods.Plain(), Sampling(), Limits(), "Write", 0)
     assert capsys.readouterr().out.startswith(f"{text}\n")
+
+
+def test_a_special_token_stops_where_it_is_asked_to():
+    """Though no text has it."""
+    target = tiny_target()
+    target.tokenizer = tiny_tokenizer()
+    ids = PlainDecoder(target, Sampling(), Limits(12)).generate([3, 1, 4]).ids
+    place = next(place for place in range(2, 12) if ids[place] not in ids[:place])
+    word = f"w{ids[place]}"
+    target.tokenizer.add_special_tokens({"additional_special_tokens": [word]})
+    found = PlainDecoder(target, Sampling(), Limits(12, word)).generate([3, 1, 4])
+    assert found.finished == "stop" and found.ids == ids[: place + 1] and word not in found.text
+
+
+def test_threads_take_turns_with_a_target():
+    target = tiny_target()
+    alone = PlainDecoder(target, Sampling(), Limits(30))
+    prompts = [[3, 1, seed] for seed in range(12)]
+    expected = [alone.generate(prompt).ids for prompt in prompts]
+
+    def answer(prompt):
+        return Engine(target, PromptLookup(2, 3), Sampling(), Limits(30), 6).generate(prompt).ids
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(answer, prompts)) == expected

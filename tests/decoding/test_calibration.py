@@ -4,6 +4,7 @@ import gc
 import json
 import math
 import weakref
+from itertools import count
 
 import numpy as np
 import pytest
@@ -236,3 +237,29 @@ def test_a_step_that_takes_another_time_than_calibrated_is_noticed_once(factor, 
     assert len(said) == noticed
     if said:
         assert f"{abs(factor - 1):.0%}" in said[0] and "calibrate=true" in said[0]
+
+
+def test_sizes_of_later_rounds_are_held_against_plain_decoding_of_their_own(monkeypatch):
+    """The machine is twice as slow from the second round on: nothing changes."""
+    found = []
+    for slower in (1.0, 2.0):
+        rounds = count()
+
+        def measured(decoders, prompts, repeats, rounds=rounds, slower=slower):
+            factor = slower if next(rounds) else 1.0
+            found = {}
+            for way, budget in decoders:
+                steps = 1000 // min(budget, 20)
+                seconds = factor * steps * (1 + budget / 100)
+                found[way, budget] = [Statistics(0, 1000, steps, seconds)]
+            return found
+
+        monkeypatch.setattr(calibration, "measured", measured)
+        target = tiny_target()
+        drafter = PromptLookup(2, 3)
+        ways = drafter.variants(drafter.attach(target))
+        found.append(calibrate(target, ways, [[1, 2]], Sampling(), Limits(4), [2, 4], 1))
+        assert next(rounds) > 2
+    first, second = found
+    assert (second.way, second.budget) == (first.way, first.budget) and first.budget > 4
+    assert second.speedup == pytest.approx(first.speedup)

@@ -559,3 +559,14 @@ def test_requests_that_came_during_a_long_prompt_get_graphs_again(cuda, replayed
         ours.step()
     for request, prompt in zip(requests, prompts, strict=True):
         assert request.answer.ids == eager.generate(prompt).ids
+
+
+def test_padding_of_trees_is_no_work_that_was_asked_for(replayed):
+    """A draft model of three tokens in a budget of six: as many rows as eagerly."""
+    found = []
+    for prepare in (lambda target: target, replayed):
+        decoder = DECODERS["draft model"](prepare(tiny_target()))
+        took = [decoder.generate(ids, 1).statistics for ids in BATCH]
+        took += [each.statistics for each in decoder.generate_batch(BATCH, [1, 2, 3])]
+        found.append([(each.target_rows, each.target_forwards) for each in took])
+    assert found[0] == found[1] and found[0][0][0] <= 4 * found[0][0][1]

@@ -57,7 +57,7 @@ def study(tmp_path_factory):
         num_tokens=3,
         longest=5,
         points=[(1.2, 0.001), (1.2, 0.5), (1.2, 0.999)],
-        calibration=SimpleNamespace(take=lambda count: PROMPTS[:count]),
+        calibration=SimpleNamespace(take_for=lambda _, __, count: PROMPTS[:count]),
         calibration_prompts=3,
         tolerance=100.0,
         judge=TargetLikelihood(),
@@ -122,7 +122,8 @@ def test_controls_ask_as_often_as_the_chosen_point(study, target):
     (chosen,) = {row["method"] for row in found.rows if row["how"] == "chosen"}
     assert chosen == "sprinter_1.2_0.5"
     rows = {row["method"]: row for row in found.rows if row["task"] == "first"}
-    calls = {name: 1 / row["tokens/call"] for name, row in rows.items()}
+    asked = {name: row["tokens/call"] for name, row in rows.items()}  # None where nobody asked
+    calls = {name: 1 / tokens if tokens else 0.0 for name, tokens in asked.items()}
     assert calls["control_cap"] == pytest.approx(calls[chosen], rel=0.2)
     assert calls["control_random"] == pytest.approx(calls[chosen], rel=0.4)  # by chance
     assert rows["control_draft"]["one row a call"] == 0

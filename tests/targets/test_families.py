@@ -6,14 +6,20 @@ from contextlib import contextmanager
 import pytest
 import torch
 from tests.reference import DraftTree
-from tests.tiny import ARCHITECTURES, VOCABULARY, random_tree, tiny_target
+from tests.tiny import ARCHITECTURES, VOCABULARY, random_tree, tiny_speculator, tiny_target
 from torch import nn
 from transformers import DynamicCache, MambaConfig
 
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.core.masks import tree_mask
+from slipstream.core.sampling import Sampling
 from slipstream.core.trees import Trees
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.plain import PlainDecoder
+from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.drafters.streaming import Streaming
 from slipstream.targets.families import family_of
 from slipstream.targets.rows import Rows
 from slipstream.targets.target import Target
@@ -220,3 +226,31 @@ def test_layers_look_back_over_their_window_alone(architecture, monkeypatch):
     monkeypatch.setattr(target.family, "window", lambda layer: None)
     everywhere = target.forward(torch.tensor([tokens]), torch.arange(20)[None], None, None)
     assert (target.logits(everywhere.hidden) - expected).abs().max() > 1e-3
+
+
+def test_positions_that_change_with_the_length_end_where_they_would():
+    """LongRoPE rotates all rows of a longer forward in another way; keys of before would stay."""
+    factors = [1.0, 1.0, 1.0]
+    rope = dict(
+        rope_type="longrope", short_factor=factors, long_factor=[4.0, 5.0, 6.0],
+        rope_theta=10_000.0,
+    )  # fmt: skip
+    changes = dict(original_max_position_embeddings=16, sliding_window=None)
+    target = tiny_target("phi3", rope_parameters=rope, **changes)
+    assert target.max_positions == 16
+    theirs = target.model.generate(
+        torch.tensor([[3, 1, 4]]), max_new_tokens=13, do_sample=False, pad_token_id=0
+    )
+    for drafter in (None, PromptLookup(2, 3), Streaming(tiny_speculator(target), "fused", 2)):
+        limits = Sampling(), Limits(30)
+        decoder = PlainDecoder(target, *limits)
+        if drafter is not None:
+            decoder = Engine(target, drafter, *limits, 6)
+        assert decoder.generate([3, 1, 4]).ids == theirs[0, 3:].tolist()
+
+
+def test_a_window_over_a_long_text_is_one_row_of_a_mask():
+    rows = Rows(torch.zeros(1, 1, 2), torch.tensor([[200_000]]), None)
+    mask = rows.mask_within(4096, 200_000)
+    assert mask.shape == (1, 1, 1, 200_001) and mask.sum() == 4096
+    assert mask[..., -4096:].all()

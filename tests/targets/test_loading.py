@@ -15,6 +15,8 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.streaming import Streaming
+from slipstream.speculators.checkpoint import load_speculator, save_speculator
+from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
 from slipstream.targets.loading import fingerprint, load_target, vocabulary_of
 from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.packed import PackedLinear
@@ -256,3 +258,32 @@ def test_a_flipped_bit_of_a_target_or_an_adapter_is_noticed(folder, tmp_path):
         with pytest.raises(InputError, match=f"^target.{field}: .*{path.name}.* SHA256SUMS"):
             load_target(**given)
         path.write_bytes(whole)
+
+
+def test_an_adapter_on_a_device_mapped_target_leaves_its_dtype(folder, tmp_path):
+    """It is merged in float32."""
+    adapted, _ = with_lora(load_target(str(folder), device="cpu", packed=False), LoraSettings(2))
+    save_lora(tmp_path / "adapter", adapted)
+    given = dict(device_map={"": "cpu"}, adapter=str(tmp_path / "adapter"))
+    assert load_target(str(folder), "bfloat16", **given).dtype == torch.bfloat16
+
+
+def test_gemmas_scale_of_embeddings_is_that_of_the_dtype(tmp_path):
+    """And not of the one that the folder was saved in."""
+    target = tiny_target("gemma", hidden_size=20)
+    target.model.bfloat16().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    ours = load_target(str(tmp_path), "float32", "cpu", packed=False)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(ours.model(ids).logits, theirs(ids).logits)
+
+
+def test_a_medusa_with_heads_of_its_own_opens_for_reordered_weights(folder, tmp_path):
+    target = load_target(str(folder), device="cpu", packed=False)
+    speculator = MedusaSpeculator(target, MedusaConfig(own_heads=True, num_heads=2))
+    save_speculator(tmp_path / "model", speculator, target, 8, "card")
+    packed = load_target(str(folder), device="cpu")
+    opened = load_speculator(str(tmp_path / "model"), packed)
+    for name, tensor in speculator.state_dict().items():
+        assert torch.equal(opened.state_dict()[name], tensor)

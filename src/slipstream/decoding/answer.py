@@ -94,6 +94,9 @@ class Answer:
             raise InputError("stop: the target has no tokenizer to find texts with; leave it out")
         self.tokenizer, self.limits, self.room = target.tokenizer, limits, room
         self.end_ids = target.end_ids if limits.end_ids is None else limits.end_ids
+        special = getattr(self.tokenizer, "all_special_tokens", ())  # which texts leave out
+        stops = [stop for stop in limits.stop if stop in special]
+        self._stop_ids = {self.tokenizer.convert_tokens_to_ids(stop) for stop in stops}
         self.callback = callback
         self.ids: list[int] = []
         self.drafted = 0
@@ -111,7 +114,7 @@ class Answer:
             self._stream.add(token)
         if token in self.end_ids:
             self.finished = "end"
-        elif self._stop_at(self._stream.text) is not None:
+        elif token in self._stop_ids or self._stop_at(self._stream.text) is not None:
             self.finished = "stop"
         elif len(self.ids) >= self.room:
             self.finished = "length"

@@ -7,7 +7,7 @@ calibration"; s(g) is the whole step here, drafting included, so that it holds f
 take time, too.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -126,6 +126,7 @@ def calibrate(
     if not budgets or min(budgets) < 2 or sorted(set(budgets)) != list(budgets):
         raise InputError("calibration.budgets: give sizes of at least 2, in ascending order")
     sizes, points = {way: list(budgets) for way in drafters}, {way: [] for way in drafters}
+    plain: Point | None = None
     while sizes:
         decoders: dict[tuple[str, int], Decoder] = {
             (way, budget): Engine(target, drafters[way], sampling, limits, budget)
@@ -134,9 +135,13 @@ def calibrate(
         }
         decoders["plain", 1] = PlainDecoder(target, sampling, limits)
         found = measured(decoders, prompts, repeats)
+        now = point_of(1, found["plain", 1])
+        plain = plain or now
         for way, own in sizes.items():
-            points[way] += [point_of(budget, found[way, budget]) for budget in own]
-        plain = point_of(1, found["plain", 1])
+            for budget in own:  # in seconds of the first round
+                point = point_of(budget, found[way, budget])
+                seconds = point.seconds * plain.seconds / now.seconds
+                points[way].append(replace(point, seconds=seconds))
         sizes = {way: [larger] for way in sizes if (larger := _beyond(points[way]))}
     return chosen(points, plain)
 

@@ -7,6 +7,7 @@ them; the last parts of a batch of prompts run together: one forward decides all
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from threading import RLock
 
 import torch
 
@@ -23,6 +24,9 @@ from slipstream.targets.target import Target
 
 PREFILL_ROWS = 1024
 """Most rows of a prompt in one forward."""
+_ONE_AT_A_TIME = RLock()
+"""Threads that decode with one target take turns, step by step: its config says meanwhile how it
+attends, and graphs share their memory."""
 
 
 class Decoder(ABC):
@@ -128,7 +132,7 @@ class Decoder(ABC):
 
     @torch.inference_mode()
     def _advance(self, batch: Batch) -> None:
-        with batch.charged():
+        with _ONE_AT_A_TIME, batch.charged():
             self._step(batch)
         batch.leave()
 
@@ -143,10 +147,10 @@ class Decoder(ABC):
             for part in range(before, -1, -1)
         ]
         for part in parts[:-1]:
-            with batch.charged(), batch.clock.share("prefill"):
+            with _ONE_AT_A_TIME, batch.charged(), batch.clock.share("prefill"):
                 read_on(target, part, batch.cache, batch.session.visitors)
             yield
-        with batch.charged(), batch.clock.share("prefill"):
+        with _ONE_AT_A_TIME, batch.charged(), batch.clock.share("prefill"):
             self._first_tokens(batch, parts[-1])
 
     def _first_tokens(self, batch: Batch, parts: list[list[int]]) -> None:

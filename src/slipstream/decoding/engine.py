@@ -60,7 +60,7 @@ class Engine(Decoder):
                 staged = rows.kept.clamp(min=0).gather(1, verified.paths)
                 below = rows.kept_from, staged
             batch.cache.commit(verified.paths, verified.counts, below)
-        width, lengths = batch.trees.width, batch.cache.lengths
+        width, lengths = batch.drafted, batch.cache.lengths
         self._decided(batch, verified)
         decided = [len(own) for own in verified.host()]
         batch.cache.learn([sum(pair) for pair in zip(lengths, decided, strict=True)])
@@ -82,6 +82,7 @@ class Engine(Decoder):
         """All trees in one forward, and where it led."""
         cache, trees, visitors = batch.cache, batch.trees, tuple(batch.session.visitors)
         compiled, depth = self.target.compiled is not None, trees.depth
+        batch.drafted = trees.width
         if compiled:
             trees = batch.trees = trees.alike(self.widths(trees.width))
             depth = (1 << depth.bit_length()) - 1

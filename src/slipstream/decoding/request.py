@@ -87,7 +87,8 @@ class Ahead:
 class Batch:
     """Requests that are answered together.
 
-    cache: of the target; trees: the next drafts, None before the prompts have run; session: what
+    cache: of the target; trees: the next drafts, None before the prompts have run; drafted: how
+    many nodes those have that are verified, without the padding of compiled steps; session: what
     drafts them; ahead: a forward of these trees that has begun, None for none. samplings: of each
     request, or one that all have; room: (B,) on the device, how many more tokens each answer may
     have.
@@ -96,6 +97,7 @@ class Batch:
     def __init__(self, requests: Sequence[Answering], cache: StepCache, session: Session):
         self.cache, self.session, self.clock = cache, session, Clock()
         self.trees: Trees | None = None
+        self.drafted = 0
         self.ahead: Ahead | None = None
         self._take(list(requests))
 

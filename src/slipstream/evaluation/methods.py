@@ -227,8 +227,18 @@ class Transformers(Method):
         self.drafter = "DraftModel" if assistant else lookup
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
+        from transformers import GenerationConfig
+
+        if limits.stop or limits.end_ids is not None:
+            raise InputError(
+                "methods: transformers' generate would not end where limits.stop and "
+                "limits.end_ids say; leave its methods out, e.g. methods.transformers=null"
+            )
         dtype, device = str(target.dtype).removeprefix("torch."), target.device.type
         self.target = load_target(target.name, dtype, device, packed=False, **target.loading)
+        # What a model's own config may ask for besides, such as penalties, is left out, as by us.
+        ends = sorted(self.target.end_ids)
+        self.target.model.generation_config = GenerationConfig(eos_token_id=ends or None)
         self.limits = limits
         self.options: dict[str, object] = {"do_sample": not sampling.greedy}
         if not sampling.greedy:

@@ -81,10 +81,16 @@ class Server(Checked):
                 "to the key"
             )
 
+    def places(self, accelerator: str) -> int:
+        """How many requests may be open: those that all workers answer, and those that wait."""
+        workers = torch.cuda.device_count() if accelerator == "cuda" else 1
+        workers = workers if self.devices == "auto" else self.devices
+        return workers * self.max_running + self.max_waiting
+
     def run(self, make: Callable[[str], Decoder], settings: Settings, accelerator: str) -> None:
         """Serve until the process is told to end; make: a decoder for a device, in its worker."""
         check_free(self.host, self.port)
-        board = Board(self.max_running + self.max_waiting, workers=64)
+        board = Board(self.places(accelerator), workers=64)
         spec = Spec(settings, board)
         api = Api(self, make, spec)
         server = Processes(

@@ -94,7 +94,8 @@ class Worker:
             return True
         job, target = asked.job, self.decoder.target
         try:
-            if job.limits.max_new_tokens > target.max_positions:
+            most, usual = job.limits.max_new_tokens, self.decoder.limits.max_new_tokens
+            if most > target.max_positions and most != usual:  # the server's own limit is cut
                 raise InputError(
                     f"max_tokens: the model's context has {target.max_positions} tokens; ask for "
                     "fewer"

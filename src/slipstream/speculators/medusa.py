@@ -19,6 +19,7 @@ from slipstream.core.settings import Count, PositiveShare, Size
 from slipstream.speculators.base import Batch, DraftingSpeculator, SpeculatorConfig, causal_rows
 from slipstream.speculators.head_loss import head_loss, in_slices
 from slipstream.speculators.labels import NO_LABEL, future_tokens, guess_means
+from slipstream.targets.packed import PackedLinear
 from slipstream.targets.rows import rows_at
 from slipstream.targets.target import Target
 
@@ -133,11 +134,14 @@ class MedusaSpeculator(DraftingSpeculator):
 
 def _copied(head: nn.Module) -> nn.Module:
     """A trainable float32 copy of a target's LM head."""
-    if type(head) is not nn.Linear:
+    if type(head) not in (nn.Linear, PackedLinear):
         raise InputError(
             "speculator.own_heads: the target's LM head is no plain linear layer, so it cannot be "
             "copied; set it to false"
         )
     copy = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
-    copy.load_state_dict(head.state_dict())
+    with torch.no_grad():
+        copy.weight.copy_(head.weight)
+        if head.bias is not None:
+            copy.bias.copy_(head.bias)
     return copy

@@ -22,6 +22,7 @@ from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.core.settings import checked
 from slipstream.core.trees import Trees
+from slipstream.targets.families import rope_kinds
 from slipstream.targets.packed import is_packed
 from slipstream.targets.quantized import is_quantized
 from slipstream.targets.rows import Rows
@@ -72,10 +73,7 @@ def _obstacle(target: Target) -> str | None:
         return "quantised weights are not compiled; set target.quantization=null"
     if target.num_parallel > 1 or hasattr(target.model, "hf_device_map"):
         return "a target spread over devices is not compiled; load it whole"
-    # Of all layers, or of each kind of layers.
-    rope = getattr(target.model.config, "rope_parameters", None) or {}
-    kinds = [each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)]
-    if "dynamic" in kinds or "longrope" in kinds:
+    if {"dynamic", "longrope"} & rope_kinds(target.model.config):
         return (
             "rotary positions that depend on the length are not compiled; set engine.compile=auto"
         )

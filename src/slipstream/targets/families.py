@@ -16,6 +16,12 @@ from slipstream.core.errors import InputError
 Rotary = tuple[torch.Tensor, torch.Tensor] | None
 
 
+def rope_kinds(config) -> set[str | None]:
+    """Kinds of rotary positions that a config names, of all layers or of each kind of layers."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
+
+
 class Family:
     """Llama-like decoders: rotary positions, pre-norm, separate projections, an MLP module.
 
@@ -40,6 +46,10 @@ class Family:
         self.embeddings = model.get_input_embeddings()
         self.layers: nn.ModuleList = getattr(self.decoder, self.layer_list)
         self.max_positions: int = model.config.max_position_embeddings
+        if "longrope" in rope_kinds(model.config):
+            # Beyond it all rows of a forward would be rotated in another way than those before.
+            first = model.config.rope_parameters["original_max_position_embeddings"]
+            self.max_positions = min(self.max_positions, first)
         self.sliding_window: int | None = getattr(model.config, "sliding_window", None)
         # Query heads that share keys.
         self.groups: int = model.config.num_attention_heads // self.cache_shape[0]

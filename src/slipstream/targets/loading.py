@@ -98,10 +98,14 @@ def load_target(
     target = Target(model.eval().requires_grad_(False), tokenizer, name)
     target.fingerprint = fingerprint(target)
     target.loading = dict(adapter=adapter, quantization=quantization, device_map=device_map)
-    if not placed and not quantized.is_quantized(model):
+    if not quantized.is_quantized(model):  # an adapter was merged in float32
         for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
             parameter.data = parameter.data.to(DTYPES[dtype])
-        model.to(device)
+        if hasattr(embeddings := model.get_input_embeddings(), "scalar_embed_scale"):  # Gemma's
+            scale = torch.tensor(embeddings.scalar_embed_scale, dtype=DTYPES[dtype])
+            embeddings.embed_scale = scale.to(embeddings.embed_scale.device)
+        if not placed:
+            model.to(device)
     if packed and target.device.type == "cpu" and (not placed or quantization):
         pack_linears(model)
     if packed and target.device.type == "cuda" and not placed:
@@ -218,9 +222,20 @@ def check_vocabularies(target: Target, draft: Target, field: str) -> None:
         same = same and vocabulary_of(target) == vocabulary_of(draft)
     if not same:
         raise InputError(
-            f"{field}: {draft.name or 'the draft model'} has another vocabulary than the target; "
-            "choose a draft model with the target's tokenizer (draft=...)"
+            f"{field}: {draft.name or 'the draft model'} has another vocabulary than the target "
+            f"(of {draft.vocab_size} and {target.vocab_size} tokens, padding included); choose a "
+            "draft model with the target's tokenizer and size of vocabulary (draft=...)"
         )
+
+
+def tokenizer_digest(target: Target) -> str:
+    """That part of a fingerprint."""
+    return _digest(
+        {
+            "vocabulary": sorted(vocabulary_of(target).items(), key=lambda entry: entry[1]),
+            "chat_template": getattr(target.tokenizer, "chat_template", None),
+        }
+    )
 
 
 def fingerprint(target: Target) -> dict[str, str]:
@@ -251,11 +266,7 @@ def fingerprint(target: Target) -> dict[str, str]:
         sample = flat[:: max(1, -(-len(flat) // 4096))].to(torch.bfloat16).cpu()
         weights.update(f"{name}{tuple(tensor.shape)}".encode())
         weights.update(sample.view(torch.int16).numpy().tobytes())
-    tokenizer = {
-        "vocabulary": sorted(vocabulary_of(target).items(), key=lambda entry: entry[1]),
-        "chat_template": getattr(target.tokenizer, "chat_template", None),
-    }
-    parts = {"config": _digest(config), "tokenizer": _digest(tokenizer)}
+    parts = {"config": _digest(config), "tokenizer": tokenizer_digest(target)}
     parts |= {"weights": weights.hexdigest(), "quantization": quantized.kind_of(target.model)}
     return {name: part for name, part in parts.items() if part is not None}
 

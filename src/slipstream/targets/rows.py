@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from slipstream.core.masks import causal_mask, window_mask
+from slipstream.core.masks import window_mask
 from slipstream.core.trees import Trees
 
 
@@ -77,7 +77,9 @@ class Rows:
             return self.mask
         mask = self.mask
         if mask is None:
-            mask = causal_mask(slots, self.hidden.device)[None, None, committed:]
+            rows = slots - committed, slots
+            seen = torch.ones(rows, dtype=torch.bool, device=self.hidden.device)
+            mask = seen.tril(committed)[None, None]
         return mask & window_mask(committed, self.positions, window)
 
     def keep(self, nodes: torch.Tensor, layer: int) -> None:

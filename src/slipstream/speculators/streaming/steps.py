@@ -35,7 +35,7 @@ class StreamSteps(DraftingSpeculator):
         super().__init__()
         config.check_against(target)
         self.config, self.num_streams = config, config.num_streams
-        width = target.hidden_size
+        width, self.last_position = target.hidden_size, target.max_positions - 1
         self.first_layer = self.pruning_layer = target.num_layers - config.num_msa_layers
         if config.pruning_layer is not None:
             self.pruning_layer = config.pruning_layer
@@ -80,7 +80,7 @@ class StreamSteps(DraftingSpeculator):
         shift = torch.arange(1, self.num_streams + 1, device=positions.device)
         if self.config.stream_positions == "same":
             shift = torch.zeros_like(shift)
-        return (positions.unsqueeze(-1) + shift).flatten(1)
+        return (positions.unsqueeze(-1) + shift).flatten(1).clamp(max=self.last_position)
 
     def add_streams(self, target: Target, rows: Rows, chosen: torch.Tensor) -> Rows:
         """Append the streams of the `chosen` main rows, (B, P) with -1 for none.
