@@ -157,3 +157,10 @@ def test_prompts_that_compiled_layers_would_have_wider_are_read_to_their_own_end
     reading.tolerance = 1e-5  # compiled norms are computed in float32
     for tokens in (5, 1, 3):
         reading.read(*[tokens] * count, last=True)
+
+
+def test_a_reader_that_is_full_says_so():
+    reader = CachedModel(tiny_target(seed=1), 8, 1)
+    reader.read([[3] * 8])
+    with pytest.raises(ValueError, match="the cache holds 8 rows"):
+        reader.read([[4, 5]])

@@ -18,15 +18,13 @@ from slipstream.core.verification import told
 from slipstream.decoding.answer import Answer, Generation, Limits, TokenCallback
 from slipstream.decoding.request import Answering, Batch, choose
 from slipstream.drafters.base import Session, Verified
-from slipstream.targets.reading import joined, read_on
+from slipstream.targets.reading import PREFILL_ROWS, joined, read_on
 from slipstream.targets.rows import Rows
 from slipstream.targets.target import Target
 
-PREFILL_ROWS = 1024
-"""Most rows of a prompt in one forward."""
 _ONE_AT_A_TIME = RLock()
-"""Threads that decode with one target take turns, step by step: its config says meanwhile how it
-attends, and graphs share their memory."""
+"""Threads that decode take turns, step by step: a target's config says meanwhile how it attends,
+and graphs share their memory."""
 
 
 class Decoder(ABC):

@@ -13,8 +13,8 @@ from slipstream.core.transfer import right_padded
 from slipstream.targets.rows import LayerVisitor, Rows
 from slipstream.targets.target import Target
 
-READ = 1024
-"""Most tokens of a text in one forward."""
+PREFILL_ROWS = 1024
+"""Most rows of a text in one forward."""
 
 
 def read_on(
@@ -78,7 +78,7 @@ class CachedModel:
         Texts without new tokens have something meaningless there. Where a text has more of them
         than there is room for behind the longest, they are read in parts.
         """
-        while max(map(len, tokens)) > (most := min(READ, self.cache.room - self.cache.bound)):
+        while max(map(len, tokens)) > (most := self._most()):
             parts = [own[: max(0, min(most, len(own) - most))] for own in tokens]
             read_on(self.model, parts, self.cache)
             tokens = [own[len(part) :] for own, part in zip(tokens, parts, strict=True)]
@@ -87,6 +87,10 @@ class CachedModel:
         if len(set(last)) == 1:
             return states[:, last[0]]
         return states[range(len(tokens)), last]
+
+    def _most(self) -> int:
+        """Tokens of a text that one forward may read, at least one: a full cache says so itself."""
+        return max(1, min(PREFILL_ROWS, self.cache.room - self.cache.bound))
 
 
 def joined(model: Target, first: StepCache, second: StepCache) -> StepCache:
