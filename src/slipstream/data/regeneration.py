@@ -77,8 +77,10 @@ class Regeneration(Settings):
         num_answers = num_cut = 0
         while asked := [number for number, own in enumerate(written) if own.ask(tokenizer)]:
             questions = [
-                Question(own.said, own.ids, *self._drawn(number, seed, own.ids))
-                for number, own in ((number, written[number]) for number in asked)
+                Question(
+                    (own := written[number]).said, own.ids, *self._drawn(number, seed, own.ids)
+                )
+                for number in asked
             ]
             texts = [[each.prompt, each.ids] for each in questions]
             path = folder / f"{key_of(settings, asked, texts)}.jsonl"

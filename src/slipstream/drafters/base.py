@@ -188,10 +188,9 @@ class Drafter(Settings, ABC):
 
     def attached(self, target: Target) -> Attached:
         """Attached to `target`, once for calls with the same one."""
-        kept, attached = vars(self).get("_attached", (None, None))
-        if kept is not target:
-            self._attached = target, (attached := self.attach(target))
-        return attached
+        if vars(self).get("_attached", (None,))[0] is not target:
+            self._attached = target, self.attach(target)
+        return self._attached[1]
 
 
 class HostSession(Session):
