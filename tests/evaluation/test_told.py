@@ -10,12 +10,14 @@ from slipstream import app
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.evaluation import methods
 from slipstream.evaluation.comparison import compare, summarise
 from slipstream.evaluation.methods import Plain, Speculative
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.report import comparison_result
 from slipstream.evaluation.run import verify_methods
 from slipstream.results.writer import markdown
+from slipstream.targets.loading import load_target
 
 PROMPTS = [
     Prompt(text, name)
@@ -90,3 +92,18 @@ def test_calibrating_keeps_a_choice_that_budget_auto_picks_up(tmp_path, capsys):
 
 def test_a_budget_must_be_a_number_or_auto():
     assert refused(lambda: Speculative(PromptLookup(2, 3), "many")).startswith("budget: ")
+
+
+def test_the_baseline_is_the_same_model_without_what_its_config_asks_for_besides(monkeypatch):
+    target, loaded = load_target("slipstream/small-target", device="cpu"), {}
+    target.loading = {"adapter": None, "quantization": "nf4", "device_map": "cpu"}
+    theirs = load_target("slipstream/small-target", device="cpu", packed=False)
+    theirs.model.generation_config.repetition_penalty = 1.3
+    monkeypatch.setattr(methods, "load_target", lambda *_, **given: loaded.update(given) or theirs)
+    baseline = methods.Transformers()
+    baseline.prepare(target, Sampling(), Limits(4))
+    assert loaded == target.loading | {"packed": False}
+    assert theirs.model.generation_config.repetition_penalty in (None, 1.0) and theirs.end_ids
+    assert "methods.transformers=null" in refused(
+        lambda: baseline.prepare(target, Sampling(), Limits(4, "."))
+    )

@@ -18,6 +18,7 @@ from slipstream.drafters.streaming import Streaming
 from slipstream.serving import adapting
 from slipstream.serving.adapting import TRIAL, TRIED, AdaptingEngine
 from slipstream.serving.counts import POSITIONS, Counts, Exposed, exposition
+from slipstream.serving.server import Server
 from slipstream.serving.worker import Asked, Job, Told, Worker
 
 LIMITS, BUDGET = Limits(16), 8
@@ -383,3 +384,15 @@ def test_measuring_takes_no_more_memory_than_its_steps(kind, monkeypatch):
     )
     own.measure(2)
     assert capacities and max(capacities) < 700 and set(own.costs) == {1, 2}
+
+
+def test_a_limit_of_the_server_beyond_the_context_is_cut_and_a_clients_refused():
+    own, told = worker(engine(limits=Limits(5000))), []
+    for limits, taken in ((Limits(5000), True), (Limits(4000), False)):
+        asked = Asked(Job("w1 w2", Sampling(), limits, 0, False), told.append, lambda: False)
+        assert own.prepare(asked) == taken == told.pop().accepted
+
+
+@pytest.mark.parametrize(("devices", "places"), [("auto", 9), (3, 3 * 4 + 5)])
+def test_all_workers_have_places(devices, places):
+    assert Server(max_running=4, max_waiting=5, devices=devices).places("cpu") == places

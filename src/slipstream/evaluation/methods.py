@@ -232,7 +232,7 @@ class Transformers(Method):
         if limits.stop or limits.end_ids is not None:
             raise InputError(
                 "methods: transformers' generate would not end where limits.stop and "
-                "limits.end_ids say; leave its methods out, e.g. methods.transformers=null"
+                "limits.end_ids say; leave its methods out, as with methods.transformers=null"
             )
         dtype, device = str(target.dtype).removeprefix("torch."), target.device.type
         self.target = load_target(target.name, dtype, device, packed=False, **target.loading)
