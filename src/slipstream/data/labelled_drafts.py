@@ -20,7 +20,7 @@ from slipstream.core.sampling import Sampling, draw
 from slipstream.data.rendering import Sample
 from slipstream.speculators.checkpoint import check_writable
 from slipstream.speculators.draft_features import DraftFeatures, shape_of
-from slipstream.targets.loading import check_vocabularies
+from slipstream.targets.loading import of_same_vocabulary
 from slipstream.targets.packed import is_packed
 from slipstream.targets.reading import CachedModel, read_on
 from slipstream.targets.target import Target
@@ -73,7 +73,7 @@ def labelled_drafts(
     `max_new_tokens` tokens. Samples that do not fit both models' contexts are left out. Raises
     `InputError` for models of different vocabularies, where no text has a second token to draft,
     and for a folder that cannot be written."""
-    check_vocabularies(target, draft, "training.draft")
+    draft = of_same_vocabulary(draft, target, "training.draft")
     longest, count = min(draft.max_positions, target.max_positions), len(samples)
     samples = [sample for sample in samples if len(sample.ids) <= longest]
     if len(samples) < count:

@@ -25,7 +25,7 @@ from slipstream.drafters.base import Session, Verified
 from slipstream.speculators.checkpoint import opened
 from slipstream.speculators.classifiers import SprinterVerifier
 from slipstream.targets.compiled import compile_like
-from slipstream.targets.loading import check_vocabularies
+from slipstream.targets.loading import of_same_vocabulary
 from slipstream.targets.reading import CachedModel, read_on
 from slipstream.targets.target import Target
 
@@ -60,7 +60,7 @@ class SprinterDecoder(Decoder):
                 "sampling.temperature: SPRINTER samples, as its verifier was trained to; set it "
                 "above 0"
             )
-        check_vocabularies(target, draft, "draft")
+        draft = of_same_vocabulary(draft, target, "draft")
         self.draft, self.threshold, self.cap = draft, threshold, cap
         if isinstance(verifier, float):
             self.verifier, self.kept = None, verifier

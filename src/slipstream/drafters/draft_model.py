@@ -6,7 +6,7 @@ token waits for the device after each. Source: Leviathan et al. 2023, Chen et al
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,7 +18,7 @@ from slipstream.drafters import draft_length
 from slipstream.drafters.base import Attached, Drafter, Request, Session, Verified
 from slipstream.drafters.draft_length import DraftLength, Lengths
 from slipstream.targets.compiled import compile_like
-from slipstream.targets.loading import check_vocabularies
+from slipstream.targets.loading import of_same_vocabulary
 from slipstream.targets.reading import CachedModel
 from slipstream.targets.target import Target
 
@@ -39,9 +39,10 @@ class DraftModel(Drafter):
         self.length = self.length or DraftLength()
 
     def attach(self, target: Target) -> "AttachedDraftModel":
-        check_vocabularies(target, self.model, "drafter.model")
-        compile_like(self.model, target)
-        return AttachedDraftModel(target, self)
+        model = of_same_vocabulary(self.model, target, "drafter.model")
+        compile_like(model, target)
+        same = model is self.model
+        return AttachedDraftModel(target, self if same else replace(self, model=model))
 
 
 class AttachedDraftModel(Attached):

@@ -25,7 +25,7 @@ from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Attached, Drafter
 from slipstream.evaluation.exactness import DraftlessReference, PlainReference, Reference
-from slipstream.targets.loading import check_vocabularies, load_target
+from slipstream.targets.loading import load_target, of_same_vocabulary
 from slipstream.targets.target import Target
 
 
@@ -246,7 +246,11 @@ class Transformers(Method):
             self.options |= {"top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0}
         if self.assistant:
             draft = load_target(self.assistant, dtype, device, packed=False)
-            check_vocabularies(self.target, draft, "assistant")
+            if of_same_vocabulary(draft, self.target, "assistant") is not draft:
+                raise InputError(
+                    "assistant: transformers takes no draft model whose vocabulary is padded "
+                    "otherwise; leave its methods out, as with methods.transformers=null"
+                )
             self.options["assistant_model"] = draft.model
         if self.prompt_lookup_num_tokens:
             self.options["prompt_lookup_num_tokens"] = self.prompt_lookup_num_tokens

@@ -214,18 +214,20 @@ def vocabulary_of(target: Target) -> dict[str, int]:
     return {} if target.tokenizer is None else target.tokenizer.get_vocab()
 
 
-def check_vocabularies(target: Target, draft: Target, field: str) -> None:
-    """`InputError` if the draft model of config `field` has other tokens than the target; by their
-    number alone where one of them came without a tokenizer."""
-    same = target.vocab_size == draft.vocab_size
-    if target.tokenizer is not None and draft.tokenizer is not None:
-        same = same and vocabulary_of(target) == vocabulary_of(draft)
+def of_same_vocabulary(draft: Target, target: Target, field: str) -> Target:
+    """The draft model of config `field`, with as many logits as the target has: their vocabularies
+    may be padded differently. `InputError` if its tokens are others; by their number alone where
+    one of them came without a tokenizer."""
+    if target.tokenizer is None or draft.tokenizer is None:
+        same = target.vocab_size == draft.vocab_size
+    else:
+        same = vocabulary_of(target) == vocabulary_of(draft)
     if not same:
         raise InputError(
-            f"{field}: {draft.name or 'the draft model'} has another vocabulary than the target "
-            f"(of {draft.vocab_size} and {target.vocab_size} tokens, padding included); choose a "
-            "draft model with the target's tokenizer and size of vocabulary (draft=...)"
+            f"{field}: {draft.name or 'the draft model'} has another vocabulary than the target; "
+            "choose a draft model with the target's tokenizer (draft=...)"
         )
+    return draft.of_vocabulary(target.vocab_size)
 
 
 def tokenizer_digest(target: Target) -> str:

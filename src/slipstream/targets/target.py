@@ -6,11 +6,13 @@ verification or sampling.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import copy
 from functools import partial
 from itertools import chain
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -60,6 +62,14 @@ class Target:
         self.checkpointing = False  # in training, layers run again in the backward pass
         self.compiled = None  # or `CompiledLayers`, which run the layers of decoding steps
 
+    def of_vocabulary(self, size: int) -> "Target":
+        """The same model with `size` logits, of which the last are cut or are never drawn."""
+        if size == self.vocab_size:
+            return self
+        other = copy(self)
+        other.vocab_size = size
+        return other
+
     @property
     def device(self) -> torch.device:
         return self.model.device
@@ -97,11 +107,16 @@ class Target:
 
     def token_embeddings(self, ids: torch.Tensor) -> torch.Tensor:
         """(...) ids -> (..., `embedding_size`), without positions."""
-        return self.model.get_input_embeddings()(ids)
+        return self.model.get_input_embeddings()(self._known(ids))
+
+    def _known(self, ids: torch.Tensor) -> torch.Tensor:
+        """Ids that the model has embeddings for; those beyond are padding."""
+        known = self.model.config.vocab_size
+        return ids if known >= self.vocab_size else ids.clamp(max=known - 1)
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None) -> Rows:
         """(B, R) ids and positions, (B, 1, R, K) mask -> rows before layer 0."""
-        return Rows(self.family.embed(ids, positions), positions, mask)
+        return Rows(self.family.embed(self._known(ids), positions), positions, mask)
 
     def run_layers(self, layers: range, rows: Rows, cache: StepCache | None) -> Rows:
         """Run a span of the target's own layers; replaces `rows.hidden`."""
@@ -221,4 +236,6 @@ class Target:
 
     def logits_of_normed(self, normed: torch.Tensor) -> torch.Tensor:
         """LM head alone, of what `norm` returned -> (..., V)."""
-        return self.head(normed).to(normed.device)
+        logits = self.head(normed).to(normed.device)
+        missing, least = self.vocab_size - logits.shape[-1], torch.finfo(logits.dtype).min
+        return F.pad(logits, (0, missing), value=least) if missing else logits

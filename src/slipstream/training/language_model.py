@@ -78,6 +78,7 @@ class LanguageModelTraining(TrainingModule):
                     "tokenizer as training.tokenizer"
                 )
             self.teacher.model.requires_grad_(False)
+            self.teacher = self.teacher.of_vocabulary(self.model.config.vocab_size)
         data.prepare(self.tokenizer, self.teacher)
         self.data = data
 
@@ -107,6 +108,7 @@ class LanguageModelTraining(TrainingModule):
         teacher = self.teacher
         if teacher is not None:
             teacher = empty_target(teacher.model.config, teacher.dtype)
+            teacher = teacher.of_vocabulary(self.model.config.vocab_size)
         return partial(completion_loss, model, teacher)
 
     def on_fit_start(self) -> None:
