@@ -287,3 +287,13 @@ def test_a_medusa_with_heads_of_its_own_opens_for_reordered_weights(folder, tmp_
     opened = load_speculator(str(tmp_path / "model"), packed)
     for name, tensor in speculator.state_dict().items():
         assert torch.equal(opened.state_dict()[name], tensor)
+
+
+def test_what_a_model_asks_for_besides_is_said(tmp_path, caplog):
+    """Many chat models come with a penalty, which `generate` of transformers applies."""
+    save_tiny_target(tmp_path)
+    asked = dict(repetition_penalty=1.05, no_repeat_ngram_size=0, temperature=0.7, do_sample=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps(asked))
+    load_target(str(tmp_path))
+    said = [record.message for record in caplog.records if "left out" in record.message]
+    assert said == [f"{tmp_path} asks for repetition_penalty=1.05, which is left out"]

@@ -6,6 +6,7 @@ anything is packed or cast further.
 
 import hashlib
 import json
+import logging
 import os
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +23,7 @@ from slipstream.targets.target import Target
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+log = logging.getLogger(__name__)
 # What a model's config says that does not make it another model.
 VOLATILE = {
     *("_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"),
@@ -29,6 +31,12 @@ VOLATILE = {
 }
 MOST_LAYERS = 1000
 """Several times as many as any model has; a config that names a million would fill the memory."""
+LEFT_OUT = {
+    **dict.fromkeys(["repetition_penalty", "encoder_repetition_penalty"], 1.0),
+    **dict.fromkeys(["no_repeat_ngram_size", "min_length", "min_new_tokens"], 0),
+    **dict.fromkeys("bad_words_ids sequence_bias suppress_tokens forced_eos_token_id".split()),
+}
+"""What a model's own generation config may ask for besides, and what would change nothing."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -90,6 +98,10 @@ def load_target(
             "folder, a hub id, or slipstream/small-target"
         ) from error
     _check_content(model, found["missing_keys"], architecture or {}, name)
+    for setting, neutral in LEFT_OUT.items():
+        asked = getattr(model.generation_config, setting, None)
+        if asked is not None and asked != neutral:
+            log.warning("%s asks for %s=%s, which is left out", name, setting, asked)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     quantized.settle(model, reorder=packed and dtype == "bfloat16")
