@@ -11,7 +11,7 @@ from tests.tiny import tiny_speculator, tiny_target
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
 
 import slipstream
-from slipstream import app
+from slipstream import app, generation
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.data.rendering import render_prompt
@@ -177,6 +177,16 @@ def test_a_second_call_finds_what_the_first_one_made(tmp_path):
         assert first == second
     attached = store.attached(target_of(target.model))
     assert [each.store for each in attached.states] == [attached.kept] and attached.kept.known
+
+
+def test_a_speculator_trained_anew_in_its_folder_is_opened_anew(tmp_path):
+    target, found = tiny_target(), []
+    target.fingerprint = fingerprint(target)
+    for seed in (1, 2):
+        save_speculator(tmp_path / "own", tiny_speculator(target, seed), target, 8, "card")
+        found += [generation._drafter(tmp_path / "own", target) for _ in range(2)]
+    assert found[0] is found[1] and found[2] is found[3]
+    assert found[1] is not found[2]
 
 
 def test_a_model_that_was_cast_between_two_calls_is_another_target(tmp_path):

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch
 
+from slipstream.assets import locate
 from slipstream.core.errors import InputError
+from slipstream.core.files import written
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
@@ -118,7 +120,9 @@ def generate_with_folder(
             )
     if options.get("stop_strings") or getattr(generation_config, "stop_strings", None):
         raise InputError("custom_generate: stop_strings is not supported; leave it out")
-    decoding = partial(custom_generate, drafter=_drafter(str(named)), streamer=streamer)
+    decoding = partial(
+        custom_generate, drafter=_drafter(str(named), written(locate(named))), streamer=streamer
+    )
     return type(model).generate(
         model,
         inputs,
@@ -129,8 +133,10 @@ def generate_with_folder(
     )
 
 
-# One for all calls, so that what was made for it is made once.
-_drafter = lru_cache(maxsize=4)(from_pretrained)
+@lru_cache(maxsize=4)
+def _drafter(name: str, _: tuple) -> Drafter:
+    """One for all calls, so that what was made for it is made once."""
+    return from_pretrained(name)
 
 
 def _check_kept(config, parts: Sequence, model_kwargs: dict) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
+from slipstream.core.files import written
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Seed, checked
 from slipstream.data.rendering import render_prompt
@@ -167,14 +168,14 @@ def _decoder(
 
 def _drafter(drafter: Drafter | str | Path | None, target: Target) -> Drafter | None:
     if isinstance(drafter, str | Path):
-        return _named_drafter(str(drafter), target)
+        return _named_drafter(str(drafter), target, written(locate(drafter)))
     if drafter is None or isinstance(drafter, Drafter):
         return drafter
     raise InputError("drafter: give a Drafter, a speculator's folder, a drafter's name, or None")
 
 
 @lru_cache(maxsize=1)
-def _named_drafter(name: str, target: Target) -> Drafter:
+def _named_drafter(name: str, target: Target, _: tuple) -> Drafter:
     """One drafter for all calls with a target, so that what was made for it is made once."""
     names = sorted(path.stem for path in (CONF / "drafter").glob("*.yaml"))
     if name in names:
@@ -208,7 +209,7 @@ def _configured(name: str, target: Target) -> Drafter:
 def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:
     """A target that can read text."""
     if isinstance(target, str | Path):
-        return _loaded(str(target))
+        return _loaded(str(target), written(locate(target)))
     if isinstance(target, torch.nn.Module) and hasattr(target, "config"):
         target = target_of(target)
     if not isinstance(target, Target):
@@ -231,5 +232,5 @@ def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:
 
 
 @lru_cache(maxsize=1)
-def _loaded(name: str) -> Target:
+def _loaded(name: str, _: tuple) -> Target:
     return compile_target(load_target(name), "auto")

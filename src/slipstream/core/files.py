@@ -148,6 +148,13 @@ def check_intact(folder: str | Path) -> None:
             raise OSError(f"{path.name} is not what was written: its checksum in {SUMS} is another")
 
 
+def written(folder: str | Path) -> tuple[int, ...]:
+    """When the files of a folder were written, to notice that it is another one by now; nothing
+    where there is none."""
+    files = sorted(Path(folder).glob("*"))
+    return tuple(file.stat().st_mtime_ns for file in files if file.is_file())
+
+
 def line_of(content: dict) -> str:
     """A line of JSON with a checksum, for `appended` and `write_text`."""
     text = json.dumps(content)
