@@ -297,4 +297,5 @@ def serve(config: DictConfig) -> None:
     logging.getLogger("slipstream.serving").setLevel(logging.INFO)
     server: Server = build(config.server)
     settings = settings_of(config, server)
-    server.run(partial(decoder_of, config), settings, config.target.device)
+    where = config.target.device, config.target.get("device_map") is not None
+    server.run(partial(decoder_of, config), settings, *where)

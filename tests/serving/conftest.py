@@ -58,14 +58,19 @@ class Running:
         return False
 
 
-def started(folder, *overrides: str, **environment: str) -> Running:
-    """`python serve.py` with overrides, once it is healthy."""
+def started(folder, *overrides: str, group: bool = False, **environment: str) -> Running:
+    """`python serve.py` with overrides, once it is healthy; group: in a group of its own."""
     port, log = free_port(), folder / "serve.log"
     command = [sys.executable, str(ROOT / "serve.py"), f"port={port}", f"output_dir={folder}"]
     given = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"} | environment
     with log.open("w") as file:
         process = subprocess.Popen(
-            [*command, *overrides], cwd=ROOT, env=given, stdout=file, stderr=subprocess.STDOUT
+            [*command, *overrides],
+            cwd=ROOT,
+            env=given,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=group,
         )
     running, deadline = Running(process, f"http://127.0.0.1:{port}", log), time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:

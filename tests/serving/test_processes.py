@@ -1,5 +1,7 @@
 """Servers of their own: as it is configured by default, and one whose worker dies."""
 
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -43,10 +45,50 @@ def test_a_worker_that_dies_ends_open_requests_and_the_server(tmp_path):
             client.join(20)
         assert time.monotonic() - killed < 10
         assert len(found) == 2 and all(when - killed < 5 for _, when in found)
-        assert all("a worker process has ended" in asked.text for asked, _ in found)
+        assert all("a process of the server has ended" in asked.text for asked, _ in found)
         log = server.log.read_text()
-        assert "\nerror: a worker process has ended" in log
+        assert "\nerror: a process of the server has ended" in log
         assert "Traceback" not in log, log
+    finally:
+        if server.process.poll() is None:
+            ended(server)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_lets_answers_end(tmp_path, number):
+    """A terminal's Ctrl+C and systemd's stop go to the whole group."""
+    server = started(tmp_path, "threads=1", "server.adaptive=false", group=True)
+    found, body = [], dict(prompt="name[The Mill]", max_tokens=300, stream=True)
+
+    def read() -> None:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as told:
+            found.extend(told.iter_lines())
+
+    client = threading.Thread(target=read)
+    try:
+        client.start()
+        while not found:
+            time.sleep(0.01)
+        os.killpg(server.process.pid, number)
+        assert server.process.wait(25) == 0
+        client.join(20)
+        assert "data: [DONE]" in found
+        assert "Traceback" not in server.log.read_text()
+    finally:
+        if server.process.poll() is None:
+            ended(server)
+
+
+@pytest.mark.exhaustive
+def test_a_server_without_its_http_process_ends(tmp_path):
+    server = started(tmp_path, "threads=1", "server.adaptive=false")
+    try:
+        last = max(psutil.Process(server.process.pid).children(), key=psutil.Process.create_time)
+        assert any(each.status == "LISTEN" for each in last.net_connections("inet"))
+        last.kill()
+        assert server.process.wait(20) == 2
+        assert "\nerror: a process of the server has ended" in server.log.read_text()
     finally:
         if server.process.poll() is None:
             ended(server)

@@ -6,7 +6,15 @@ import pytest
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
-from slipstream.serving.protocol import NEUTRAL, ApiError, ChatRequest, CompletionRequest, parsed
+from slipstream.serving.protocol import (
+    NEUTRAL,
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    Shape,
+    parsed,
+)
+from slipstream.serving.worker import Told
 
 ASKED = {ChatRequest: {"messages": [{"role": "user", "content": "x"}]}}
 ASKED[CompletionRequest] = {"prompt": "x"}
@@ -54,3 +62,32 @@ def test_a_misspelt_option_is_told_the_right_name():
     for kind, name in ((ChatRequest, "max_token"), (CompletionRequest, "max_completion_tokens")):
         with pytest.raises(ApiError, match=f"^{name}: .*; did you mean 'max_tokens'?"):
             jobs(kind, **{name: 3})
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"stop": ["a", ""]}, "stop.1: String should have at least 1 character"),
+        ({"stop": ["a"] * 17}, "stop: List should have at most 16 items"),
+        ({"stop": ""}, "stop: String should have at least 1 character"),
+        ({"stop": 5}, "stop: should be a valid string"),
+        ({"stream_options": {"include_usage": "yes"}}, "stream_options: should be a valid boolean"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0.content.0.type: should be 'text'",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_list_is_said_of_the_list(options, sentence):
+    with pytest.raises(ApiError) as refused:
+        jobs(ChatRequest, **options)
+    assert str(refused.value).startswith(sentence)
+
+
+def test_chunks_have_no_usage_but_the_last_one():
+    for told in (False, True):
+        shape = Shape(True, "mine", 1, told)
+        for chunk in (shape.opening(0), shape.chunk(0, Told(text="a"))):
+            assert ("usage" in chunk) == told and chunk.get("usage") is None
+        assert shape.last_chunk()["usage"]["total_tokens"] == 0
+        assert "usage" in shape.whole()

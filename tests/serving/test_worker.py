@@ -4,6 +4,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+import torch
 from tests.drafters import untrained
 from tests.tiny import VOCABULARY, tiny_speculator, tiny_target, tiny_tokenizer
 
@@ -68,7 +69,7 @@ def run(own: Worker, clients: list[Client], random: Random | None = None) -> int
         while coming and (random is None or random.random() < 0.4):
             asked = coming.pop(0).asked
             if own.prepare(asked):
-                own.waiting.append(asked)
+                own.take(asked)
         own.turn()
         most = max(most, own.counts["running"])
     own.turn()
@@ -125,7 +126,7 @@ def test_others_go_on_while_a_long_prompt_is_read():
     short, long = Client(words(3, random), limits=Limits(100)), Client(words(60, random))
     for client in (short, long):
         own.prepare(client.asked)
-        own.waiting.append(client.asked)
+        own.take(client.asked)
     decided, parts = [], 0
     while not long.asked.request.answer.ids:
         own.turn()
@@ -140,7 +141,7 @@ def test_short_prompts_join_past_a_long_one():
     long, second, short = (Client(words(count, random)) for count in (60, 50, 2))
     for client in (long, second, short):
         own.prepare(client.asked)
-        own.waiting.append(client.asked)
+        own.take(client.asked)
     own.turn()
     assert short.asked.request.answer.ids and not long.asked.request.answer.ids
     assert list(own.waiting) == [second.asked]
@@ -169,7 +170,7 @@ def test_clients_that_go_are_dropped_wherever_they_are():
     assert own.decoder.running is None and own.reading is None and not own.waiting
     reading = Client(words(50, random))
     own.prepare(reading.asked)
-    own.waiting.append(reading.asked)
+    own.take(reading.asked)
     own.turn()
     own.turn()
     assert own.reading is not None
@@ -393,6 +394,64 @@ def test_a_limit_of_the_server_beyond_the_context_is_cut_and_a_clients_refused()
         assert own.prepare(asked) == taken == told.pop().accepted
 
 
-@pytest.mark.parametrize(("devices", "places"), [("auto", 9), (3, 3 * 4 + 5)])
-def test_all_workers_have_places(devices, places):
-    assert Server(max_running=4, max_waiting=5, devices=devices).places("cpu") == places
+@pytest.mark.parametrize(
+    ("given", "gpus", "found"),
+    [
+        (("auto", False), 0, ("cpu", [0])),
+        (("auto", False), 2, ("cuda", [0, 1])),
+        (("cuda", False), 3, ("cuda", [0, 1, 2])),
+        (("cuda:1", False), 3, ("cuda", [1])),
+        (("auto", True), 3, ("cuda", [0])),
+        (("cpu", False), 3, ("cpu", [0])),
+    ],
+)
+def test_every_device_has_a_worker(monkeypatch, given, gpus, found):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert Server().workers(*given) == found
+    assert Server(devices=1).workers(*given)[1] == found[1][:1]
+    with pytest.raises(InputError, match=r"^server.devices: 4 workers"):
+        Server(devices=4).workers(*given)
+
+
+def test_a_device_that_is_not_there_is_named():
+    with pytest.raises(InputError, match=r"^target.device: 'cuda' is not available"):
+        Server().workers("cuda")
+
+
+def test_what_has_no_memory_to_start_takes_nobody_with_it(monkeypatch):
+    """Whether its prompt is read at once or in parts; a failing join concerns all."""
+    own, random = worker(), Random(9)
+    going, expected = Client(words(4, random), limits=Limits(60)), []
+    expected = engine(limits=Limits(60)).generate(going.words).text
+    own.prepare(going.asked)
+    own.take(going.asked)
+    own.turn()
+    refused = [Client(words(count, random)) for count in (3, 30)]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(own.decoder), "_fresh", lambda *_: torch.empty(2**60))
+        for client in refused:
+            own.prepare(client.asked)
+            own.take(client.asked)
+        for _ in range(3):
+            own.turn()
+    assert all(client.end.failed for client in refused)
+    run(own, [])
+    assert going.text == expected and going.end.finish_reason
+    assert own.counts["error"] == 2 and own.idle
+    together = [Client(words(4, random), limits=Limits(60)) for _ in range(2)]
+    own.prepare(together[0].asked)
+    own.take(together[0].asked)
+    own.turn()
+    monkeypatch.setattr(Batch, "join", lambda *_: torch.empty(2**60))
+    own.prepare(together[1].asked)
+    own.take(together[1].asked)
+    own.turn()
+    assert all(client.end.failed for client in together) and own.decoder.running is None
+
+
+def test_a_client_that_has_gone_before_its_request_is_made_ends_at_once():
+    own, client = worker(), Client([9, 9], leaves=0)
+    assert own.prepare(client.asked) and client.end.finish_reason == "abort"
+    own.take(client.asked)
+    assert own.idle and own.counts["abort"] == 1

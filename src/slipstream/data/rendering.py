@@ -20,6 +20,8 @@ from slipstream.data.rows import Messages, check_messages, check_text, messages_
 
 BREAK = "\ufdd0"
 """Put into a spelled special token, so that it is none; a noncharacter, which no text has."""
+MOST_ROLES = 8
+"""Besides those of user and assistant; for each of them a conversation is rendered twice."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,10 @@ def _check_roles(tokenizer, messages: Messages) -> None:
         except TemplateError:
             return None
 
-    for role in {message["role"] for message in messages} - {"user", "assistant"}:
+    roles = {message["role"] for message in messages} - {"user", "assistant"}
+    if len(roles) > MOST_ROLES:
+        raise InputError(f"messages: they have more than {MOST_ROLES} roles; give fewer")
+    for role in roles:
         others = [message for message in messages if message["role"] != role]
         named = {role: "assistant"}
         answers = [m | {"role": named.get(m["role"], m["role"])} for m in messages]

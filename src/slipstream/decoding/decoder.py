@@ -100,7 +100,10 @@ class Decoder(ABC):
         if batch is None or not batch.requests:
             self.running = fresh
         else:
-            batch.join(fresh, joined(self.target, batch.cache, fresh.cache))
+            cache = joined(self.target, batch.cache, fresh.cache)
+            self.running = None  # while it is neither the one nor the other
+            batch.join(fresh, cache)
+            self.running = batch
 
     def step(self) -> list[Answering]:
         """Decide at least one more token of every request; returns those that it finished."""

@@ -22,13 +22,13 @@ from starlette.requests import ClientDisconnect
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
-from slipstream.serving.connections import patient
 from slipstream.serving.protocol import (
     ApiError,
     Asking,
     ChatRequest,
     CompletionRequest,
     Shape,
+    check_model,
     parsed,
     refusal,
 )
@@ -90,6 +90,7 @@ class Application:
             ("/v1/chat/completions", self.chat, ["POST"]),
             ("/v1/completions", self.complete, ["POST"]),
             ("/v1/models", self.models, ["GET"]),
+            ("/v1/models/{name:path}", self.one_model, ["GET"]),
             ("/metrics", self.metrics, ["GET"]),
         ]
 
@@ -101,8 +102,16 @@ class Application:
 
     async def models(self, request: Request) -> Response:
         self._check_key(request)
+        return JSONResponse({"object": "list", "data": [self._own_model()]})
+
+    async def one_model(self, request: Request) -> Response:
+        self._check_key(request)
+        check_model(request.path_params["name"], self.settings.model)
+        return JSONResponse(self._own_model())
+
+    def _own_model(self) -> dict:
         own = dict(id=self.settings.model, object="model", created=self.started)
-        return JSONResponse({"object": "list", "data": [{**own, "owned_by": "slipstream"}]})
+        return {**own, "owned_by": "slipstream"}
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.backend.metrics(), media_type=CONTENT_TYPE_LATEST)
@@ -129,7 +138,9 @@ class Application:
             raise ApiError(
                 429, "too many requests are waiting; try again in a moment", code="queue_full"
             )
-        answer = _Answering(opened, Shape(kind is ChatRequest, settings.model, len(jobs)), started)
+        told = asked.stream_options and asked.stream_options.include_usage
+        shape = Shape(kind is ChatRequest, settings.model, len(jobs), bool(told))
+        answer = _Answering(opened, shape, started)
         try:
             work = answer.accepted() if asked.stream else answer.finished()
             there = await _unless_gone(request, work)
@@ -137,8 +148,7 @@ class Application:
             answer.close()
             raise
         if there and asked.stream:
-            usage = asked.stream_options and asked.stream_options.include_usage
-            return _Stream(answer, bool(usage))
+            return _Stream(answer)
         answer.close()
         return JSONResponse(answer.shape.whole()) if there else Response(status_code=499)
 
@@ -210,19 +220,18 @@ class _Answering:
 class _Stream(StreamingResponse):
     """Server-sent events of an answer; however it ends, its jobs do."""
 
-    def __init__(self, answer: _Answering, usage: bool):
-        super().__init__(self._events(answer, usage), media_type="text/event-stream")
+    def __init__(self, answer: _Answering):
+        super().__init__(self._events(answer), media_type="text/event-stream")
         self.answer = answer
 
     async def __call__(self, scope, receive, send) -> None:
         try:
-            await super().__call__(scope, receive, patient(send))
-        except (TimeoutError, ClientDisconnect):
-            log.warning("a client that did not read its answer, or has gone, gets no more of it")
+            with suppress(ClientDisconnect):
+                await super().__call__(scope, receive, send)
         finally:
             self.answer.close()
 
-    async def _events(self, answer: _Answering, usage: bool) -> AsyncIterator[str]:
+    async def _events(self, answer: _Answering) -> AsyncIterator[str]:
         shape = answer.shape
         try:
             for index in range(len(shape.ends)):
@@ -232,7 +241,7 @@ class _Stream(StreamingResponse):
                 index, told = await answer.next()
                 if not told.accepted:
                     yield _event(shape.chunk(index, told))
-            if usage:
+            if shape.tells_usage:
                 yield _event(shape.last_chunk())
             yield "data: [DONE]\n\n"
         except ApiError as error:

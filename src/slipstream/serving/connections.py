@@ -2,14 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import logging
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from slipstream.serving.protocol import ApiError
 
+log = logging.getLogger("slipstream.serving")
 HEAD_SECONDS, READ_SECONDS = 30, 60
-"""How long the head of a request may take to come, and a part of an answer to be read."""
+"""How long the head of a request may take to come, and an answer not to be read."""
 
 
 class Connection(AutoHTTPProtocol):
@@ -17,6 +18,7 @@ class Connection(AutoHTTPProtocol):
     application says so.)"""
 
     awaited: asyncio.TimerHandle | None = None
+    unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -27,9 +29,25 @@ class Connection(AutoHTTPProtocol):
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.awaited is not None:
-            self.awaited.cancel()
+        for timer in (self.awaited, self.unread):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """More is to be written than the client reads. (To close the connection would wait until
+        all has been read.)"""
+        super().pause_writing()
+        self.unread = self.loop.call_later(READ_SECONDS, self._give_up)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.unread is not None:
+            self.unread.cancel()
+
+    def _give_up(self) -> None:
+        log.warning("a client that does not read its answer gets no more of it")
+        self.transport.abort()
 
     def _expect(self) -> None:
         """Unless a request is being answered, look again when its head should have come."""
@@ -48,13 +66,3 @@ class Connection(AutoHTTPProtocol):
         self.transport.write(head + b"Content-Length: %d\r\n" % len(body))
         self.transport.write(b"Connection: close\r\n\r\n" + body)
         self.transport.close()
-
-
-def patient(send: Callable[[dict], Awaitable[None]]) -> Callable[[dict], Awaitable[None]]:
-    """`send` of an ASGI application, with a `TimeoutError` where a client does not read."""
-
-    async def sent(message: dict) -> None:
-        async with asyncio.timeout(READ_SECONDS):
-            await send(message)
-
-    return sent

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
@@ -14,26 +15,49 @@ from litserve.utils import WorkerSetupStatus
 from slipstream.core.errors import InputError
 from slipstream.serving.counts import Board
 
-LOST = (
-    "a worker process has ended, often for want of memory; see the log and start the server again"
-)
+LOST = "a process of the server has ended, often for want of memory; see the log and start it again"
+MOMENT = 0.5
+"""Seconds in which a signal that all processes get has reached all of them."""
 
 
 class Processes(litserve.LitServer):
-    """LitServe's server, which ends as soon as a worker process has. LitServe's own watch lets
-    open requests hang, and ends in a traceback."""
+    """LitServe's server, which ends as soon as one of its processes has; LitServe's own watch lets
+    open requests hang, and ends in a traceback. Signals that all processes get, as a terminal and
+    systemd send them, end this one and that of HTTP, and these the others when all is answered."""
 
     ending = False
 
+    def _init_manager(self, *given):
+        with _ignored(signal.SIGTERM):  # SIGINT it ignores by itself
+            return super()._init_manager(*given)
+
     def launch_inference_worker(self, lit_api: litserve.LitAPI) -> list:
-        self._monitor_workers = False
-        workers = super().launch_inference_worker(lit_api)
-        watch = threading.Thread(target=self._watch, args=(workers, lit_api.board), daemon=True)
-        watch.start()
+        self._monitor_workers, self.board = False, lit_api.board
+        with _ignored(signal.SIGINT, signal.SIGTERM):
+            workers = super().launch_inference_worker(lit_api)
+        self._end_with(workers)
         return workers
 
-    def _watch(self, workers: list, board: Board) -> None:
-        connection.wait([each.sentinel for each in workers])
+    def verify_worker_status(self) -> None:
+        try:
+            super().verify_worker_status()
+        except BaseException:  # they may be loading for a long time yet
+            self.ending = True
+            for each in self.inference_workers:
+                each.kill()
+            raise
+
+    def _start_server(self, *given, **options) -> dict:
+        servers = super()._start_server(*given, **options)
+        self._end_with(list(servers.values()))
+        return servers
+
+    def _end_with(self, processes: list) -> None:
+        threading.Thread(target=self._watch, args=(processes, self.board), daemon=True).start()
+
+    def _watch(self, processes: list, board: Board) -> None:
+        connection.wait([each.sentinel for each in processes])
+        time.sleep(MOMENT)
         if self.ending:
             return
         board.sentence.value = board.sentence.value or LOST.encode()
@@ -42,9 +66,25 @@ class Processes(litserve.LitServer):
                 self.workers_setup_status[name] = WorkerSetupStatus.ERROR
             self._shutdown_event.set()
 
-    def _perform_graceful_shutdown(self, *given) -> None:
+    def _perform_graceful_shutdown(self, manager, servers: dict, *given) -> None:
         self.ending = True
-        super()._perform_graceful_shutdown(*given)
+        for each in servers.values():
+            each.terminate()
+            each.join(1 + self.uvicorn_graceful_timeout)
+        for each in (*servers.values(), *self.inference_workers):  # nobody waits for them now
+            each.kill()
+        super()._perform_graceful_shutdown(manager, {}, *given)
+
+
+@contextmanager
+def _ignored(*signals: signal.Signals) -> Iterator[None]:
+    """Processes that are started within ignore these signals."""
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in signals}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @contextmanager

@@ -74,6 +74,13 @@ def refusal(sentence: str) -> ApiError:
     return ApiError(400, sentence, field, "context_length_exceeded" if long else None)
 
 
+def check_model(asked: str | None, model: str) -> None:
+    """`ApiError` where a client asks for another model than there is."""
+    if asked not in (None, model):
+        sentence = f"the model {asked!r} does not exist; this server has {model!r}"
+        raise ApiError(404, sentence, "model", "model_not_found")
+
+
 class Part(BaseModel):
     model_config = ConfigDict(strict=True)
     type: Literal["text"]
@@ -92,6 +99,7 @@ class Message(BaseModel):
 
 
 class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
     include_usage: bool = False
 
 
@@ -119,9 +127,7 @@ class Asking(BaseModel):
 
     def jobs(self, model: str, sampling: Sampling, limits: Limits) -> list[Job]:
         """One for each choice; sampling, limits: where nothing is asked. Raises `ApiError`."""
-        if self.model not in (None, model):
-            sentence = f"the model {self.model!r} does not exist; this server has {model!r}"
-            raise ApiError(404, sentence, "model", "model_not_found")
+        check_model(self.model, model)
         for name, value in self.model_extra.items():
             neutral = NEUTRAL.get(name)
             nothing = value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
@@ -175,7 +181,10 @@ def parsed(kind: type[Asking], body: bytes) -> Asking:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        found = error.errors(include_url=False)
+        # Of a list where a text may stand, too, it is the list that something is wrong in.
+        lists = [each for each in found if not _no_text(each)]
+        first = (lists or found)[0]
         if first["type"] == "json_invalid":
             raise ApiError(400, "the body is no valid JSON; send one JSON object") from None
         known = {*kind.model_fields, *Message.model_fields, *Part.model_fields}
@@ -185,14 +194,20 @@ def parsed(kind: type[Asking], body: bytes) -> Asking:
         raise ApiError(400, f"{field or 'body'}: {said}", field) from None
 
 
+def _no_text(error: dict) -> bool:
+    """Whether it says of a list that it is no text."""
+    return error["type"] == "string_type" and isinstance(error["input"], list)
+
+
 class Shape:
     """The answers to one request: `choices` of a chat (or of a plain completion), each of which
     goes on as the worker tells."""
 
-    def __init__(self, chat: bool, model: str, count: int):
+    def __init__(self, chat: bool, model: str, count: int, tells_usage: bool = False):
         self.chat, self.model, self.created = chat, model, int(time.time())
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.texts, self.ends = [[] for _ in range(count)], [Told()] * count
+        self.tells_usage = tells_usage  # in a last chunk of a stream; the others have none
 
     def take(self, index: int, told: Told) -> None:
         self.texts[index].append(told.text)
@@ -203,6 +218,7 @@ class Shape:
         kind = "chat.completion" if self.chat else "text_completion"
         kind += ".chunk" if self.chat and streamed else ""
         own = dict(id=self.id, object=kind, created=self.created, model=self.model)
+        own |= {"usage": None} if streamed and self.tells_usage else {}
         return {**own, "choices": choices, **more}
 
     def opening(self, index: int) -> dict | None:

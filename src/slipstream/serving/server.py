@@ -81,22 +81,39 @@ class Server(Checked):
                 "to the key"
             )
 
-    def places(self, accelerator: str) -> int:
-        """How many requests may be open: those that all workers answer, and those that wait."""
-        workers = torch.cuda.device_count() if accelerator == "cuda" else 1
-        workers = workers if self.devices == "auto" else self.devices
-        return workers * self.max_running + self.max_waiting
+    def workers(self, device: str, whole: bool = False) -> tuple[str, list[int]]:
+        """The kind of device, and the numbers of those that have a worker each; device: as
+        target.device has it; whole: whether one worker has them all. (LitServe asks `nvidia-smi`,
+        which knows nothing of what torch sees.)"""
+        kind, _, number = device.partition(":")
+        if kind == "auto":
+            kind = "cuda" if torch.cuda.is_available() else "cpu"
+        found = {"cuda": torch.cuda.device_count(), "mps": 1, "cpu": 1}.get(kind, 0)
+        if not found:
+            raise InputError(f"target.device: {kind!r} is not available here; try 'cpu'")
+        most = 1 if number or whole else found
+        if self.devices != "auto" and self.devices > most:
+            raise InputError(
+                f"server.devices: {self.devices} workers have {most} of the kind {kind!r} to work "
+                "on; give fewer, or auto"
+            )
+        count = most if self.devices == "auto" else self.devices
+        return kind, [int(number)] if number else list(range(count))
 
-    def run(self, make: Callable[[str], Decoder], settings: Settings, accelerator: str) -> None:
-        """Serve until the process is told to end; make: a decoder for a device, in its worker."""
+    def run(
+        self, make: Callable[[str], Decoder], settings: Settings, device: str, whole: bool
+    ) -> None:
+        """Serve until the process is told to end; make: a decoder for a device, in its worker;
+        device, whole: as `workers` has them."""
         check_free(self.host, self.port)
-        board = Board(self.places(accelerator), workers=64)
+        kind, numbers = self.workers(device, whole)
+        board = Board(len(numbers) * self.max_running + self.max_waiting, workers=len(numbers))
         spec = Spec(settings, board)
         api = Api(self, make, spec)
         server = Processes(
             api,
-            accelerator=accelerator,
-            devices=self.devices,
+            accelerator=kind,
+            devices=numbers if kind == "cuda" else 1,
             timeout=False,
             disable_openapi_url=True,
         )
@@ -275,5 +292,5 @@ class EngineLoop(LitLoop):
                 asked = arrived.get()
                 if asked is None:
                     return
-                worker.waiting.append(asked)
+                worker.take(asked)
             worker.turn()

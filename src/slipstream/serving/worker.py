@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
@@ -22,6 +23,7 @@ from slipstream.serving.counts import Counts
 log = logging.getLogger(__name__)
 FINISHED = {"end": "stop", "stop": "stop", "length": "length"}
 """What the API calls the ends of answers."""
+NOT_STARTED = "requests could not start; they are answered with an error, the others go on"
 FAILED = "the server failed to answer; try again"
 
 
@@ -89,8 +91,9 @@ class Worker:
 
     def prepare(self, asked: Asked) -> bool:
         """Make its request, or refuse it; may run in another thread than the decoder's. One whose
-        client has gone is left as it is, and dropped at the next turn."""
+        client has gone ends at once, and is to be counted."""
         if asked.gone():
+            asked.tell(Told(finish_reason="abort"))
             return True
         job, target = asked.job, self.decoder.target
         try:
@@ -121,12 +124,19 @@ class Worker:
     def _check_length(self, prompt: Messages | str) -> None:
         """`InputError` for a prompt that is too long whatever its tokens are: to find them would
         take long."""
-        texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
+        texts = [prompt] if isinstance(prompt, str) else chain(*map(dict.values, prompt))
         if (size := sum(len(text.encode()) for text in texts)) > self.most_bytes:
             raise InputError(
                 f"prompt: {size} bytes do not fit the target's context of "
                 f"{self.decoder.target.max_positions} tokens; shorten it"
             )
+
+    def take(self, asked: Asked) -> None:
+        """What `prepare` was right about."""
+        if asked.request is None:
+            self.counts["abort"] += 1
+        else:
+            self.waiting.append(asked)
 
     @property
     def idle(self) -> bool:
@@ -145,10 +155,13 @@ class Worker:
             concerned = [*self.running.values(), *([self.reading[0]] if self.reading else [])]
             self.decoder.running, self.reading = None, None
             self.running.clear()
-            self.counts["error"] += len(concerned)
-            for asked in concerned:
-                asked.tell(Told(refused=FAILED, failed=True))
+            self._fail(concerned)
         self.counts["running"] = len(self.running) + (self.reading is not None)
+
+    def _fail(self, concerned: list[Asked]) -> None:
+        self.counts["error"] += len(concerned)
+        for asked in concerned:
+            asked.tell(Told(refused=FAILED, failed=True))
 
     def _drop_gone(self) -> None:
         for asked in [each for each in self.waiting if each.gone()]:
@@ -187,25 +200,30 @@ class Worker:
             self._start(fresh)
 
     def _start(self, fresh: list[Asked]) -> None:
-        self.running |= {asked.request: asked for asked in fresh}
+        before = self.decoder.running
         try:
             self.decoder.start([asked.request for asked in fresh])
         except InputError as error:  # of a drafter that does not take the sampling of one
-            for asked in fresh:
-                del self.running[asked.request]
             if len(fresh) == 1:
                 fresh[0].tell(Told(refused=str(error)))
             else:
                 for asked in fresh:
                     self._start([asked])
-            return
-        self.counts["prompt_tokens"] += sum(asked.prompt_tokens for asked in fresh)
+        except Exception:
+            self._fail(fresh)
+            if self.decoder.running is not before:  # they had begun to join
+                raise
+            log.exception(NOT_STARTED)
+        else:
+            self.running |= {asked.request: asked for asked in fresh}
+            self.counts["prompt_tokens"] += sum(asked.prompt_tokens for asked in fresh)
 
     def _read_on(self) -> None:
         """One part of a long prompt; with the last one its request joins."""
         if self.reading is None:
             return
         asked, parts = self.reading
+        before = self.decoder.running
         try:
             next(parts)
         except StopIteration:
@@ -215,6 +233,12 @@ class Worker:
         except InputError as error:
             self.reading = None
             asked.tell(Told(refused=str(error)))
+        except Exception:
+            self.reading = None
+            self._fail([asked])
+            if self.decoder.running is not before:
+                raise
+            log.exception(NOT_STARTED)
 
     def _tell(self) -> None:
         for request, asked in list(self.running.items()):
@@ -240,9 +264,6 @@ class Worker:
     def _end(self, asked: Asked, reason: str) -> None:
         self.counts[reason] += 1
         request = asked.request
-        if request is None:  # it was gone before it was prepared
-            asked.tell(Told(finish_reason=reason))
-            return
         drafted = request.answer.drafted
         proposed = request.rows - len(request.accepted)
         asked.tell(
