@@ -20,7 +20,8 @@ from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.drafters.unispec import UniSpec
 from slipstream.speculators.checkpoint import save_speculator
-from slipstream.targets.loading import fingerprint, load_target, target_of
+from slipstream.targets.fingerprints import fingerprint
+from slipstream.targets.loading import load_target, target_of
 
 PROMPT = "name[The Punter], eatType[pub], food[Italian], priceRange[cheap], area[riverside]"
 CALLS = slipstream.generate, slipstream.custom_generate

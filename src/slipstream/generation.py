@@ -25,7 +25,8 @@ from slipstream.drafters.base import Drafter
 from slipstream.evaluation.run import converse
 from slipstream.speculators.hub import from_pretrained
 from slipstream.targets.compiled import compile_target
-from slipstream.targets.loading import load_target, target_of, tokenizer_digest
+from slipstream.targets.fingerprints import tokenizer_digest
+from slipstream.targets.loading import load_target, target_of
 from slipstream.targets.packed import is_fused, is_packed
 from slipstream.targets.target import Target
 

@@ -16,7 +16,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.files import load_tensors, locked, save_tensors
 from slipstream.data.labelled_drafts import KINDS, LabelledDrafts, complete, judged, labelled_drafts
 from slipstream.data.rendering import Sample
-from slipstream.targets.loading import fingerprint
+from slipstream.targets.fingerprints import fingerprint
 from slipstream.targets.target import Target
 
 END = 3

@@ -22,7 +22,7 @@ from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.targets.families import family_of
 from slipstream.targets.rows import Rows
-from slipstream.targets.target import Target
+from slipstream.targets.target import Target, device_of
 
 PREFIX = [3, 17, 5, 29, 11]
 TOLERANCE = {"tiny-gpt_neo": 1e-5}
@@ -254,3 +254,39 @@ def test_a_window_over_a_long_text_is_one_row_of_a_mask():
     mask = rows.mask_within(4096, 200_000)
     assert mask.shape == (1, 1, 1, 200_001) and mask.sum() == 4096
     assert mask[..., -4096:].all()
+
+
+def test_a_window_that_a_family_does_not_read_is_not_read_here():
+    """transformers keeps unknown keys of a config, and a llamafied model has its first one's."""
+    target, ids = tiny_target(sliding_window=4), torch.tensor([[*range(1, 21)]])
+    options = dict(max_new_tokens=8, do_sample=False, pad_token_id=0)
+    expected = target.model.generate(ids, use_cache=False, **options)  # its cache has a window
+    found = PlainDecoder(target, Sampling(), Limits(8)).generate(ids[0].tolist())
+    assert found.ids == expected[0, 20:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("rope", "positions"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}, 128),
+        ({"rope_type": "linear", "factor": 4.0}, 512),
+        ({"rope_type": "dynamic", "factor": 4.0}, 128),
+    ],
+)
+def test_scaled_positions_reach_as_far_as_they_were_scaled_for(rope, positions):
+    """YaRN is switched on in a config that names the old length; beyond it, too, answers are
+    transformers'."""
+    scaled = {"rope_theta": 10000.0} | rope
+    target = tiny_target("qwen3", rope_parameters=scaled)
+    assert target.max_positions == positions
+    ids = 1 + torch.arange(199)[None] % (VOCABULARY - 1)
+    if positions < ids.shape[1]:
+        return
+    expected = target.model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    engine = Engine(target, PromptLookup(3, 7).attached(target), Sampling(), Limits(8), 8)
+    assert engine.generate(ids[0].tolist()).ids == expected[0, 199:].tolist()
+
+
+def test_a_layer_without_any_tensor_runs_somewhere():
+    assert device_of(nn.Identity()) == torch.device("cpu")

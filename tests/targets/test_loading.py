@@ -1,6 +1,7 @@
 """Loading from a folder: the fingerprint, packing, and what cannot be opened."""
 
 import json
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -17,7 +18,8 @@ from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.checkpoint import load_speculator, save_speculator
 from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
-from slipstream.targets.loading import fingerprint, load_target, vocabulary_of
+from slipstream.targets.fingerprints import fingerprint, vocabulary_of
+from slipstream.targets.loading import load_target
 from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.packed import PackedLinear
 
@@ -297,3 +299,17 @@ def test_what_a_model_asks_for_besides_is_said(tmp_path, caplog):
     load_target(str(tmp_path))
     said = [record.message for record in caplog.records if "left out" in record.message]
     assert said == [f"{tmp_path} asks for repetition_penalty=1.05, which is left out"]
+
+
+@pytest.mark.parametrize("method", ["fp8", "gptq", "awq"])
+def test_weights_quantised_by_others_are_refused(folder, tmp_path, method):
+    """transformers would keep float8 weights and their scales, and a cast would lose the scales."""
+    config = json.loads((Path(folder) / "config.json").read_text())
+    quantised = {"quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(config | quantised))
+    assert f"quantised by {method}, which is not supported" in refused(str(tmp_path))
+
+
+def test_an_architecture_without_a_family_is_refused_before_its_weights_are_read(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    assert refused(str(tmp_path)).startswith("target: architecture 'mixtral' is not supported")

@@ -1,5 +1,7 @@
 """8-bit and NF4 targets: what is quantised, what runs beside it, and who may open what."""
 
+import json
+
 import pytest
 import torch
 from tests.tiny import save_tiny_target, tiny_speculator
@@ -163,3 +165,24 @@ def test_unknown_kinds_and_a_missing_library_are_one_sentence(folder, monkeypatc
     monkeypatch.setattr("transformers.utils.is_bitsandbytes_available", lambda: False)
     with pytest.raises(InputError, match="needs bitsandbytes; pip install bitsandbytes"):
         load_target(folder, quantization="nf4")
+
+
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
+def test_weights_that_were_saved_quantised_are_as_if_they_had_been_quantised_here(
+    folder, tmp_path, kind
+):
+    """bitsandbytes' own threshold would make a token's logits depend on its neighbours."""
+    own = load_target(folder, quantization=kind, packed=False)
+    own.model.save_pretrained(tmp_path)
+    own.tokenizer.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text())
+    saved["quantization_config"] |= {"llm_int8_threshold": 6.0, "bnb_4bit_compute_dtype": "float16"}
+    path.write_text(json.dumps(saved))
+    for asked in (None, kind):
+        opened = load_target(str(tmp_path), quantization=asked, packed=False)
+        assert opened.dtype == torch.float32
+        assert torch.equal(logits(opened), logits(own))
+    other = next(each for each in QUANTIZATIONS if each != kind)
+    with pytest.raises(InputError, match=f"is quantised already, to {kind}; set it to null"):
+        load_target(str(tmp_path), quantization=other)

@@ -22,6 +22,17 @@ def rope_kinds(config) -> set[str | None]:
     return {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
 
 
+def context_of(config) -> int:
+    """How many positions a config allows, where rotary ones are scaled."""
+    most, rope = config.max_position_embeddings, getattr(config, "rope_parameters", None) or {}
+    first, kinds = rope.get("original_max_position_embeddings") or most, rope_kinds(config)
+    if "longrope" in kinds:  # beyond it all rows of a forward would be rotated in another way
+        return min(most, first)
+    if "yarn" in kinds:  # added to a config, as Qwen's cards say, it stands beside the old length
+        return max(most, int(rope["factor"] * first))
+    return int(rope["factor"] * most) if "linear" in kinds else most
+
+
 class Family:
     """Llama-like decoders: rotary positions, pre-norm, separate projections, an MLP module.
 
@@ -45,12 +56,10 @@ class Family:
         self.config, self.decoder = model.config, model.get_decoder()
         self.embeddings = model.get_input_embeddings()
         self.layers: nn.ModuleList = getattr(self.decoder, self.layer_list)
-        self.max_positions: int = model.config.max_position_embeddings
-        if "longrope" in rope_kinds(model.config):
-            # Beyond it all rows of a forward would be rotated in another way than those before.
-            first = model.config.rope_parameters["original_max_position_embeddings"]
-            self.max_positions = min(self.max_positions, first)
-        self.sliding_window: int | None = getattr(model.config, "sliding_window", None)
+        self.max_positions = context_of(model.config)
+        # Others may have the key, which they do not read.
+        windowed = model.config.model_type in WINDOWED
+        self.sliding_window: int | None = model.config.sliding_window if windowed else None
         # Query heads that share keys.
         self.groups: int = model.config.num_attention_heads // self.cache_shape[0]
 
@@ -169,6 +178,8 @@ class GPTNeoFamily(GPT2Family):
     def run_layer(self, layer, hidden, mask, positions, rotary, cache) -> torch.Tensor:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+        hidden = hidden.to(layer.ln_1.weight.device)  # hooks of a device map are the layer's own
+        mask = None if mask is None else mask.to(hidden.device)
         attention, normed = layer.attn.attention, layer.ln_1(hidden)
         query, key, value = (
             linear(normed).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
@@ -196,6 +207,7 @@ class GPTNeoXFamily(Family):
         return output.unflatten(-1, (*self.cache_shape[:1], 3, -1))[..., 2, :]
 
 
+WINDOWED = ("mistral", "qwen2", "qwen3", "phi3")
 FAMILIES: dict[str, type[Family]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), Family),
     "phi3": Phi3Family,
@@ -209,9 +221,14 @@ FAMILIES: dict[str, type[Family]] = {
 def family_of(model: nn.Module) -> Family:
     """The adapter for a transformers model; `InputError` for an architecture without one."""
     kind = model.config.model_type
+    check_architecture(kind)
+    return FAMILIES[kind](model)
+
+
+def check_architecture(kind: str | None) -> None:
+    """`InputError` for one without a family."""
     if kind not in FAMILIES:
         raise InputError(
             f"target: architecture {kind!r} is not supported; choose one of "
             f"{', '.join(sorted(FAMILIES))}, or add a Family in slipstream/targets/families.py"
         )
-    return FAMILIES[kind](model)

@@ -1,11 +1,8 @@
 """Loading targets: from the shipped assets, a local folder or the Hugging Face hub; and checks.
 
-The fingerprint tells whether a speculator fits a target. It is taken from the weights before
-anything is packed or cast further.
+The fingerprint is taken of the weights before anything is packed or cast further.
 """
 
-import hashlib
-import json
 import logging
 import os
 from typing import TYPE_CHECKING, Literal
@@ -17,6 +14,8 @@ from slipstream.core.errors import InputError, enough_memory, first_sentence, ou
 from slipstream.core.files import check_intact
 from slipstream.core.settings import Text, checked
 from slipstream.targets import quantized
+from slipstream.targets.families import check_architecture
+from slipstream.targets.fingerprints import fingerprint, vocabulary_of
 from slipstream.targets.packed import fuse_linears, pack_linears
 from slipstream.targets.target import Target
 
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
-# What a model's config says that does not make it another model.
-VOLATILE = {
-    *("_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"),
-    "quantization_config",
-}
 MOST_LAYERS = 1000
 """Several times as many as any model has; a config that names a million would fill the memory."""
 LEFT_OUT = {
@@ -72,31 +66,36 @@ def load_target(
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    device = _available(device)
-    placed = device_map is not None or quantization is not None or tensor_parallel
+    device, location = _available(device), locate(name)
+    try:
+        check_intact(location)
+        said = _config(location)
+        already = quantized.kind_in(said)
+    except Exception as error:  # of what others wrote, anything can be wrong
+        raise _no_model(name, error) from error
+    check_architecture(said.get("model_type"))
+    if already and quantization not in (None, already):
+        raise InputError(
+            f"target.quantization: {name!r} is quantised already, to {already}; set it to null"
+        )
+    placed = bool(device_map or quantization or already or tensor_parallel)
     options = {"dtype": DTYPES[dtype] if placed else "auto"}  # cast and placed while it is loaded
     if tensor_parallel:
         options |= _tensor_parallel_options(device_map, quantization)
     elif placed:
         options["device_map"] = device_map or {"": device}
-    if quantization is not None:
+    if quantization is not None and not already:
         options["quantization_config"] = quantized.settings(quantization, DTYPES[dtype])
-    location = locate(name)
     try:
-        check_intact(location)
-        _check_config(location)
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)
         model, found = AutoModelForCausalLM.from_pretrained(
             location, output_loading_info=True, trust_remote_code=False, **options
         )
         tokenizer.reads_markers = reads_markers
-    except Exception as error:  # of what others wrote, anything can be wrong
+    except Exception as error:  # as above
         if out_of_memory(error):
             raise
-        raise InputError(
-            f"target.name: {name!r} cannot be opened ({first_sentence(error)}); give a model "
-            "folder, a hub id, or slipstream/small-target"
-        ) from error
+        raise _no_model(name, error) from error
     _check_content(model, found["missing_keys"], architecture or {}, name)
     for setting, neutral in LEFT_OUT.items():
         asked = getattr(model.generation_config, setting, None)
@@ -104,7 +103,7 @@ def load_target(
             log.warning("%s asks for %s=%s, which is left out", name, setting, asked)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
-    quantized.settle(model, reorder=packed and dtype == "bfloat16")
+    quantized.settle(model, DTYPES[dtype], reorder=packed and dtype == "bfloat16")
     if adapter is not None:
         model = _adapted(model, adapter)
     target = Target(model.eval().requires_grad_(False), tokenizer, name)
@@ -118,7 +117,7 @@ def load_target(
             embeddings.embed_scale = scale.to(embeddings.embed_scale.device)
         if not placed:
             model.to(device)
-    if packed and target.device.type == "cpu" and (not placed or quantization):
+    if packed and target.device.type == "cpu" and (not placed or quantization or already):
         pack_linears(model)
     if packed and target.device.type == "cuda" and not placed:
         fuse_linears(target.family.layers, target.family.fused)
@@ -159,8 +158,16 @@ def _tensor_parallel_options(device_map, quantization) -> dict[str, object]:
         return {"tp_plan": "auto"}
 
 
-def _check_config(location: str) -> None:
-    """ValueError for a config.json that names code of the hub, or an absurd number of layers."""
+def _no_model(name: str, error: Exception) -> InputError:
+    return InputError(
+        f"target.name: {name!r} cannot be opened ({first_sentence(error)}); give a model folder, a "
+        "hub id, or slipstream/small-target"
+    )
+
+
+def _config(location: str) -> dict:
+    """What config.json says; ValueError where it names code of the hub, or an absurd number of
+    layers."""
     from transformers import PreTrainedConfig
 
     said, _ = PreTrainedConfig.get_config_dict(location)
@@ -171,6 +178,7 @@ def _check_config(location: str) -> None:
             isinstance(value, int) and 0 < value <= MOST_LAYERS
         ):
             raise ValueError(f"its config.json has {name} {str(value)[:20]}")
+    return said
 
 
 def _check_content(
@@ -221,11 +229,6 @@ def target_of(model: torch.nn.Module) -> Target:
     return target
 
 
-def vocabulary_of(target: Target) -> dict[str, int]:
-    """Token -> id, to compare vocabularies by content."""
-    return {} if target.tokenizer is None else target.tokenizer.get_vocab()
-
-
 def of_same_vocabulary(draft: Target, target: Target, field: str) -> Target:
     """The draft model of config `field`, with as many logits as the target has: their vocabularies
     may be padded differently. `InputError` if its tokens are others; by their number alone where
@@ -240,59 +243,3 @@ def of_same_vocabulary(draft: Target, target: Target, field: str) -> Target:
             "choose a draft model with the target's tokenizer (draft=...)"
         )
     return draft.of_vocabulary(target.vocab_size)
-
-
-def tokenizer_digest(target: Target) -> str:
-    """That part of a fingerprint."""
-    return _digest(
-        {
-            "vocabulary": sorted(vocabulary_of(target).items(), key=lambda entry: entry[1]),
-            "chat_template": getattr(target.tokenizer, "chat_template", None),
-        }
-    )
-
-
-def fingerprint(target: Target) -> dict[str, str]:
-    """SHA-256 digests of a target's config, tokenizer and weights, and how it is quantised, if so.
-
-    Of each weight tensor its name, shape and up to 4,096 evenly spaced values count, rounded to
-    bfloat16, so that the dtype it was saved in makes no difference. `load_target` takes it before
-    it casts, so neither does the dtype it is used in. Of quantised weights their scales count.
-    Raises `InputError` for weights that are not all finite.
-    """
-    said = target.model.config.to_diff_dict()
-    config = {key: value for key, value in said.items() if key not in VOLATILE}
-    weights = hashlib.sha256()
-    for name, tensor in sorted(_state(target.model).items()):
-        if not tensor.is_floating_point():
-            continue
-        if hasattr(tensor, "full_tensor"):  # split over processes
-            tensor = tensor.full_tensor()
-        flat = tensor.detach().flatten()
-        # One pass without a copy (but of float8, which has no minimum), ten times as fast as
-        # `isfinite` of all: NaN wins both.
-        values = flat.float() if flat.element_size() == 1 else flat
-        if len(values) and not torch.stack(values.aminmax()).isfinite().all():
-            raise InputError(
-                f"target.name: {target.name!r} has NaN or infinity in its weights, in {name!r}; "
-                "copy or download its files again"
-            )
-        sample = flat[:: max(1, -(-len(flat) // 4096))].to(torch.bfloat16).cpu()
-        weights.update(f"{name}{tuple(tensor.shape)}".encode())
-        weights.update(sample.view(torch.int16).numpy().tobytes())
-    parts = {"config": _digest(config), "tokenizer": tokenizer_digest(target)}
-    parts |= {"weights": weights.hexdigest(), "quantization": quantized.kind_of(target.model)}
-    return {name: part for name, part in parts.items() if part is not None}
-
-
-def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """All tensors, those that lie on a disk included."""
-    if not any(parameter.is_meta for parameter in model.parameters()):
-        return model.state_dict()
-    from accelerate.utils.modeling import get_state_dict_offloaded_model
-
-    return get_state_dict_offloaded_model(model)
-
-
-def _digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

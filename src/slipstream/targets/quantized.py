@@ -31,13 +31,25 @@ def settings(kind: str, dtype: torch.dtype):
             f"target.quantization: {kind} needs bitsandbytes; pip install bitsandbytes, or set it "
             "to null"
         )
-    # It says at every call of a linear that activations are quantised, too.
-    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     if kind == "int8":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
     )
+
+
+def kind_in(config: dict) -> str | None:
+    """How the weights that a config.json belongs to are quantised already, as `kind_of` has it;
+    ValueError for another way than bitsandbytes'."""
+    said = config.get("quantization_config")
+    if not said:
+        return None
+    if said.get("quant_method") != "bitsandbytes":
+        raise ValueError(
+            f"its weights are quantised by {said.get('quant_method')}, which is not supported: "
+            "take the model it was made of, and target.quantization"
+        )
+    return "int8" if said.get("load_in_8bit") else said.get("bnb_4bit_quant_type", "fp4")
 
 
 def kind_of(model: nn.Module) -> str | None:
@@ -54,15 +66,22 @@ def is_quantized(module: nn.Module) -> bool:
     return any(type(child).__module__.startswith("bitsandbytes") for child in module.modules())
 
 
-def settle(model: nn.Module, reorder: bool) -> None:
-    """Let 8-bit linears be ready before their first forward, so that copies share their weights.
+def settle(model: nn.Module, dtype: torch.dtype, reorder: bool) -> None:
+    """Let 8-bit linears be ready before their first forward, so that copies share their weights,
+    and without outlier columns; 4-bit ones compute in `dtype`, however they were saved.
 
     reorder: let 4-bit linears on a CPU reorder their weights for bfloat16 arithmetic, which is for
     decoding only; otherwise they compute in the dtype they are given.
     """
+    # It says at every call of a linear that activations are quantised, too.
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     for module in model.modules():
-        if hasattr(module, "init_8bit_state") and module.weight.CB is not None:
-            module.init_8bit_state()
+        if hasattr(module, "init_8bit_state"):
+            module.state.threshold = 0.0
+            if module.weight.CB is not None:
+                module.init_8bit_state()
+        if hasattr(module, "compute_type_is_set"):
+            module.compute_dtype, module.compute_type_is_set = dtype, True
         if not reorder and hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
 

@@ -33,10 +33,12 @@ def token_ids(ids: int | list[int] | torch.Tensor | None) -> frozenset[int]:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module runs: with a device map its weights may lie elsewhere until then."""
+    """Where a module runs: with a device map its weights may lie elsewhere until then. (One that is
+    packed may have none.)"""
     device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
     if device is None:
-        device = next(chain(module.parameters(), module.buffers())).device
+        own = next(chain(module.parameters(), module.buffers()), torch.empty(0))
+        device = own.device
     return torch.device(device)
 
 

@@ -1,0 +1,77 @@
+"""Fingerprints, which tell whether a speculator fits a target: digests of its parts."""
+
+import hashlib
+import json
+
+import torch
+
+from slipstream.core.errors import InputError
+from slipstream.targets import quantized
+from slipstream.targets.target import Target
+
+# What a model's config says that does not make it another model.
+VOLATILE = {
+    *("_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"),
+    "quantization_config",
+}
+
+
+def vocabulary_of(target: Target) -> dict[str, int]:
+    """Token -> id, to compare vocabularies by content."""
+    return {} if target.tokenizer is None else target.tokenizer.get_vocab()
+
+
+def tokenizer_digest(target: Target) -> str:
+    """That part of a fingerprint."""
+    return _digest(
+        {
+            "vocabulary": sorted(vocabulary_of(target).items(), key=lambda entry: entry[1]),
+            "chat_template": getattr(target.tokenizer, "chat_template", None),
+        }
+    )
+
+
+def fingerprint(target: Target) -> dict[str, str]:
+    """SHA-256 digests of a target's config, tokenizer and weights, and how it is quantised, if so.
+
+    Of each weight tensor its name, shape and up to 4,096 evenly spaced values count, rounded to
+    bfloat16, so that the dtype it was saved in makes no difference. `load_target` takes it before
+    it casts, so neither does the dtype it is used in. Of quantised weights their scales count.
+    Raises `InputError` for weights that are not all finite.
+    """
+    said = target.model.config.to_diff_dict()
+    config = {key: value for key, value in said.items() if key not in VOLATILE}
+    weights = hashlib.sha256()
+    for name, tensor in sorted(_state(target.model).items()):
+        if not tensor.is_floating_point():
+            continue
+        if hasattr(tensor, "full_tensor"):  # split over processes
+            tensor = tensor.full_tensor()
+        flat = tensor.detach().flatten()
+        # One pass without a copy (but of float8, which has no minimum), ten times as fast as
+        # `isfinite` of all: NaN wins both.
+        values = flat.float() if flat.element_size() == 1 else flat
+        if len(values) and not torch.stack(values.aminmax()).isfinite().all():
+            raise InputError(
+                f"target.name: {target.name!r} has NaN or infinity in its weights, in {name!r}; "
+                "copy or download its files again"
+            )
+        sample = flat[:: max(1, -(-len(flat) // 4096))].to(torch.bfloat16).cpu()
+        weights.update(f"{name}{tuple(tensor.shape)}".encode())
+        weights.update(sample.view(torch.int16).numpy().tobytes())
+    parts = {"config": _digest(config), "tokenizer": tokenizer_digest(target)}
+    parts |= {"weights": weights.hexdigest(), "quantization": quantized.kind_of(target.model)}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """All tensors, those that lie on a disk included."""
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        return model.state_dict()
+    from accelerate.utils.modeling import get_state_dict_offloaded_model
+
+    return get_state_dict_offloaded_model(model)
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
