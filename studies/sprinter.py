@@ -29,6 +29,7 @@ from slipstream.evaluation.comparison import Run, compare, total_of
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
 from slipstream.evaluation.metrics import paired_bootstrap, rouge
 from slipstream.evaluation.prompts import PromptSets
+from slipstream.targets.packed import FusedLinear
 from studies import Plot, Prompt, Result, Target
 from studies.approximation import Approximation, approximation
 from studies.decoding import GREEDY, task_sets, token_ids
@@ -191,8 +192,9 @@ def _apart(own: pd.DataFrame, other: pd.DataFrame) -> str:
 
 
 def multiplied_weights(target: Target) -> int:
-    """Weights of the target that a row is multiplied by: all matrices of its layers and LM head."""
-    modules = list(target.model.modules())
+    """Weights of the target that a row is multiplied by: all matrices of its layers and LM head,
+    those that a GPU has side by side once."""
+    modules = [m for m in target.model.modules() if not isinstance(m, FusedLinear)]
     return sum(m.weight.numel() for m in modules if isinstance(m, Conv1D)) + sum(
         m.in_features * m.out_features for m in modules if hasattr(m, "in_features")
     )
@@ -250,6 +252,11 @@ class Control(Sprinter):
         self.of_set = settings
 
     def expect(self, prompt_set: str) -> None:
+        if prompt_set not in self.of_set:
+            raise InputError(
+                f"study.calibration_prompts: none of them is of {prompt_set}, whose controls need "
+                "some; give more"
+            )
         self.decoder.kept, self.decoder.cap = self.of_set[prompt_set]
         self.details = f"keeps {self.decoder.kept:.1%}, runs of up to {self.decoder.cap}"
 

@@ -56,7 +56,7 @@ def verifier(
                     "prompts": len(sets[task]),
                     "drafted tokens": len(labels),
                     "acceptable, %": 100 * pair[1].float().mean().item(),
-                    "AUROC": binary_auroc(*pair).item(),
+                    "AUROC": binary_auroc(*pair).item() if len(pair[1].unique()) > 1 else None,
                 }
             )
         curves += [{"task": task} | p for p in roc(judge.outputs, probabilities, labels)]

@@ -152,6 +152,7 @@ def train(config: DictConfig) -> Path:
 
 def _train(config: DictConfig, output: Path) -> Path:
     import lightning as L
+    from hydra.utils import get_class
 
     from slipstream.training.resuming import Finished, identity, state_of
     from slipstream.training.run import finish, lightning_in_one_sentence, precision, start
@@ -161,7 +162,8 @@ def _train(config: DictConfig, output: Path) -> Path:
     log_once()
     state = state_of(config.resume, output)
     L.seed_everything(config.seed)
-    dtype = OmegaConf.select(config, "target.dtype") or "float32"
+    dtype = OmegaConf.select(config, "target.dtype")
+    dtype = dtype if dtype and get_class(config.training._target_).runs_target else "float32"
     config.trainer.precision = precision(
         config.trainer.precision, config.trainer.accelerator, dtype
     )

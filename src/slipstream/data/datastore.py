@@ -106,6 +106,11 @@ def refined(samples: list[Sample], target: Target, share: float) -> list[Sample]
     if share == 1:
         return samples
     samples = [sample for sample in samples if len(sample.ids) <= target.max_positions]
+    if not samples:
+        raise InputError(
+            f"corpus: no text fits the target's context of {target.max_positions} tokens, so none "
+            "has a perplexity; give shorter ones, or corpus.share=1"
+        )
     worth = perplexities(samples, target)
     kept = sorted(range(len(samples)), key=worth.__getitem__)[: max(1, round(share * len(samples)))]
     return [samples[place] for place in sorted(kept)]

@@ -129,12 +129,13 @@ def _is_part(part: object, draft: Target) -> bool:
         return False
     if not all(isinstance(each, torch.Tensor) for each in part.values()):
         return False
-    count, widths = part["tokens"].numel(), {"hidden": (draft.hidden_size,), "shapes": (3,)}
+    count, widths = part["tokens"].numel(), {"hidden": (draft.head.in_features,), "shapes": (3,)}
     for name, tensor in part.items():
         dtype = torch.long if name in ("tokens", "prompts", "kinds") else torch.float32
         if tensor.shape != (count, *widths.get(name, ())) or tensor.dtype != dtype:
             return False
-        if not tensor.isfinite().all() or (dtype == torch.long and (tensor < 0).any()):
+        ends = tensor.isnan() if name == "log_ratios" else ~tensor.isfinite()
+        if ends.any() or (dtype == torch.long and (tensor < 0).any()):
             return False
     return not (part["tokens"] >= draft.vocab_size).any()
 

@@ -62,8 +62,8 @@ class SprinterDecoder(Decoder):
             )
         draft = of_same_vocabulary(draft, target, "draft")
         self.draft, self.threshold, self.cap = draft, threshold, cap
-        if isinstance(verifier, float):
-            self.verifier, self.kept = None, verifier
+        if isinstance(verifier, int | float):
+            self.verifier, self.kept = None, float(verifier)
         else:
             self.verifier = opened(verifier, draft, SprinterVerifier, "verifier")
             _check_models(self.verifier, draft, target, from_folder=self.verifier is not verifier)
@@ -116,6 +116,10 @@ class SprinterDecoder(Decoder):
             fed = [own if place in running else [] for place, own in enumerate(unread)]
             normed = self.draft.norm(reader.read(fed)[running])
             logits = self.draft.logits_of_normed(normed)
+            if not logits.amax(-1).isfinite().all():
+                raise InputError(
+                    "draft: its logits are not finite; give it another dtype, or another draft"
+                )
             drawn_from = self.sampling.probabilities(logits)
             asking = [requests[place] for place in running]
             pairs = zip(asking, drawn_from, strict=True)

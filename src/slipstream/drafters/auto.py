@@ -94,7 +94,9 @@ class AutoSession(SeveralSession):
         return trees
 
     def _paying(self) -> list[str]:
-        return [name for name in self.near if self.attached.record.pays(name, self.episodes)]
+        """Who keeps what it learns for later prompts misses no step."""
+        pays, near = self.attached.record.pays, self.near.items()
+        return [name for name, each in near if each.attached.keeps or pays(name, self.episodes)]
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

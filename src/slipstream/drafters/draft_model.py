@@ -6,6 +6,7 @@ token waits for the device after each. Source: Leviathan et al. 2023, Chen et al
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,7 +86,8 @@ class DraftModelSession(Session):
             going = [place for place, depth in enumerate(depths) if node < depth]
             if not going:
                 break
-            hidden = self.reader.read(fed)
+            with verified.wait() if verified.prompt and not node else nullcontext():
+                hidden = self.reader.read(fed)  # with the prompts: a part of the prefill
             logits = model.logits(hidden)
             tokens, probabilities = _chosen(requests, logits, going)
             chain.append(tokens)

@@ -6,6 +6,8 @@ A text is indexed as it grows, so that a step never goes through the whole of it
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 
+LOOKED_AT = 1024
+"""Most places where something occurred that are looked at, the latest ones."""
 Continuation = tuple[list[int], list[float]]
 """Tokens, and how sure each is, given those before it."""
 
@@ -104,8 +106,10 @@ class Followers(LastPlaces):
         return drafted, shares
 
     def _following(self, ngram: tuple[int, ...]) -> Iterator[int]:
-        """What followed each occurrence, the last one first."""
-        place = self.places[ngram]
-        while place is not None:
+        """What followed each of the last occurrences, the last one first."""
+        place: int | None = self.places[ngram]
+        for _ in range(LOOKED_AT):
+            if place is None:
+                return
             yield self.text[place]
             place = self.before[len(ngram)][place]

@@ -54,9 +54,13 @@ class Spectra(Guessing):
         """(B, candidates, V) -> (B, candidates, 2): the likeliest token, and the likeliest one that
         is no key of the forward dictionary yet, however far down; the first where all are keys."""
         likeliest = logits.argmax(-1)
+        known: dict[int, torch.Tensor] = {}
         for own, state in zip(logits, states, strict=True):
-            keys = torch.tensor([*state.stored.continuations], dtype=torch.long)
-            own[:, on_device(keys, own.device)] = -torch.inf
+            stored = state.stored  # one of all requests, where it is kept
+            if id(stored) not in known:
+                keys = torch.tensor([*stored.continuations], dtype=torch.long)
+                known[id(stored)] = on_device(keys, own.device)
+            own[:, known[id(stored)]] = -torch.inf
         best, unseen = logits.max(-1)
         return torch.stack([likeliest, torch.where(best == -torch.inf, likeliest, unseen)], -1)
 

@@ -6,6 +6,7 @@ makes a prompt of any length known at once. Source: Oliaro et al. 2024, "SuffixD
 Speculative Decoding for Emerging AI Applications".
 """
 
+import sys
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -15,10 +16,10 @@ from heapq import nlargest
 from slipstream.core.drafts import Draft, grow_by_confidence
 from slipstream.core.settings import Amount, Positive, Share, Size
 from slipstream.drafters.base import AttachedHost, Drafter, Request, Verified
+from slipstream.drafters.memory import bytes_of
+from slipstream.drafters.ngrams import LOOKED_AT
 from slipstream.targets.target import Target
 
-LOOKED_AT = 1024
-"""Most places where the last token occurred that are looked at, the latest ones."""
 END = -1
 """What stands after each text; no token."""
 Places = list[int]
@@ -61,7 +62,7 @@ class Texts:
 
     @property
     def nbytes(self) -> int:
-        return 2 * self.tokens.itemsize * len(self.tokens)
+        return bytes_of([self.places]) + sys.getsizeof(self.tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The last text goes on."""

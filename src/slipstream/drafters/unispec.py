@@ -149,11 +149,13 @@ class AttachedUniSpec(AttachedHost):
         self, verified: Verified, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, N, V) -> the likeliest tokens and their probabilities, (B, N, k) each."""
-        temperatures = [request.sampling.temperature or 1.0 for request in verified.requests]
+        samplings, logits = [each.sampling for each in verified.requests], logits.float()
+        # At low temperatures all but the first have the probability 0, and are told apart here.
+        best = logits.topk(min(self.settings.top_k, logits.shape[-1])).indices
+        temperatures = [1.0 if own.greedy else own.temperature for own in samplings]
         if set(temperatures) != {1.0}:
-            logits = logits.float() / on_device(temperatures, logits.device)[:, None, None]
-        best = logits.float().softmax(-1).topk(min(self.settings.top_k, logits.shape[-1]))
-        return best.indices, best.values
+            logits = logits / on_device(temperatures, logits.device)[:, None, None]
+        return best, logits.softmax(-1).gather(-1, best)
 
     def learn(
         self, verified: Verified, states: list["_Known"], brought: list[torch.Tensor]

@@ -23,21 +23,23 @@ class Future:
     tokens: torch.Tensor
 
     def segments(self, num_segments: int | None) -> list[slice]:
-        """The columns of the positions, in `num_segments` parts (None: one)."""
-        count = self.positions.shape[1]
-        width = -(-count // (num_segments or 1))
-        return [slice(start, start + width) for start in range(0, count, width)]
+        """The columns of the positions, in `num_segments` parts (None: one), of which none is empty
+        where there are as many columns."""
+        count, parts = self.positions.shape[1], num_segments or 1
+        parts = min(parts, count)
+        return [slice(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
 
 
-def future_tokens(batch: Batch, count: int) -> Future:
+def future_tokens(batch: Batch, count: int, least: int = 1) -> Future:
     """Rows from which completion tokens are predicted (the last prompt token and after); guess j
-    at row t is of token t + 1 + j, if it is of the same completion.
+    at row t is of token t + 1 + j, if it is of the same completion. least: positions that there
+    are at least; what is beyond the completion has no tokens.
 
     Example: ids [5, 6, 7, 8] with 7 and 8 supervised, count 2: positions [1, 2], next tokens
     [7, 8], tokens [[8, none], [none, none]].
     """
-    predicts = F.pad(batch.supervised[:, 1:], (0, 1))
-    most = int(predicts.sum(1).max())
+    predicts = F.pad(batch.supervised[:, 1:], (0, least))
+    most = max(least, int(predicts.sum(1).max()))
     order = predicts.int().argsort(dim=1, descending=True, stable=True)[:, :most]
     valid = predicts.gather(1, order)
     positions = torch.where(valid, order, 0)

@@ -28,6 +28,7 @@ class TrainingModule(L.LightningModule):
     title: str
     description = "Trained by Slipstream, next-token loss on completions."
     checkpointed = ""
+    runs_target = True  # in steps, whose numbers must go with the target's
     betas = (0.9, 0.999)
 
     def __init__(self, learning_rate: float, weight_decay: float = 0.0, warmup_steps: int = 0):

@@ -1,6 +1,7 @@
 """Training beside a frozen target that does not fit one device: FSDP2 splits it over the processes.
 
-Each process holds a part of every layer's weights, and gathers a layer when its rows come by. What
+Each process holds a part of every layer's weights, and gathers a layer when its rows come by; all
+must run the layers equally often. What
 is trained is whole in every process, and its gradients are averaged, as in data-parallel training:
 so checkpoints and speculator folders are whole files, too.
 """
@@ -26,9 +27,10 @@ class ShardedTarget(DDPStrategy):
         check_sharded(module)
         frozen = module.frozen
         mesh = torch.distributed.init_device_mesh(self.root_device.type, (self.world_size,))
-        for part in (*module.target.family.layers, *_ends(frozen)):
+        # Embedding and head stay whole: processes call the head for as many slices as they have.
+        for layer in module.target.family.layers:
             # Each is called by itself, and would stay whole afterwards, as roots do.
-            fully_shard(part, mesh=mesh, reshard_after_forward=True)
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
         names = {id(tensor) for tensor in (*frozen.parameters(), *frozen.buffers())}
         every = (*module.named_parameters(), *module.named_buffers())
         # These are no whole tensors, and not to be sent from the first process to the others.
@@ -43,9 +45,3 @@ def check_sharded(module: L.LightningModule) -> None:
             "trainer.strategy: only a target that training does not change can be split; use "
             "speculator=streaming or speculator=medusa, or trainer.strategy=ddp"
         )
-
-
-def _ends(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The embedding and the head; none of them where they share their weights."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    return [] if head.weight is embedding.weight else [embedding, head]

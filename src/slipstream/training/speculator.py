@@ -97,6 +97,11 @@ class SpeculatorTraining(TrainingModule):
                 f"speculator: kind {speculator.kind!r} does not draft; train it with "
                 "training=verifier"
             )
+        if len(set(getattr(target.model, "hf_device_map", {}).values())) > 1:
+            raise InputError(
+                "target.device_map: training needs the target on one device; give null, and "
+                "trainer=sharded for one that is too large"
+            )
         if start_from is not None:
             start_from_speculator(self.speculator, start_from)
         self.speculator.adapted(target).checkpointing = self.checkpointing = checkpointing

@@ -35,6 +35,7 @@ class VerifierTraining(TrainingModule):
 
     title = "Classifier of drafted tokens"
     checkpointed = "verifier."
+    runs_target = False  # what it made was labelled before
 
     def __init__(
         self,

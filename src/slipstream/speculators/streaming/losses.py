@@ -51,10 +51,12 @@ class BatchLosses:
         batch: Batch,
         alpha_main: float,
         alpha_streams: torch.Tensor,
+        num_segments: int | None,
     ):
         self.target, self.speculator, self.batch = target, speculator, batch
         self.alpha_main, self.alpha_streams = alpha_main, alpha_streams
-        self.labels = future_tokens(batch, speculator.num_streams)
+        # Of every batch as many segments, so that processes run their layers equally often.
+        self.labels = future_tokens(batch, speculator.num_streams, num_segments or 1)
         self.num_rows = mean_over_processes((self.labels.next_tokens != NO_LABEL).sum())
         self.num_tokens = mean_over_processes((self.labels.tokens != NO_LABEL).sum((0, 1)))
         self.num_tokens = self.num_tokens.clamp(min=1)
