@@ -5,16 +5,16 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from slipstream import app
+from slipstream import app, entry
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="infer")
 def main(config: DictConfig) -> None:
-    with app.one_sentence():
-        found = app.infer(app.in_own_folder(config))
+    with entry.one_sentence():
+        found = app.infer(entry.in_own_folder(config))
         if config.verify and found:  # answers that differ
             sys.exit(1)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry.run(main)

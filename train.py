@@ -3,14 +3,14 @@
 import hydra
 from omegaconf import DictConfig
 
-from slipstream import app
+from slipstream import app, entry
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(config: DictConfig) -> None:
-    with app.one_sentence():
-        app.train(app.in_own_folder(config))
+    with entry.one_sentence():
+        app.train(entry.in_own_folder(config))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry.run(main)

@@ -11,7 +11,7 @@ from tests.commands import config_of
 from tests.training import worlds
 
 import slipstream.training.run  # noqa: F401  imported before processes are forked
-from slipstream import app
+from slipstream import app, entry
 from slipstream.core.files import load_tensors
 from slipstream.training.speculator import SpeculatorTraining  # noqa: F401
 from slipstream.training.verifier import VerifierTraining  # noqa: F401
@@ -103,7 +103,7 @@ def command(
     call, name = (app.train, "train") if kind in TRAINED else (app.infer, "infer")
     own = [*COMMON[name], *(TRAINED | INFERRED)[kind], "output_dir={output}"]
     own = [each.format(world=world, output=output) for each in own]
-    with app.one_sentence():
+    with entry.one_sentence():
         call(config_of(name, *own, *overrides))
 
 

@@ -1,111 +1,30 @@
 """The entry points: train(config), infer(config), serve(config). They instantiate and call."""
 
-import difflib
 import logging
-import os
-import re
-import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from slipstream.configuration import (
-    RENAMED,
-    REPLACED,
-    Command,
-    build,
-    check_config,
-    own_part,
-    recorded,
-)
+from slipstream.configuration import Command, build, check_config, own_part, recorded
 from slipstream.core.errors import InputError
-from slipstream.core.settings import nearest
 
 if TYPE_CHECKING:
     from slipstream.core.sampling import Sampling
     from slipstream.decoding.answer import Limits
     from slipstream.targets.target import Target
 
+TASKS = ("verify", "chat", "calibrate", "study", "prompt")
+"""What `infer` may be asked for in place of a comparison, one at a time."""
+UNREAD_BY_STUDIES = (
+    *("limits", "drafter", "methods", "budget", "batch_size", "repeats", "calibration"),
+    "leave_out_unfit",
+)
+"""Keys of a comparison; a study that has them names them."""
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
-
-
-def run(main: Callable[[], None]) -> None:
-    """Run a Hydra entry point; one sentence ends it for what Hydra refuses: a config that cannot be
-    composed, and a folder that cannot be written."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    try:
-        main()
-    except Exception as error:
-        # Hydra makes the folder and a log file in it before anything of ours runs.
-        called = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-        if called & {each.__code__ for each in (train, infer, serve)}:
-            raise
-        theirs = isinstance(error, HydraException | OmegaConfBaseException)
-        cause = error if isinstance(error, OSError) else error.__cause__
-        if isinstance(cause, OSError) and not theirs:
-            place = f"{cause.filename} ({cause.strerror})"
-            _stop(f"output_dir: cannot write to {place}; choose another folder")
-        if not (theirs or isinstance(error, ValueError | AssertionError)):
-            raise
-        said = str(error).strip().partition("\n")[0].rstrip(".:").replace(". ", ": ")
-        said = said or "hydra: a key below it has a value that Hydra does not take"
-        _stop(f"config: {said}; {_remedy(error)}")
-
-
-def _remedy(error: Exception) -> str:
-    """What to do about a config that cannot be composed: of its group, take what is nearest."""
-    overridden = re.search(r"Could not override '([\w.]+)'", str(error))
-    for key, successor in REPLACED.items():
-        if overridden and f"{overridden[1]}.".startswith(f"{key}."):
-            return f"in its place is {successor}"
-    beside = getattr(error.__cause__, "parent_node", None)
-    if overridden and isinstance(beside, DictConfig):
-        return nearest(overridden[1].rpartition(".")[2], [str(key) for key in beside])
-    name = getattr(error, "missing_cfg_file", None) or ""
-    if name in RENAMED:
-        return f"it is now {RENAMED[name]}"
-    group, _, missing = name.partition("/")
-    searched = re.search(r"provider=main, path=file://(.+)", str(error))
-    folder = Path(searched[1]) / group if searched and missing else None
-    if folder is None or not folder.is_dir():
-        return "check its spelling against conf/ (unknown keys are errors, also with +)"
-    names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
-    return f"the nearest is {group}={difflib.get_close_matches(missing, names, 1, 0.0)[0]}"
-
-
-@contextmanager
-def one_sentence() -> Iterator[None]:
-    """Bad input ends with its one sentence and exit code 2, no traceback; Ctrl-C with 130."""
-    try:
-        yield
-    except InputError as error:
-        _stop(str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def _stop(sentence: str) -> None:
-    print(f"error: {sentence}", file=sys.stderr)
-    sys.exit(2)
-
-
-def in_own_folder(config: DictConfig) -> DictConfig:
-    """In a multirun each run has a folder of its own below `output_dir`."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    hydra = HydraConfig.get()
-    if hydra.mode == RunMode.MULTIRUN:
-        config.output_dir = f"{hydra.sweep.dir}/{hydra.sweep.subdir}"
-    return config
 
 
 def _checked(config: DictConfig, own: type[Command], others: Callable | None = None) -> DictConfig:
@@ -131,6 +50,7 @@ def _train_schema() -> type[Command]:
 
 def train(config: DictConfig) -> Path:
     """Train what the config says; returns the folder that was written."""
+    from hydra.core.hydra_config import HydraConfig
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from slipstream.commands import Infer
@@ -140,6 +60,8 @@ def train(config: DictConfig) -> Path:
     from slipstream.training.command import Train
 
     config = _checked(config, Train, lambda: Infer)
+    if rank_zero_only.rank and HydraConfig.initialized():  # the default is a time of its own
+        config.output_dir = HydraConfig.get().runtime.output_dir
     output = Path(config.output_dir)
     model = output / "model"
     written = tuple(f"checkpoints/{name}.ckpt" for name in ("best", "last", "interrupted"))
@@ -216,14 +138,9 @@ def infer(config: DictConfig) -> list:
     from slipstream.targets.packed import is_fused, unpack_linears
 
     config = _checked(config, Infer, _train_schema)
-    others = config.calibrate or config.study is not None or config.prompt is not None
-    if config.verify and (others or config.chat):
-        raise InputError(
-            "verify: compares methods on the prompts of data; leave out prompt, chat, calibrate "
-            "and study"
-        )
-    if config.chat and others:
-        raise InputError("chat: asks for its prompts; leave out prompt, calibrate and study")
+    tasks = [name for name in TASKS if config[name] not in (None, False)]
+    if len(tasks) > 1:
+        raise InputError(f"{tasks[0]}: goes with no {tasks[1]}; leave one of them out")
     if config.threads:
         torch.set_num_threads(config.threads)
     output = Path(config.output_dir)
@@ -277,6 +194,7 @@ def _measure(
             raise InputError(
                 "study: a study chooses its own sampling; leave sampling.temperature at 0"
             )
+        _check_study(config)
         content = {name: content[name] for name in STUDY_KEYS}
         result = build(config.study, target=target, prompts=prompts)
         show(result)
@@ -288,6 +206,17 @@ def _measure(
     if config.verify:
         return verify_methods(*given, *ways)
     return compare_methods(*given, config.repeats, *ways, output, content)
+
+
+def _check_study(config: DictConfig) -> None:
+    """`InputError` for a key on the command line that the study takes no notice of."""
+    from hydra.core.hydra_config import HydraConfig
+
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    reads = str(OmegaConf.to_container(config.study, resolve=False))
+    for name in (each.lstrip("+~").partition("=")[0].partition(".")[0] for each in given):
+        if name in UNREAD_BY_STUDIES and f"${{{name}" not in reads:
+            raise InputError(f"{name}: this study has none, or one of its own; leave it out")
 
 
 def serve(config: DictConfig) -> None:

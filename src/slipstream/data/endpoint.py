@@ -6,13 +6,14 @@ Texts come back, which the target's tokenizer splits again. It knows no target a
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 
 import requests
 from requests.adapters import HTTPAdapter, Retry
 
 from slipstream.core.errors import InputError
 from slipstream.data.answers import Answered, Answerer, Question
-from slipstream.data.rendering import text_ids
+from slipstream.data.rendering import render_sample, text_ids
 from slipstream.data.rows import messages_of
 
 FIELD = "data.regeneration.endpoint"
@@ -109,7 +110,7 @@ class Endpoint(Answerer):
             response = session.post(url, json=body, timeout=TIMEOUT)
             response.raise_for_status()
             choice = response.json()["choices"][0]
-            text = choice["message"]["content"] if chat else choice["text"]
+            text = (choice["message"]["content"] if chat else choice["text"]) or ""
         except requests.HTTPError as error:
             raise InputError(
                 f"{FIELD}: {url} answered with status {error.response.status_code}; check model, "
@@ -120,10 +121,17 @@ class Endpoint(Answerer):
                 f"{FIELD}: {url} gave no answer ({type(error).__name__}); check that an "
                 "OpenAI-compatible server runs there, and start again: answers so far are kept"
             ) from None
-        return self._answered(text or "", ended=choice.get("finish_reason") != "length")
+        ids, ended = text_ids(self.tokenizer, text), choice.get("finish_reason") != "length"
+        return Answered(ids + (self._end(question) if ended else []), ended)
 
-    def _answered(self, text: str, ended: bool) -> Answered:
-        ids, end = text_ids(self.tokenizer, text), []
-        if ended and self.tokenizer.eos_token_id is not None:
-            end = [self.tokenizer.eos_token_id]
-        return Answered(ids + end, ended)
+    def _end(self, question: Question) -> list[int]:
+        """What ends an answer: in a conversation the first special token that the template has
+        after it, which need not be the tokenizer's own."""
+        tokenizer, usual = self.tokenizer, self.tokenizer.eos_token_id
+        if tokenizer.chat_template is not None:
+            with suppress(InputError):  # templates that render answers otherwise
+                sample = render_sample(tokenizer, question.prompt, "a")
+                after = sample.ids[sample.prompt_length :]
+                special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+                usual = next((token for token in after if token in special), usual)
+        return [] if usual is None else [usual]

@@ -34,7 +34,8 @@ class PromptCompletionData(L.LightningDataModule):
     max_length: longer samples, and those beyond the target's context, are dropped, counted and
     reported. batch_tokens: padded tokens of a batch. regenerate: take the target's own answers, of
     up to max_new_tokens tokens, kept in cache_dir; of conversations to each question in turn.
-    regeneration: how they are made.
+    regeneration: how they are made. one_answer: whether of a conversation each answer is a sample
+    of its own, in place of one with all of them.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class PromptCompletionData(L.LightningDataModule):
         self.max_length, self.batch_tokens, self.seed = max_length, batch_tokens, seed
         self.regenerate, self.regeneration = regenerate, regeneration
         self.max_new_tokens, self.cache_dir = max_new_tokens, cache_dir
-        self.tokenizer = None
+        self.tokenizer, self.one_answer = None, False
         self.samples: dict[str, list[Sample]] = {}
         self.loaders: dict[str, TokenBatches] = {}
 
@@ -154,9 +155,11 @@ class PromptCompletionData(L.LightningDataModule):
 
     def _usable(self, samples: list[Sample], split: str) -> list[Sample]:
         most = self.max_length
-        kept = [sample for sample in samples if sample.prompt_length < len(sample.ids) <= most]
+        if self.one_answer:
+            samples = [turn for sample in samples for turn in sample.turns]
+        kept = [sample for sample in samples if 0 < sample.prompt_length < len(sample.ids) <= most]
         longer = f"longer than {most} tokens (data.max_length, or the target's context)"
-        reason = f"that are {longer} or have no answer"
+        reason = f"that are {longer} or have no prompt or no answer"
         if dropped := len(samples) - len(kept):
             log.warning("dropped %d of %d %s samples %s", dropped, len(samples), split, reason)
         if not any(sample.ids[sample.prompt_length + 1 :] for sample in kept):

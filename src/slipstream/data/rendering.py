@@ -42,6 +42,11 @@ class Sample:
         return self.ids[: self.prompt_length]
 
     @property
+    def turns(self) -> "list[Sample]":
+        """One sample for each answer, which is the last one of it."""
+        return [Sample(self.ids[:stop], start) for start, stop in self.supervised]
+
+    @property
     def supervised(self) -> list[tuple[int, int]]:
         """(start, stop) of every span of supervised tokens, in their order."""
         return [*self.earlier, (self.prompt_length, len(self.ids))]

@@ -82,7 +82,8 @@ def merge(target: Target, packed: bool) -> Target:
     from peft.tuners.lora import LoraLayer
 
     quantized = is_quantized(target.model)
-    model = _sharing_copy(target.model) if quantized else copy.deepcopy(target.model)
+    changed = [] if quantized else _adapted_tensors(target.model)
+    model = _sharing_copy(target.model, changed)
     for name, module in list(model.named_modules()):
         if isinstance(module, LoraLayer) and not quantized:
             module.merge(safe_merge=True)
@@ -111,6 +112,23 @@ def _target_like(target: Target, model: nn.Module) -> Target:
     return adapted
 
 
-def _sharing_copy(model: nn.Module) -> nn.Module:
-    """New modules around the same parameters and buffers."""
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors_of(model)})
+def merged_bytes(target: Target) -> int:
+    """What `merge` adds to an adapted target, if nothing is packed."""
+    if is_quantized(target.model):
+        return 0
+    return sum(tensor.nbytes for tensor in _adapted_tensors(target.model))
+
+
+def _adapted_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """The adapters, and the weights that they are folded into."""
+    from peft.tuners.lora import LoraLayer
+
+    adapted = (module for module in model.modules() if isinstance(module, LoraLayer))
+    return [tensor for module in adapted for tensor in module.parameters()]
+
+
+def _sharing_copy(model: nn.Module, changed: Sequence[torch.Tensor] = ()) -> nn.Module:
+    """New modules around the same parameters and buffers, but for those in `changed`."""
+    own = set(map(id, changed))
+    same = {id(tensor): tensor for tensor in tensors_of(model) if id(tensor) not in own}
+    return copy.deepcopy(model, same)

@@ -59,7 +59,7 @@ def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEsti
         step = step_bytes(module.empty_step, batch, mixed, module.device.type)
     if step is None:
         return f"{(weights + 2 * trained) / GIB:.2f} GiB, and what a step takes (not estimated)"
-    return MemoryEstimate(weights, 2 * trained, step)
+    return MemoryEstimate(weights, 2 * trained, max(step, module.validation_bytes()))
 
 
 def sharers(trainer: L.Trainer) -> int:
@@ -161,9 +161,16 @@ class SaveWhenInterrupted(L.Callback):
         # A step that was broken off has changed some weights: the state before it is on the disk.
         if trainer.global_step and not self.stepping and not isinstance(exception, InputError):
             with suppress(OSError):
-                trainer.save_checkpoint(self.path, weights_only=False)
+                self._save(trainer, exception)
         if not isinstance(exception, InputError | KeyboardInterrupt | SIGTERMException):
             print(f"interrupted; {how_to_go_on(self.path.parent.parent)}")
+
+    def _save(self, trainer: L.Trainer, exception: BaseException) -> None:
+        """The others wait for this process at the end, if they have the same exception."""
+        if trainer.world_size == 1 or isinstance(exception, SIGTERMException):
+            return trainer.save_checkpoint(self.path, weights_only=False)
+        state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        trainer.strategy.save_checkpoint(state, self.path)
 
     def on_save_checkpoint(self, trainer: L.Trainer, _, checkpoint: dict) -> None:
         checkpoint["random"] = self.random

@@ -26,7 +26,7 @@ from slipstream.targets.loading import load_target
 from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.target import Target
 from slipstream.training.memory import Step, empty_target
-from slipstream.training.module import TrainingModule
+from slipstream.training.module import TrainingModule, check_on_one_device
 
 
 class LanguageModelTraining(TrainingModule):
@@ -130,8 +130,8 @@ class LanguageModelTraining(TrainingModule):
 
 def completion_loss(model: nn.Module, teacher: Target | None, batch: Batch) -> torch.Tensor:
     """The cross-entropy of completion tokens, or the KL divergence from the teacher there."""
-    predicts, head = batch.supervised[:, 1:], model.lm_head
-    hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
+    predicts, head = batch.supervised[:, 1:], model.get_output_embeddings()
+    hidden = model.get_decoder()(input_ids=batch.ids, use_cache=False).last_hidden_state
     rows = [hidden[:, :-1][predicts]]
     if teacher is None:
         return _mean(head_loss(head, *rows, batch.ids[:, 1:][predicts])[0])
@@ -173,6 +173,7 @@ class FineTuning(TrainingModule):
         warmup_steps: Amount,
     ):
         super().__init__(learning_rate, weight_decay, warmup_steps)
+        check_on_one_device(target)
         target.model.requires_grad_(False)
         self.target, _ = with_lora(target, lora)
         self.lora, self.target.checkpointing = lora, checkpointing

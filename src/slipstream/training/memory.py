@@ -86,7 +86,8 @@ def _as_numbers(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Bytes at the peak of training. weights: of the model and all that is trained; moments:
-    AdamW's two for every trained tensor; step: activations, logits and gradients."""
+    AdamW's two for every trained tensor; step: activations, logits and gradients, or validation's
+    part if that is more."""
 
     weights: int
     moments: int

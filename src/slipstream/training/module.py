@@ -15,6 +15,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.processes import mean_over_processes, num_processes
 from slipstream.core.resuming import check_same
 from slipstream.data.prompt_completion import PromptCompletionData
+from slipstream.targets.target import Target
 from slipstream.training.memory import Step
 
 
@@ -49,6 +50,10 @@ class TrainingModule(L.LightningModule):
         """The loss of a batch, by parts without content, for the estimate of memory; None where
         they cannot be made."""
         return None
+
+    def validation_bytes(self) -> int:
+        """What validation takes beside the weights, about."""
+        return 0
 
     def loss(self, batch) -> torch.Tensor:
         """What is minimised, where that is all there is to log."""
@@ -121,6 +126,15 @@ class TrainingModule(L.LightningModule):
                     f"resume: the checkpoint has no tensor {name!r} of shape "
                     f"{tuple(tensor.shape)}; give another .ckpt file, or null"
                 )
+
+
+def check_on_one_device(target: Target) -> None:
+    """`InputError` for a target that is spread over several, as Lightning would move all of it."""
+    if len(set(getattr(target.model, "hf_device_map", {}).values())) > 1:
+        raise InputError(
+            "target.device_map: training needs the target on one device; give null, and "
+            "trainer=sharded for one that is too large"
+        )
 
 
 def schedule(step: int, warmup: int, total: int) -> float:

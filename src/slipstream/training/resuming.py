@@ -7,7 +7,7 @@ import lightning as L
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.files import key_of, load_tensors, write_json
+from slipstream.core.files import SUMS, key_of, load_tensors, write_json
 from slipstream.core.resuming import check_same, flattened
 
 FREE = (
@@ -102,7 +102,8 @@ class Finished:
         if not isinstance(known, dict) or not isinstance(known.get("run"), dict):
             return False
         check_same(known["run"], self.run)
-        return known.get("until") == self.until
+        there = (self.path.parents[1] / "model" / SUMS).is_file()
+        return there and known.get("until") == self.until
 
     def note(self) -> None:
         write_json(self.path, {"run": self.run, "until": self.until})

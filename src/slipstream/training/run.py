@@ -81,6 +81,11 @@ def precision(given: str | int, accelerator: str, target_dtype: str) -> str | in
         on_cpu = accelerator == "cpu" or not (torch.cuda.is_available() or accelerator != "auto")
         slow = on_cpu and not packing_available(torch.bfloat16)
         return "32-true" if slow and target_dtype == "float32" else "bf16-mixed"
+    if str(given).endswith("16-true"):
+        raise InputError(
+            f"trainer.precision: {given} would round the target's rotary frequencies; give "
+            "bf16-mixed"
+        )
     if str(given).startswith("32") and target_dtype != "float32":
         raise InputError(
             f"trainer.precision: {given} does not go with a target in {target_dtype}; give auto, "
@@ -96,8 +101,10 @@ def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: 
         raise InputError(
             "trainer: no step was taken, so nothing was saved; give more time, or more steps"
         )
-    best = getattr(trainer.checkpoint_callback, "best_model_path", "")
-    score = getattr(trainer.checkpoint_callback, "best_model_score", None)
+    kept = trainer.checkpoint_callback
+    monitored = kept if getattr(kept, "monitor", None) else None  # others keep what came last
+    best = getattr(monitored, "best_model_path", "")
+    score = getattr(monitored, "best_model_score", None)
     if best:
         state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
         module.load_state_dict(state, strict=False)

@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.fsdp import fully_shard
 
 from slipstream.core.errors import InputError
+from slipstream.targets.quantized import kind_of
 from slipstream.training.speculator import SpeculatorTraining
 
 
@@ -39,9 +40,13 @@ class ShardedTarget(DDPStrategy):
 
 
 def check_sharded(module: L.LightningModule) -> None:
-    own = isinstance(module, SpeculatorTraining) and module.target
-    if not own or module.speculator.adapted(own) is not own:
+    if not isinstance(module, SpeculatorTraining) or module.shared:
         raise InputError(
             "trainer.strategy: only a target that training does not change can be split; use "
             "speculator=streaming or speculator=medusa, or trainer.strategy=ddp"
+        )
+    if kind_of(module.target.model) == "int8":
+        raise InputError(
+            "trainer.strategy: 8-bit weights cannot be split; give target.quantization=nf4, or "
+            "trainer.strategy=ddp"
         )

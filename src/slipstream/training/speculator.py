@@ -15,14 +15,16 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Amount, Budget, Count, NotNegative, Text
 from slipstream.data.batches import Batch
+from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
 from slipstream.speculators.base import DraftingSpeculator, SpeculatorConfig, new_speculator
 from slipstream.speculators.checkpoint import save_speculator, start_from_speculator
+from slipstream.targets.lora import merged_bytes
 from slipstream.targets.target import Target
 from slipstream.training.memory import Step, empty_target
-from slipstream.training.module import TrainingModule
+from slipstream.training.module import TrainingModule, check_on_one_device
 
 MEASURED = 96
 """Most tokens of an answer that a validation decodes."""
@@ -97,11 +99,7 @@ class SpeculatorTraining(TrainingModule):
                 f"speculator: kind {speculator.kind!r} does not draft; train it with "
                 "training=verifier"
             )
-        if len(set(getattr(target.model, "hf_device_map", {}).values())) > 1:
-            raise InputError(
-                "target.device_map: training needs the target on one device; give null, and "
-                "trainer=sharded for one that is too large"
-            )
+        check_on_one_device(target)
         if start_from is not None:
             start_from_speculator(self.speculator, start_from)
         self.speculator.adapted(target).checkpointing = self.checkpointing = checkpointing
@@ -123,13 +121,26 @@ class SpeculatorTraining(TrainingModule):
         target = empty_target(self.frozen.config, self.target.dtype)
         return losses_of(target, self.speculator.config, self.num_segments, self.checkpointing)
 
+    def prepare(self, data: PromptCompletionData) -> None:
+        data.one_answer = self.shared  # in a conversation those of before have no streams any more
+        super().prepare(data)
+
+    @property
+    def shared(self) -> bool:
+        """Whether the target learns, too."""
+        return self.speculator.adapted(self.target) is not self.target
+
+    def validation_bytes(self) -> int:
+        return merged_bytes(self.speculator.adapted(self.target)) if self.shared else 0
+
     def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         return self.speculator.losses(self.target, batch, step, self.num_segments)
 
     def training_step(self, batch: Batch, number: int) -> torch.Tensor:
         loss = super().training_step(batch, number)
         now = time.perf_counter()
-        self.log("train/tokens_per_second", int(batch.lengths.sum()) / (now - self._since))
+        tokens = self.trainer.world_size * int(batch.lengths.sum())
+        self.log("train/tokens_per_second", tokens / (now - self._since))
         self._since = now
         return loss
 
@@ -166,9 +177,8 @@ class SpeculatorTraining(TrainingModule):
         name, here = self.target.name, Path(self.target.name).is_dir()
         hub = not here and re.fullmatch(r"(?!slipstream/)[\w.-]+/[\w.-]+", name)
         name = Path(name).name if here else name  # without the folders of this machine
-        shared = self.speculator.adapted(self.target) is not self.target
         writes = "its weights and its output stay what they are"
-        if shared:
+        if self.shared:
             writes = "what they write together is no longer that model's output"
         tau = TAU.format(prompts=self.validation_prompts, budget=self.validation_budget)
         return CARD.format(

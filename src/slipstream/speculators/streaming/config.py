@@ -104,6 +104,11 @@ class StreamingConfig(SpeculatorConfig):
                 f"speculator.pruning_layer: must be less than {target.num_layers}, the number of "
                 "the target's layers"
             )
+        if self.attended_tokens > target.max_positions:
+            raise InputError(
+                f"speculator.attended_tokens: {self.attended_tokens} is more than the target's "
+                f"{target.max_positions} positions; give 0 for all of them"
+            )
         limit = math.pi / 2 / (target.max_positions + self.num_streams)
         if not 0 <= self.value_rotation <= limit:
             raise InputError(
