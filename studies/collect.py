@@ -6,6 +6,7 @@ does the same for runs that are there. It knows nothing but the records that the
 
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,19 +32,30 @@ class Collect(Callback):
     def __init__(self, title: str = "Runs", against: str | None = None, model: Model | None = None):
         self.given = title, against, model
 
+        self.began = 0.0
+
+    def on_multirun_start(self, config, **_) -> None:
+        self.began = time.time()
+
     def on_multirun_end(self, config, **_) -> None:
-        collect(Path(config.hydra.sweep.dir), *self.given)
+        collect(Path(config.hydra.sweep.dir), *self.given, since=self.began)
 
 
 def collect(
-    folder: Path, title: str = "Runs", against: str | None = None, model: Model | None = None
+    folder: Path,
+    title: str = "Runs",
+    against: str | None = None,
+    model: Model | None = None,
+    since: float = 0.0,
 ) -> Result:
-    """Write results.json, table.md and plot.png of all runs below `folder`.
+    """Write results.json, table.md and plot.png of all runs below `folder` that ended after `since`
+    (a time of files): an earlier sweep may have left others there.
 
     A row for each run, method and prompt set: what the runs differ in, and what was measured; the
     rest as `Collect` has it. Raises `InputError` where no run wrote a record.
     """
     paths = sorted(folder.glob("*/results.json"), key=lambda path: (len(path.parent.name), path))
+    paths = [path for path in paths if path.stat().st_mtime >= since - 1]
     if not paths:
         raise InputError(f"folder: {folder} holds no runs; give the output_dir of a multirun")
     runs = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from slipstream.core.errors import InputError, first_sentence
+from slipstream.core.resuming import flattened
 from slipstream.core.settings import Settings, arguments_of, check, shown
 
 _GIVEN = "data=jsonl data.regenerate=false"
@@ -77,6 +78,8 @@ REPLACED = dict.fromkeys(
 """What stands in the place of a key that is gone."""
 
 
+NEEDED = "${needed:}"
+"""Stands for ??? where a config inherits a value, over which OmegaConf merges no ???."""
 PROJECT = "slipstream", "studies"
 GROUP = "slipstream.speculators"
 LIGHTNING = tuple(
@@ -125,7 +128,8 @@ def check_config(config: DictConfig, command: type[Command]) -> None:
     """`InputError` for what the schema of the command, or a constructor named anywhere in the
     config, does not allow; nothing is built but settings."""
     try:
-        missing = sorted(OmegaConf.missing_keys(config))
+        given = flattened(OmegaConf.to_container(config))
+        missing = sorted(name for name, value in given.items() if value in ("???", NEEDED))
         if missing:
             raise InputError(f"{missing[0]}: has no value; give one with {missing[0]}=...")
         content = OmegaConf.to_container(config, resolve=True)
@@ -155,7 +159,9 @@ def _check_given(component: Callable, parts: Mapping[str, object], key: str) -> 
             check(component, {name: part}, later=arguments_of(component))
         elif part is not None:
             which = component.__name__
-            raise InputError(f"{name}: {which} takes none; give {name}=null, or another {key}")
+            raise InputError(
+                f"{name}: {which} takes none; leave it out with ~{name}, or take another {key}"
+            )
 
 
 def _stand_in(

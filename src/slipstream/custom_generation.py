@@ -110,6 +110,9 @@ def generate_with_folder(
     serve` does), the speculator is looked for in the subfolder `speculator` of it. options: of
     `model.generate`, and budget, seed and packed of `custom_generate`, which says what is kept.
     """
+    if "custom_generate" in options:  # another one than that of the target's own folder
+        told = dict(streamer=streamer, generation_config=generation_config)
+        return type(model).generate(model, inputs, **told, **options)
     named = _of_caller("custom_generate")
     if not isinstance(named, str):
         named = Path(model.name_or_path) / BESIDE_TARGET

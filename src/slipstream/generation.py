@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
+from threading import RLock
 
 import torch
 
@@ -33,6 +34,8 @@ from slipstream.targets.target import Target
 SMALL_TARGET, SMALL_SPECULATOR = "slipstream/small-target", "slipstream/small-streaming"
 CALIBRATIONS = "runs/calibrations"
 """Where `infer.py calibrate=true` keeps what it found."""
+_OPENING = RLock()
+"""Threads open models one after the other, and each but once."""
 CONF = Path(__file__).parents[2] / "conf"
 """Drafters have their names and settings here."""
 
@@ -154,8 +157,9 @@ def _decoder(
 ) -> Decoder:
     """With the settings of `generate`; the seed is looked at alone."""
     sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
-    target = _with_tokenizer(target)
-    drafter = _drafter(drafter, target)
+    with _OPENING:
+        target = _with_tokenizer(target)
+        drafter = _drafter(drafter, target)
     if drafter is None:
         return PlainDecoder(target, sampling, limits)
     attached = drafter.attached(target)
@@ -194,8 +198,10 @@ def _named_drafter(name: str, target: Target, _: tuple) -> Drafter:
 def _configured(name: str, target: Target) -> Drafter:
     """What `infer.py drafter=NAME` drafts with."""
     from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
 
-    from slipstream.configuration import build
+    from slipstream.commands import Infer
+    from slipstream.configuration import build, check_config
 
     overrides = [
         f"drafter={name}",
@@ -203,8 +209,14 @@ def _configured(name: str, target: Target) -> Drafter:
         f"target.device={target.device.type}",
         f"target.packed={is_packed(target.model) or is_fused(target.model)}",
     ]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return build(compose("infer", overrides).drafter)
+    hydra, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # a caller's own
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("infer", overrides)
+    finally:
+        GlobalHydra.instance().hydra = hydra
+    check_config(config, Infer)
+    return build(config.drafter)
 
 
 def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:

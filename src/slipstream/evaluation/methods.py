@@ -260,7 +260,9 @@ class Transformers(Method):
         self.forwards += 1
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
-        if self.drafter is not None:  # transformers drafts for one prompt at a time
+        rooms, longest = self.limits.check_prompts(self.target, prompts), max(map(len, prompts))
+        beyond = longest + max(rooms) > self.target.max_positions  # where learned positions end
+        if self.drafter is not None or beyond:  # transformers drafts for one prompt at a time
             pairs = zip(prompts, seeds, strict=True)
             return [self._generate([ids], seed)[0] for ids, seed in pairs]
         return self._generate(prompts, seeds[0])

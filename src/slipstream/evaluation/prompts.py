@@ -86,6 +86,11 @@ class PromptSets:
     def take_for(self, target: Target, limits: Limits, count: int) -> list[Prompt]:
         """Those of `count` prompts that fit the target, with their later turns."""
         cut_to = target.max_positions - limits.max_new_tokens if self.cut else None
+        if cut_to is not None and cut_to < 1:
+            raise InputError(
+                f"data.cut: answers of {limits.max_new_tokens} tokens fill the target's context of "
+                f"{target.max_positions}; lower limits.max_new_tokens, or set data.cut=false"
+            )
         fit = fitting(self.take(count), target, cut_to)
         return with_later_turns(fit, target, limits, cut_to)
 
@@ -118,7 +123,8 @@ def with_later_turns(
             following = Prompt([*before, *said], prompt.source)
             if cut_to is not None:
                 following = _cut(following, target, min(cut_to, room))
-            if len(render_prompt(target.tokenizer, following.text)) > room:
+            rendered = render_prompt(target.tokenizer, following.text)
+            if not following.question or len(rendered) > room:
                 count += len(prompt.later) - place
                 break
             found.append(following)
@@ -146,20 +152,21 @@ def fitting(prompts: list[Prompt], target: Target, cut_to: int | None = None) ->
     cut_to: longer prompts lose their last words until they have so many tokens; None to leave out
     those that do not fit. Raises `InputError` if none fits.
     """
-    room = target.max_positions - 1
+    room, given = target.max_positions - 1, len(prompts)
     if cut_to is not None:
         whole, prompts = prompts, [_cut(prompt, target, min(cut_to, room)) for prompt in prompts]
         count = sum(one != other for one, other in zip(whole, prompts, strict=True))
         if count:
             print(f"note: {count} of {len(prompts)} prompts are cut to {cut_to} tokens")
+        prompts = [prompt for prompt in prompts if prompt.question]  # but what is nothing then
     kept = [p for p in prompts if len(render_prompt(target.tokenizer, p.text)) <= room]
     if not kept:
         raise InputError(
             f"data: no prompt fits the target's context of {target.max_positions} tokens; choose "
             "shorter prompts, or a target with a longer one"
         )
-    if len(kept) < len(prompts):
-        left_out = f"{len(prompts) - len(kept)} of {len(prompts)} prompts are left out"
+    if len(kept) < given:
+        left_out = f"{given - len(kept)} of {given} prompts are left out"
         print(f"note: {left_out}; they have more than {room} tokens")
     return kept
 

@@ -118,6 +118,7 @@ def commit() -> str | None:
         return done.stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # not that of a project around it
         found = git("rev-parse", "--short=12", "HEAD")
         return found + ("+changes" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):

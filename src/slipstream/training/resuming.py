@@ -31,7 +31,7 @@ def identity(module: L.LightningModule, config: dict) -> dict[str, object]:
     samples = [
         [sample.ids, sample.supervised] for split in data.samples.values() for sample in split
     ]
-    parts = {name: config[name] for name in ("speculator", "training", "trainer", "seed")}
+    parts = {name: config.get(name) for name in ("speculator", "training", "trainer", "seed")}
     parts["data"] = {"batch_tokens": config["data"]["batch_tokens"]}
     settings = {
         name: value for name, value in flattened(parts).items() if not name.startswith(FREE)
