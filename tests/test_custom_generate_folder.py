@@ -18,6 +18,7 @@ from transformers.utils.import_utils import is_serve_available
 import slipstream
 from slipstream.assets import locate
 from slipstream.data.rendering import render_prompt
+from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.speculators.checkpoint import save_speculator
 from slipstream.targets.loading import load_target
 from slipstream.targets.packed import is_packed
@@ -240,6 +241,8 @@ def test_a_target_with_its_speculator_inside_needs_no_word_more(served, model, b
     own = AutoModelForCausalLM.from_pretrained(served, dtype=torch.float32, trust_remote_code=True)
     found = own.generate(input_ids=one(batch), **GREEDY)
     assert found.tolist() == model.generate(one(batch), **GREEDY).tolist()
+    given = dict(custom_generate=slipstream.custom_generate, drafter=PromptLookup(3, 4))
+    assert own.generate(input_ids=one(batch), **given, **GREEDY).tolist() == found.tolist()
     shutil.rmtree(served / "speculator")
     assert "no speculator is in" in refused(lambda: own.generate(one(batch)))
 

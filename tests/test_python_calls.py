@@ -1,12 +1,14 @@
 """The Python calls: `slipstream.generate`, and transformers' `generate(custom_generate=...)`."""
 
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Empty
 
 import pytest
 import torch
-from tests.commands import config_of, refused
+from hydra import compose, initialize_config_dir
+from tests.commands import ROOT, config_of, refused
 from tests.tiny import tiny_speculator, tiny_target
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
 
@@ -294,3 +296,23 @@ def test_python_calls_draft_as_infer_does_by_default():
 def test_a_seed_that_is_none_is_refused(call, seed):
     with pytest.raises(InputError, match=r"^seed: must be a whole number"):
         call("Hi", seed=seed)
+
+
+def test_a_program_with_a_hydra_of_its_own_names_drafters(small):
+    """Hydra allows one at a time, and its state is global."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        found = slipstream.generate(PROMPT, small, "anpd", max_new_tokens=4)
+        assert compose("infer").budget
+    assert found.ids == slipstream.generate(PROMPT, small, None, max_new_tokens=4).ids
+
+
+def test_threads_open_what_they_name_once(small):
+    names = ["prompt_lookup", "anpd", "unispec"] * 3
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda n: slipstream.generate(PROMPT, small, n, 6).ids, names))
+    assert len({str(ids) for ids in found}) == 1
+
+
+def test_a_drafter_that_lacks_a_setting_is_refused(small):
+    with pytest.raises(InputError, match=r"^drafter.length: has no value"):
+        slipstream.generate(PROMPT, small, "adaptive")

@@ -183,3 +183,13 @@ def test_the_prompt_is_what_the_target_reads(server, tmp_path):
     (sample,) = ask(server, tmp_path, ["w5"], key_variable=None)
     assert sample.prompt == render_prompt(target.tokenizer, "w5")
     assert server.asked[0][1] is None
+
+
+def test_an_answer_ends_as_the_template_has_it(server, tmp_path, monkeypatch):
+    """Which need not be with the end token of the tokenizer: Phi-3 ends turns with another one."""
+    target = chatting_target()
+    target.tokenizer.add_special_tokens({"eos_token": "w3"})
+    target.tokenizer.add_special_tokens({"additional_special_tokens": ["w4"]})
+    monkeypatch.setattr("tests.data.test_endpoint.chatting_target", lambda: target)
+    (sample,) = ask(server, tmp_path, [said("user w10")])
+    assert sample.ids[-3:] == [10, 11, 4]

@@ -447,3 +447,19 @@ def test_a_folder_that_names_no_target_is_refused(tmp_path):
     folder = save_speculator(tmp_path / "verifier", verifier_of(draft), draft, 9, "# A")
     with pytest.raises(InputError, match="judge drafts for another target"):
         SprinterDecoder(target, draft, folder, Sampling(1.0), Limits(3), 1.5, 0.5, 5)
+
+
+def test_a_draft_model_that_is_not_finite_is_named():
+    draft = tiny_target(seed=8)
+    draft.model.lm_head.weight.data[3] = float("nan")
+    decoder = SprinterDecoder(
+        tiny_target(seed=3), draft, 1.0, Sampling(1.0), Limits(8), 1.0, 0.5, 4
+    )
+    with pytest.raises(InputError, match=r"^draft: its logits are not finite"):
+        decoder.generate(PROMPT)
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_a_control_may_keep_all_or_nothing_in_whole_numbers(keep):
+    decoder = SprinterDecoder(*parts()[:2], keep, Sampling(1.0), Limits(3), 1.0, 0.5, 5)
+    assert decoder.verifier is None and decoder.kept == float(keep)

@@ -3,6 +3,7 @@
 import random
 import time
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,12 +28,14 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters import suffix_decoding
+from slipstream.drafters.auto import Auto
 from slipstream.drafters.guesses import GuessPool, num_branches
 from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.rest import Rest
 from slipstream.drafters.spectra import Dictionaries
+from slipstream.drafters.suffix_decoding import SuffixDecoding
 from slipstream.drafters.suffixes import COMPARED, Retrieval, SuffixStore
 from slipstream.drafters.unispec import READINGS
 
@@ -524,3 +527,33 @@ def test_a_long_prompt_is_indexed_about_as_fast_as_dictionaries_can_be_filled():
     least = min(seconds(filled) for _ in range(3))
     found = {name: min(seconds(each) for _ in range(3)) / least for name, each in indexes.items()}
     assert all(ratio < 4 for ratio in found.values()), found
+
+
+@pytest.mark.parametrize("temperature", [0.01, 1e-3, 1e-25])
+def test_cold_requests_have_the_likeliest_successors_too(temperature):
+    """All but the first have no probability in float32, and are in their order all the same."""
+    attached = unispec().attach(tiny_target())
+    logits = torch.randn(1, 4, VOCABULARY)
+    verified = SimpleNamespace(requests=[SimpleNamespace(sampling=Sampling(temperature))])
+    tokens, probabilities = attached._likeliest(verified, logits)
+    assert torch.equal(tokens, logits.topk(tokens.shape[-1]).indices)
+    assert probabilities.isfinite().all()
+
+
+def test_an_often_repeated_ngram_is_looked_at_in_its_last_places():
+    index, text = Followers(2), [1, 2] * 5 + [1, 3] * 2000
+    index.extend(text)
+    assert index.continuation(text[:-1], 1) == ([3], [1.0])
+    assert len(list(index._following((1,)))) == 1024
+
+
+def test_auto_lets_answers_be_kept_by_who_keeps_them():
+    """Whether it looks at their drafts in the step that ends an answer or not."""
+    target, keeping = tiny_target(), SuffixDecoding(8, 2.0, 0.1, kept=10_000)
+    drafter = Auto({"suffixes": keeping, "lookup": PromptLookup(2, 3)})
+    attached = drafter.attached(target)
+    engine = Engine(target, attached, Sampling(), Limits(9), 4)
+    for seed in range(12):
+        engine.generate([5, 6, 7 + seed])
+    (kept,) = attached.parts["suffixes"].kept
+    assert list(kept.tokens).count(-1) == 12

@@ -5,7 +5,8 @@ from tests.tiny import tiny_target, tiny_tokenizer
 
 from slipstream.core.errors import InputError
 from slipstream.data.rendering import render_prompt
-from slipstream.evaluation.prompts import Prompt, divided, fitting
+from slipstream.decoding.answer import Limits
+from slipstream.evaluation.prompts import Prompt, PromptSets, divided, fitting
 from slipstream.targets.target import Target
 
 
@@ -41,3 +42,22 @@ def test_some_prompts_calibrate_and_at_least_one_is_measured():
     assert divided(prompts, 1) == (prompts[:1], prompts[1:])
     with pytest.raises(InputError, match="leaves none of 3 to be measured"):
         divided(prompts, 3)
+
+
+def test_what_cutting_leaves_nothing_of_is_left_out(target, capsys):
+    """A conversation may fill the room before its last question."""
+    before = [
+        {"role": "user", "content": " ".join(["w1"] * 9)},
+        {"role": "assistant", "content": "w2"},
+    ]
+    full = Prompt([*before, {"role": "user", "content": "w3 w4"}], "words")
+    target.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"
+    kept = fitting([full, Prompt("w5 w6", "words")], target, cut_to=8)
+    assert [prompt.text for prompt in kept] == ["w5 w6"]
+    assert "1 of 2 prompts are left out" in capsys.readouterr().out
+
+
+def test_answers_that_fill_the_context_leave_no_prompt_to_cut(target):
+    sets = PromptSets(None, None, ["data_to_text"], "test", 0, cut=True)
+    with pytest.raises(InputError, match=r"^data.cut: answers of 12 tokens fill"):
+        sets.take_for(target, Limits(12), 1)

@@ -62,3 +62,18 @@ def test_rows_go_on_in_the_middle_of_an_epoch():
     assert [rows.tolist() for (rows,) in other] == [rows.tolist() for rows in rest]
     order = torch.cat(seen + rest).tolist()
     assert sorted(order) == list(range(60)) != order
+
+
+def test_every_batch_has_as_many_segments_and_none_is_empty():
+    """However short its answers are: processes that share a target's layers run them together."""
+    for length in range(1, 12):
+        batch = collate([Sample([1, 2, *range(3, 3 + length)], 2)])
+        whole = future_tokens(batch, 3)
+        labels = future_tokens(batch, 3, least=5)
+        segments = labels.segments(5)
+        assert len(segments) == 5 and segments[0].start == 0
+        assert all(columns.stop > columns.start for columns in segments)
+        assert segments[-1].stop == labels.positions.shape[1] == max(5, length)
+        assert torch.equal(labels.tokens[:, :length], whole.tokens)
+        assert labels.next_tokens[:, length:].eq(NO_LABEL).all()
+        assert labels.tokens[:, length:].eq(NO_LABEL).all()

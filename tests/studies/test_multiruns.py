@@ -1,6 +1,7 @@
 """Studies that are comparisons over settings: what each run is, and the table of all of them."""
 
 import json
+import os
 import subprocess
 import sys
 from itertools import product
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_object
+from omegaconf import OmegaConf
 from studies.collect import Collect, collect
 from studies.draft_lengths import cost_model
 from tests.commands import ROOT, config_of, refused
@@ -174,3 +176,20 @@ def test_top_k_sampling_is_measured_for_every_k(tmp_path):
 
 def test_a_folder_without_runs_is_refused(tmp_path):
     assert "holds no runs" in refused(lambda: collect(tmp_path))
+
+
+def test_runs_of_an_earlier_sweep_are_not_collected(tmp_path, monkeypatch):
+    written = {}
+    monkeypatch.setattr("studies.collect.columns", lambda *_: {"tau": 1.0})
+    monkeypatch.setattr("studies.collect.write", lambda *given: written.update(given[2]))
+    record = {"results": [{"prompt_set": "a", "method": "b"}], "config": {}}
+    for number in range(2):
+        (tmp_path / str(number) / "config").mkdir(parents=True)
+        (tmp_path / str(number) / "config" / "overrides.yaml").write_text(f"- budget={number}")
+        content = json.dumps(record | {"environment": {"weight_bytes": 1}})
+        (tmp_path / str(number) / "results.json").write_text(content)
+    os.utime(tmp_path / "0" / "results.json", (1, 1))
+    made, config = Collect(), OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
+    made.on_multirun_start(config)
+    made.on_multirun_end(config)
+    assert written.keys() == {"1"}

@@ -8,7 +8,7 @@ from tests.tiny import ARCHITECTURES, tiny_target, tiny_tokenizer
 
 from slipstream.core.errors import InputError
 from slipstream.targets.loading import load_target
-from slipstream.targets.lora import LoraSettings, merge, save_lora, with_lora
+from slipstream.targets.lora import LoraSettings, merge, merged_bytes, save_lora, with_lora
 from slipstream.targets.target import Target
 
 IDS = torch.tensor([[3, 17, 5, 29, 11, 8]])
@@ -99,3 +99,13 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path):
     save_lora(folder, adapted(other, LoraSettings(rank=2)))
     with pytest.raises(InputError, match=r"target\.adapter: .* cannot be merged"):
         load_target(str(tmp_path / "model"), device="cpu", adapter=str(folder))
+
+
+def test_merging_copies_no_more_than_it_changes():
+    target = tiny_target()
+    found = adapted(target, LoraSettings(rank=2, layers=[1]))
+    merged = merge(found, packed=False)
+    own = {tensor.data_ptr() for tensor in target.model.parameters()}
+    new = [each for each in merged.model.parameters() if each.data_ptr() not in own]
+    assert len(new) == len(target.family.attention_linears + target.family.mlp_linears)
+    assert merged_bytes(found) >= sum(tensor.nbytes for tensor in new)

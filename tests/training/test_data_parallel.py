@@ -43,13 +43,18 @@ def world(tmp_path_factory):
     return tmp_path, train(tmp_path, tmp_path / "one", "data.batch_tokens=512")
 
 
-@pytest.mark.parametrize("way", ["trainer.strategy=ddp", "trainer=sharded"])
+@pytest.mark.parametrize(
+    "way",
+    ["trainer.strategy=ddp", "trainer=sharded", "trainer=sharded training.num_segments=7"],
+)
 @pytest.mark.exhaustive
 def test_two_processes_equal_one_with_the_same_batches(world, way):
-    """Each with the whole target, or each with half of it; with a validation in between."""
+    """Each with the whole target, or each with half of it, whose layers all must run equally often;
+    with a validation in between."""
     folder, one = world
     two = train(
-        folder, folder / way.rpartition("=")[2], way, "trainer.devices=2", "data.batch_tokens=256",
+        folder, folder / way.rpartition("=")[2], *way.split(), "trainer.devices=2",
+        "data.batch_tokens=256",
         "target.device=cpu", "trainer.check_val_every_n_epoch=1", "trainer.val_check_interval=2",
         "training.validation_prompts=1", "callbacks.best=null",
     )  # fmt: skip

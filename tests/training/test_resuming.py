@@ -1,12 +1,13 @@
 """resume=auto: what a run goes on from, what it refuses, and when there is nothing left to do."""
 
 import os
+import shutil
 import signal
 import threading
 
 import pytest
 from tests.commands import config_of, refused
-from tests.training.worlds import make_world, overrides_of
+from tests.training.worlds import make_world, overrides_of, weights
 
 from slipstream import app
 from slipstream.core.files import load_tensors, locked, save_tensors
@@ -124,3 +125,18 @@ def test_more_processes_than_cores_are_refused(world, tmp_path):
     own = "trainer.devices=500", "trainer.strategy=ddp", "trainer.accelerator=cpu"
     text = refused(lambda: train(world, tmp_path, *own, "target.name=none"))
     assert text.startswith("trainer.devices: 500 processes on a CPU")
+
+
+def test_a_finished_run_whose_folder_is_gone_writes_it_again(world, tmp_path, capsys):
+    model = train(world, tmp_path / "out")
+    before = weights(model)
+    shutil.rmtree(model)
+    assert train(world, tmp_path / "out", "resume=auto") == model
+    assert weights(model) == before
+
+
+def test_without_a_best_state_the_last_one_is_saved(world, tmp_path):
+    """Not that of the last validation."""
+    given = "callbacks.best=null", "trainer.max_steps=3"
+    often = train(world, tmp_path / "often", "trainer.val_check_interval=1", *given)
+    assert weights(train(world, tmp_path / "seldom", *given)) == weights(often)

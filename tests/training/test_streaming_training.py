@@ -1,5 +1,6 @@
 """What the training of a streaming speculator knows, and when."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,9 @@ from slipstream.data.rendering import Sample
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.losses import StreamLosses
 from slipstream.speculators.streaming.segments import lossless_losses
-from slipstream.training.module import total_steps
+from slipstream.targets.lora import LoraSettings
+from slipstream.training.module import check_on_one_device, total_steps
+from slipstream.training.run import precision
 from slipstream.training.speculator import SpeculatorTraining
 
 SAMPLES = [Sample([5, 9, 5, 9, 7, 5], 3), Sample([4, 8, 4, 8, 8, 1, 2, 30], 5)]
@@ -80,8 +83,8 @@ def test_a_rate_of_zero_is_one():
 
 def test_gradients_of_segments_would_not_be_scaled():
     module = trained(num_segments=2)
-    for precision, said in (("16-mixed", "trainer.precision: "), ("bf16-mixed", None)):
-        module.trainer = SimpleNamespace(precision=precision)
+    for given, said in (("16-mixed", "trainer.precision: "), ("bf16-mixed", None)):
+        module.trainer = SimpleNamespace(precision=given)
         if said is None:
             module.on_fit_start()
         else:
@@ -95,3 +98,35 @@ def test_the_rate_falls_to_zero_at_the_end_of_a_limited_run(limit, steps):
         max_steps=-1, max_epochs=3, accumulate_grad_batches=1, limit_train_batches=limit
     )
     assert total_steps(trainer, 10) == steps
+
+
+@pytest.mark.parametrize("given", ["bf16-true", "16-true"])
+def test_numbers_that_rotary_frequencies_do_not_fit_are_refused(given):
+    with pytest.raises(InputError, match=f"^trainer.precision: {given} would round"):
+        precision(given, "cpu", "bfloat16")
+
+
+def test_a_target_on_several_devices_is_refused():
+    target = tiny_target()
+    target.model.hf_device_map = {"model.layers.0": 0, "model.layers.1": "cpu"}
+    with pytest.raises(InputError, match=r"^target.device_map: .*trainer=sharded"):
+        check_on_one_device(target)
+    target.model.hf_device_map = {"": "cpu"}
+    check_on_one_device(target)
+
+
+def test_in_shared_mode_every_answer_is_the_last_of_its_sample():
+    """Rows of earlier turns have no streams when a conversation is read."""
+    sample = Sample([1, 2, 3, 4, 5, 6, 7], 5, ((1, 3),))
+    assert sample.turns == [Sample([1, 2, 3], 1), Sample([1, 2, 3, 4, 5, 6, 7], 5)]
+    for mode, one in (("lossless", False), ("shared", True)):
+        config = StreamingConfig(num_streams=2, num_msa_layers=2)
+        if one:
+            lora = LoraSettings(rank=2)
+            config = replace(config, mode=mode, adapter_rank=0, root_rank=0, lora=lora)
+        settings = 0.1, None, 0.0, 0, None, False, 0, 4, None
+        module = SpeculatorTraining(tiny_target(), config, *settings)
+        data = SimpleNamespace(prepare=lambda *_: None)
+        module.prepare(data)
+        assert data.one_answer == module.shared == one
+        assert (module.validation_bytes() > 0) == one

@@ -132,6 +132,8 @@ class Endpoint(Answerer):
             with suppress(InputError):  # templates that render answers otherwise
                 sample = render_sample(tokenizer, question.prompt, "a")
                 after = sample.ids[sample.prompt_length :]
-                special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+                added = tokenizer.added_tokens_decoder.items()
+                special = {number for number, token in added if token.special}
+                special -= {tokenizer.unk_token_id}
                 usual = next((token for token in after if token in special), usual)
         return [] if usual is None else [usual]
