@@ -190,7 +190,7 @@ def test_calibrating_measures_every_size():
 def test_keys_tell_apart_processors_and_layouts(monkeypatch):
     target, drafter = tiny_target(), described(PromptLookup(2, 3))
     monkeypatch.setattr(calibrated, "device_name", lambda device: "one")
-    keys = {calibration_key(target, drafter, Sampling()) for _ in range(2)}
+    keys = {calibration_key(target, drafter, Sampling(zero)) for zero in (0, 0.0)}
     monkeypatch.setattr(calibrated, "device_name", lambda device: "other")
     keys.add(calibration_key(target, drafter, Sampling()))
     monkeypatch.setattr(calibrated, "is_packed", lambda model: True)

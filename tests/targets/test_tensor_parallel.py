@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from tests.commands import ROOT
-from tests.tiny import save_tiny_target, tiny_speculator
+from tests.tiny import save_tiny_target, tiny_speculator, tiny_target, tiny_tokenizer
 
 from slipstream.core.errors import InputError
 from slipstream.drafters.streaming import Streaming
@@ -15,8 +15,12 @@ from slipstream.targets.loading import load_target
 
 
 @pytest.mark.exhaustive
-def test_a_tensor_parallel_target_decodes_the_same(tmp_path):
-    folder = save_tiny_target(tmp_path / "target")
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def test_a_tensor_parallel_target_decodes_the_same(tmp_path, architecture):
+    """Of Phi-3 every process has all heads."""
+    folder = tmp_path / "target"
+    tiny_target(architecture).model.float().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
         "tests/targets/tensor_parallel.py", str(folder), str(tmp_path / "found.json"),

@@ -40,7 +40,8 @@ class Family:
     linears inside a layer; value_linear: the one that computes the values (see `values_of`); mlp:
     name of the MLP module, None where layers have none; layer_list, final_norm: names inside the
     decoder; cache_argument, index: what a layer calls its cache, and its attention its place;
-    fused: groups of linears with the same input, called in this order (see targets/packed.py).
+    splits_heads: whether of tensor-parallel processes each has heads of its own; fused: groups of
+    linears with the same input, called in this order (see targets/packed.py).
     """
 
     attention = "sdpa"
@@ -50,6 +51,7 @@ class Family:
     mlp: str | None = "mlp"
     layer_list, final_norm = "layers", "norm"
     cache_argument, index = "past_key_values", "layer_idx"
+    splits_heads = True
     fused: tuple[tuple[str, ...], ...] = (attention_linears[:3], mlp_linears[:2])
 
     def __init__(self, model: nn.Module):
@@ -156,6 +158,7 @@ class GPT2Family(Family):
 class Phi3Family(Family):
     """Phi-3: fused projections."""
 
+    splits_heads = False
     attention_linears = ("self_attn.qkv_proj", "self_attn.o_proj")
     mlp_linears = ("mlp.gate_up_proj", "mlp.down_proj")
     value_linear = "self_attn.qkv_proj"

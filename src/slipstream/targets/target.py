@@ -101,7 +101,7 @@ class Target:
 
     def _allocate(self, capacity: int, batch_size: int, granularity: int = 1) -> StepCache:
         heads, size = self.family.cache_shape
-        heads //= self.num_parallel
+        heads //= self.num_parallel if self.family.splits_heads else 1
         devices = [device_of(layer) for layer in self.family.layers]
         return StepCache(
             self.num_layers, heads, size, capacity, batch_size, self.dtype, devices, granularity
