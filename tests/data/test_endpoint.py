@@ -108,15 +108,15 @@ def test_without_a_chat_template_texts_are_continued(server, tmp_path):
 def test_answers_of_before_an_error_are_kept(server, tmp_path, monkeypatch):
     prompts = [f"w{number}" for number in range(5, 25)]
     whole = ask(server, tmp_path / "whole", prompts)
-    answer, count = endpoint.Endpoint._answered, []
+    end, count = endpoint.Endpoint._end, []
 
-    def failing(own, text, ended):
+    def failing(own, question):
         count.append(1)
         if len(count) == 8:
             server.status = 400
-        return answer(own, text, ended)
+        return end(own, question)
 
-    monkeypatch.setattr(endpoint.Endpoint, "_answered", failing)
+    monkeypatch.setattr(endpoint.Endpoint, "_end", failing)
     found = refused(lambda: ask(server, tmp_path / "parts", prompts))
     assert found.startswith(f"data.regeneration.endpoint: {server.url}/chat/completions answered")
     assert "status 400" in found and KEY not in found

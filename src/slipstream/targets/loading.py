@@ -64,7 +64,7 @@ def load_target(
     prompts that were rendered before. Weights are safetensors, or pickles of tensors alone, and no
     code of a model's folder is run. Raises `InputError` for what cannot be opened.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
     device, location = _available(device), locate(name)
     try:
@@ -73,7 +73,8 @@ def load_target(
         already = quantized.kind_in(said)
     except Exception as error:  # of what others wrote, anything can be wrong
         raise _no_model(name, error) from error
-    check_architecture(said.get("model_type"))
+    if said.get("model_type") in CONFIG_MAPPING:  # others are no models
+        check_architecture(said["model_type"])
     if already and quantization not in (None, already):
         raise InputError(
             f"target.quantization: {name!r} is quantised already, to {already}; set it to null"

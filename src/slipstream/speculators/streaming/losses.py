@@ -39,7 +39,8 @@ class StreamLosses(NamedTuple):
 
 
 class BatchLosses:
-    """One batch with its labels, and what a segment of it needs to become a loss.
+    """One batch with its labels (of `least` positions or more), and what a segment of it needs to
+    become a loss.
 
     Means, not the sums of Eq. 6, so that a loss does not depend on the batch's size.
     """
@@ -51,12 +52,11 @@ class BatchLosses:
         batch: Batch,
         alpha_main: float,
         alpha_streams: torch.Tensor,
-        num_segments: int | None,
+        least: int = 1,
     ):
         self.target, self.speculator, self.batch = target, speculator, batch
         self.alpha_main, self.alpha_streams = alpha_main, alpha_streams
-        # Of every batch as many segments, so that processes run their layers equally often.
-        self.labels = future_tokens(batch, speculator.num_streams, num_segments or 1)
+        self.labels = future_tokens(batch, speculator.num_streams, least)
         self.num_rows = mean_over_processes((self.labels.next_tokens != NO_LABEL).sum())
         self.num_tokens = mean_over_processes((self.labels.tokens != NO_LABEL).sum((0, 1)))
         self.num_tokens = self.num_tokens.clamp(min=1)

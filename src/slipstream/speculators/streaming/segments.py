@@ -39,7 +39,8 @@ def lossless_losses(
 
     unknown_roots: (B,) sequences whose streams are not told the root (`root_rank`), None for none.
     """
-    work = BatchLosses(target, speculator, batch, 0.0, alpha_streams, num_segments)
+    # Of every batch as many segments: processes that share the layers run them equally often.
+    work = BatchLosses(target, speculator, batch, 0.0, alpha_streams, num_segments or 1)
     cache = TrainingCache(target.num_layers, speculator.first_layer)
     start, early = HiddenTap(speculator.first_layer), HiddenTap(speculator.pruning_layer)
     with torch.no_grad():
@@ -99,7 +100,7 @@ def shared_losses(
     num_segments: int | None,
 ) -> StreamLosses:
     """Losses of main rows and streams; `target` carries the adapters that are trained."""
-    work = BatchLosses(target, speculator, batch, alpha_main, alpha_streams, num_segments)
+    work = BatchLosses(target, speculator, batch, alpha_main, alpha_streams)
     positions = work.labels.positions
     usable = work.labels.next_tokens != NO_LABEL
     slots = [work.batch.ids[:, :0]]  # (B, R) positions of the rows kept so far, part by part
