@@ -31,7 +31,6 @@ class Collect(Callback):
 
     def __init__(self, title: str = "Runs", against: str | None = None, model: Model | None = None):
         self.given = title, against, model
-
         self.began = 0.0
 
     def on_multirun_start(self, config, **_) -> None:

@@ -122,7 +122,7 @@ def sentence(call, tmp_path, *overrides) -> str:
         (infer, ["target.dtype=int3"], "target.dtype: must be one of"),
         (infer, ["prompt=''"], "prompt: "),
         (infer, ["verify=true", "sampling.temperature=1"], "verify: compares greedy outputs"),
-        (infer, ["verify=true", "prompt=Hi"], "verify: goes with no prompt; leave one of them out"),
+        (infer, ["verify=true", "prompt=Hi"], "verify: cannot be combined with prompt"),
         (infer, ["verify=true", "batch_size=0"], "batch_size: must be a whole number, at least 1"),
         (infer, ["limits.stop=['']"], "limits.stop: must be a non-empty text"),
     ],

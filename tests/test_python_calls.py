@@ -22,6 +22,7 @@ from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.drafters.unispec import UniSpec
 from slipstream.speculators.checkpoint import save_speculator
+from slipstream.speculators.hub import from_pretrained as load
 from slipstream.targets.fingerprints import fingerprint
 from slipstream.targets.loading import load_target, target_of
 
@@ -306,11 +307,13 @@ def test_a_program_with_a_hydra_of_its_own_names_drafters(small):
     assert found.ids == slipstream.generate(PROMPT, small, None, max_new_tokens=4).ids
 
 
-def test_threads_open_what_they_name_once(small):
-    names = ["prompt_lookup", "anpd", "unispec"] * 3
+def test_threads_open_what_they_name_once(small, monkeypatch):
+    made, given = [], dict(max_new_tokens=6, drafter=str(locate("slipstream/small-streaming")))
+    monkeypatch.setattr(generation, "from_pretrained", lambda name: made.append(name) or load(name))
+    generation._named_drafter.cache_clear()
     with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(lambda n: slipstream.generate(PROMPT, small, n, 6).ids, names))
-    assert len({str(ids) for ids in found}) == 1
+        found = list(pool.map(lambda _: slipstream.generate(PROMPT, small, **given).ids, range(6)))
+    assert len({str(ids) for ids in found}) == 1 and len(made) == 1
 
 
 def test_a_drafter_that_lacks_a_setting_is_refused(small):

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 TASKS = ("verify", "chat", "calibrate", "study", "prompt")
 """What `infer` may be asked for in place of a comparison, one at a time."""
 UNREAD_BY_STUDIES = (
-    *("limits", "drafter", "methods", "budget", "batch_size", "repeats", "calibration"),
-    "leave_out_unfit",
+    *("drafter", "methods", "budget", "batch_size", "repeats", "calibration", "leave_out_unfit"),
 )
 """Keys of a comparison; a study that has them names them."""
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
@@ -32,6 +31,8 @@ def _checked(config: DictConfig, own: type[Command], others: Callable | None = N
     experiment may be of, too."""
     if others is not None and OmegaConf.select(config, "both_commands"):
         config = own_part(config, own, others())
+    if config.get("target") and "_target_" not in config.target:  # what ~target leaves
+        config.target = None
     check_config(config, own)
     if OmegaConf.select(config, "target.device") == "meta":
         raise InputError(
@@ -140,7 +141,9 @@ def infer(config: DictConfig) -> list:
     config = _checked(config, Infer, _train_schema)
     tasks = [name for name in TASKS if config[name] not in (None, False)]
     if len(tasks) > 1:
-        raise InputError(f"{tasks[0]}: goes with no {tasks[1]}; leave one of them out")
+        raise InputError(f"{tasks[0]}: cannot be combined with {tasks[1]}; leave one of them out")
+    if config.study is not None:
+        _check_study(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     output = Path(config.output_dir)
@@ -194,7 +197,6 @@ def _measure(
             raise InputError(
                 "study: a study chooses its own sampling; leave sampling.temperature at 0"
             )
-        _check_study(config)
         content = {name: content[name] for name in STUDY_KEYS}
         result = build(config.study, target=target, prompts=prompts)
         show(result)

@@ -10,7 +10,7 @@ import torch
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
-from slipstream.core.files import written
+from slipstream.core.files import times_of
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
@@ -124,7 +124,7 @@ def generate_with_folder(
     if options.get("stop_strings") or getattr(generation_config, "stop_strings", None):
         raise InputError("custom_generate: stop_strings is not supported; leave it out")
     decoding = partial(
-        custom_generate, drafter=_drafter(str(named), written(locate(named))), streamer=streamer
+        custom_generate, drafter=_drafter(str(named), times_of(locate(named))), streamer=streamer
     )
     return type(model).generate(
         model,

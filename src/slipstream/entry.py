@@ -26,8 +26,8 @@ def run(main: Callable[[], None]) -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
         main()
-    except InputError as error:  # of one or more runs of a multirun, all of which have been tried
-        _stop(str(error))
+    except InputError:  # of runs of a multirun, each of which has said it
+        sys.exit(2)
     except Exception as error:
         # Hydra makes the folder and a log file in it before anything of ours runs.
         called = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
@@ -73,9 +73,10 @@ def one_sentence() -> Iterator[None]:
     try:
         yield
     except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
         if _in_multirun():
             raise
-        _stop(str(error))
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -11,7 +11,7 @@ import torch
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
-from slipstream.core.files import written
+from slipstream.core.files import times_of
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Seed, checked
 from slipstream.data.rendering import render_prompt
@@ -160,9 +160,9 @@ def _decoder(
     with _OPENING:
         target = _with_tokenizer(target)
         drafter = _drafter(drafter, target)
-    if drafter is None:
+        attached = drafter and drafter.attached(target)
+    if attached is None:
         return PlainDecoder(target, sampling, limits)
-    attached = drafter.attached(target)
     if budget == "auto":
         kept = Calibrations(CALIBRATIONS)
         return calibrated_decoder(kept, target, drafter, attached, sampling, limits)[1]
@@ -173,7 +173,7 @@ def _decoder(
 
 def _drafter(drafter: Drafter | str | Path | None, target: Target) -> Drafter | None:
     if isinstance(drafter, str | Path):
-        return _named_drafter(str(drafter), target, written(locate(drafter)))
+        return _named_drafter(str(drafter), target, times_of(locate(drafter)))
     if drafter is None or isinstance(drafter, Drafter):
         return drafter
     raise InputError("drafter: give a Drafter, a speculator's folder, a drafter's name, or None")
@@ -222,7 +222,7 @@ def _configured(name: str, target: Target) -> Drafter:
 def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:
     """A target that can read text."""
     if isinstance(target, str | Path):
-        return _loaded(str(target), written(locate(target)))
+        return _loaded(str(target), times_of(locate(target)))
     if isinstance(target, torch.nn.Module) and hasattr(target, "config"):
         target = target_of(target)
     if not isinstance(target, Target):

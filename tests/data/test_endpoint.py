@@ -108,15 +108,15 @@ def test_without_a_chat_template_texts_are_continued(server, tmp_path):
 def test_answers_of_before_an_error_are_kept(server, tmp_path, monkeypatch):
     prompts = [f"w{number}" for number in range(5, 25)]
     whole = ask(server, tmp_path / "whole", prompts)
-    end, count = endpoint.Endpoint._end, []
+    split, count = endpoint.text_ids, []
 
-    def failing(own, question):
+    def failing(*given):
         count.append(1)
         if len(count) == 8:
             server.status = 400
-        return end(own, question)
+        return split(*given)
 
-    monkeypatch.setattr(endpoint.Endpoint, "_end", failing)
+    monkeypatch.setattr(endpoint, "text_ids", failing)
     found = refused(lambda: ask(server, tmp_path / "parts", prompts))
     assert found.startswith(f"data.regeneration.endpoint: {server.url}/chat/completions answered")
     assert "status 400" in found and KEY not in found

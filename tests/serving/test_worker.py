@@ -422,7 +422,7 @@ def test_a_device_that_is_not_there_is_named():
 def test_what_has_no_memory_to_start_takes_nobody_with_it(monkeypatch):
     """Whether its prompt is read at once or in parts; a failing join concerns all."""
     own, random = worker(), Random(9)
-    going, expected = Client(words(4, random), limits=Limits(60)), []
+    going = Client(words(4, random), limits=Limits(60))
     expected = engine(limits=Limits(60)).generate(going.words).text
     own.prepare(going.asked)
     own.take(going.asked)

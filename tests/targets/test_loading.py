@@ -313,3 +313,19 @@ def test_weights_quantised_by_others_are_refused(folder, tmp_path, method):
 def test_an_architecture_without_a_family_is_refused_before_its_weights_are_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
     assert refused(str(tmp_path)).startswith("target: architecture 'mixtral' is not supported")
+
+
+def test_gpt_neo_over_several_devices_decodes_the_same(tmp_path):
+    """Its layers are called part by part, and their own hooks never run."""
+    tiny_target("gpt_neo").model.float().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    whole = load_target(str(tmp_path), packed=False)
+    places = {f"transformer.h.{layer}": "cpu" for layer in range(whole.num_layers)}
+    places |= {"transformer.h.1": "disk", "transformer.h.2": "disk"}
+    others = "transformer.wte", "transformer.wpe", "transformer.ln_f", "lm_head"
+    mapped = load_target(str(tmp_path), device_map=places | dict.fromkeys(others, "cpu"))
+    found = [
+        PlainDecoder(own, Sampling(), Limits(20)).generate([3, 17, 5]).ids
+        for own in (whole, mapped)
+    ]
+    assert found[0] == found[1]

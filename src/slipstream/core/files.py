@@ -148,7 +148,7 @@ def check_intact(folder: str | Path) -> None:
             raise OSError(f"{path.name} is not what was written: its checksum in {SUMS} is another")
 
 
-def written(folder: str | Path) -> tuple[int, ...]:
+def times_of(folder: str | Path) -> tuple[int, ...]:
     """When the files of a folder were written, to notice that it is another one by now; nothing
     where there is none."""
     files = sorted(Path(folder).glob("*"))

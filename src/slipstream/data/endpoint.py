@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from functools import cached_property
 
 import requests
 from requests.adapters import HTTPAdapter, Retry
@@ -122,15 +123,16 @@ class Endpoint(Answerer):
                 "OpenAI-compatible server runs there, and start again: answers so far are kept"
             ) from None
         ids, ended = text_ids(self.tokenizer, text), choice.get("finish_reason") != "length"
-        return Answered(ids + (self._end(question) if ended else []), ended)
+        return Answered(ids + (self.end if ended else []), ended)
 
-    def _end(self, question: Question) -> list[int]:
-        """What ends an answer: in a conversation the first special token that the template has
-        after it, which need not be the tokenizer's own."""
+    @cached_property
+    def end(self) -> list[int]:
+        """What ends an answer: with a chat template the first special token that it has after one,
+        which need not be the tokenizer's own."""
         tokenizer, usual = self.tokenizer, self.tokenizer.eos_token_id
         if tokenizer.chat_template is not None:
             with suppress(InputError):  # templates that render answers otherwise
-                sample = render_sample(tokenizer, question.prompt, "a")
+                sample = render_sample(tokenizer, "a", "a")
                 after = sample.ids[sample.prompt_length :]
                 added = tokenizer.added_tokens_decoder.items()
                 special = {number for number, token in added if token.special}

@@ -134,8 +134,8 @@ def _is_part(part: object, draft: Target) -> bool:
         dtype = torch.long if name in ("tokens", "prompts", "kinds") else torch.float32
         if tensor.shape != (count, *widths.get(name, ())) or tensor.dtype != dtype:
             return False
-        ends = tensor.isnan() if name == "log_ratios" else ~tensor.isfinite()
-        if ends.any() or (dtype == torch.long and (tensor < 0).any()):
+        wrong = tensor.isnan() if name == "log_ratios" else ~tensor.isfinite()
+        if wrong.any() or (dtype == torch.long and (tensor < 0).any()):
             return False
     return not (part["tokens"] >= draft.vocab_size).any()
 

@@ -34,8 +34,7 @@ class PromptCompletionData(L.LightningDataModule):
     max_length: longer samples, and those beyond the target's context, are dropped, counted and
     reported. batch_tokens: padded tokens of a batch. regenerate: take the target's own answers, of
     up to max_new_tokens tokens, kept in cache_dir; of conversations to each question in turn.
-    regeneration: how they are made. one_answer: whether of a conversation each answer is a sample
-    of its own, in place of one with all of them.
+    regeneration: how they are made.
     """
 
     def __init__(
@@ -63,7 +62,8 @@ class PromptCompletionData(L.LightningDataModule):
         self.max_length, self.batch_tokens, self.seed = max_length, batch_tokens, seed
         self.regenerate, self.regeneration = regenerate, regeneration
         self.max_new_tokens, self.cache_dir = max_new_tokens, cache_dir
-        self.tokenizer, self.one_answer = None, False
+        self.tokenizer = None
+        self.one_answer = False  # of a conversation a sample has; a training may say so
         self.samples: dict[str, list[Sample]] = {}
         self.loaders: dict[str, TokenBatches] = {}
 

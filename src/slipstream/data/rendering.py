@@ -43,7 +43,7 @@ class Sample:
 
     @property
     def turns(self) -> "list[Sample]":
-        """One sample for each answer, which is the last one of it."""
+        """A sample for each answer, with all that comes before it."""
         return [Sample(self.ids[:stop], start) for start, stop in self.supervised]
 
     @property

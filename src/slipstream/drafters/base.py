@@ -188,9 +188,11 @@ class Drafter(Settings, ABC):
 
     def attached(self, target: Target) -> Attached:
         """Attached to `target`, once for calls with the same one."""
-        if vars(self).get("_attached", (None,))[0] is not target:
-            self._attached = target, self.attach(target)
-        return self._attached[1]
+        known, attached = vars(self).get("_attached", (None, None))
+        if known is not target:
+            attached = self.attach(target)
+            self._attached = target, attached
+        return attached
 
 
 class HostSession(Session):

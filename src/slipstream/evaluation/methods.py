@@ -261,7 +261,8 @@ class Transformers(Method):
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
         rooms, longest = self.limits.check_prompts(self.target, prompts), max(map(len, prompts))
-        beyond = longest + max(rooms) > self.target.max_positions  # where learned positions end
+        learned = not hasattr(self.target.family.decoder, "rotary_emb")
+        beyond = learned and longest + max(rooms) > self.target.max_positions
         if self.drafter is not None or beyond:  # transformers drafts for one prompt at a time
             pairs = zip(prompts, seeds, strict=True)
             return [self._generate([ids], seed)[0] for ids, seed in pairs]

@@ -158,7 +158,7 @@ def fitting(prompts: list[Prompt], target: Target, cut_to: int | None = None) ->
         count = sum(one != other for one, other in zip(whole, prompts, strict=True))
         if count:
             print(f"note: {count} of {len(prompts)} prompts are cut to {cut_to} tokens")
-        prompts = [prompt for prompt in prompts if prompt.question]  # but what is nothing then
+        prompts = [prompt for prompt in prompts if prompt.question]  # some may be cut to nothing
     kept = [p for p in prompts if len(render_prompt(target.tokenizer, p.text)) <= room]
     if not kept:
         raise InputError(

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import connection
+from multiprocessing import connection, parent_process
 
 import litserve
 from litserve.utils import WorkerSetupStatus
@@ -22,8 +22,9 @@ MOMENT = 0.5
 
 class Processes(litserve.LitServer):
     """LitServe's server, which ends as soon as one of its processes has; LitServe's own watch lets
-    open requests hang, and ends in a traceback. Signals that all processes get, as a terminal and
-    systemd send them, end this one and that of HTTP, and these the others when all is answered."""
+    open requests hang, and ends in a traceback. Of signals that all processes get, as a terminal
+    and systemd send them, this one and that of HTTP take notice, and end the others when all is
+    answered."""
 
     ending = False
 
@@ -74,6 +75,13 @@ class Processes(litserve.LitServer):
         for each in (*servers.values(), *self.inference_workers):  # nobody waits for them now
             each.kill()
         super()._perform_graceful_shutdown(manager, {}, *given)
+
+
+def end_with_parent() -> None:
+    """In a thread of a worker: end it when the main process has ended without a word to it."""
+    if (parent := parent_process()) is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 @contextmanager

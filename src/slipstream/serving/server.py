@@ -38,11 +38,11 @@ from slipstream.decoding.calibrated import undrafted
 from slipstream.decoding.decoder import Decoder
 from slipstream.drafters.base import Drafter
 from slipstream.evaluation.prompts import PromptSets
+from slipstream.serving import processes
 from slipstream.serving.adapting import AdaptingEngine
 from slipstream.serving.application import Application, Backend, Open, Settings
 from slipstream.serving.connections import Connection
 from slipstream.serving.counts import Board, Counts, Exposed, exposition
-from slipstream.serving.processes import Processes, check_free, ending_on_signals
 from slipstream.serving.worker import Asked, Job, Told, Worker
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.target import Target
@@ -105,12 +105,12 @@ class Server(Checked):
     ) -> None:
         """Serve until the process is told to end; make: a decoder for a device, in its worker;
         device, whole: as `workers` has them."""
-        check_free(self.host, self.port)
+        processes.check_free(self.host, self.port)
         kind, numbers = self.workers(device, whole)
         board = Board(len(numbers) * self.max_running + self.max_waiting, workers=len(numbers))
         spec = Spec(settings, board)
         api = Api(self, make, spec)
-        server = Processes(
+        server = processes.Processes(
             api,
             accelerator=kind,
             devices=numbers if kind == "cuda" else 1,
@@ -119,7 +119,7 @@ class Server(Checked):
         )
         spec.application.install(server.app)
         try:
-            with ending_on_signals():
+            with processes.ending_on_signals():
                 server.run(
                     host=self.host,
                     port=self.port,
@@ -287,6 +287,7 @@ class EngineLoop(LitLoop):
                     arrived.put(asked)
 
         threading.Thread(target=receive, daemon=True).start()
+        threading.Thread(target=processes.end_with_parent, daemon=True).start()
         while True:
             while worker.idle or not arrived.empty():
                 asked = arrived.get()

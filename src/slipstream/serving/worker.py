@@ -206,8 +206,10 @@ class Worker:
         except InputError as error:  # of a drafter that does not take the sampling of one
             if len(fresh) == 1:
                 fresh[0].tell(Told(refused=str(error)))
-            else:
+            else:  # at the head of those that wait, should one of them fail in its turn
+                self.waiting.extendleft(reversed(fresh))
                 for asked in fresh:
+                    self.waiting.remove(asked)
                     self._start([asked])
         except Exception:
             self._fail(fresh)

@@ -7,6 +7,8 @@ adapters.) Decoder layers are called as they are, so quantised linears, LoRA and
 working. A family whose logits are changed after the LM head has no place here yet.
 """
 
+from itertools import chain
+
 import torch
 from torch import nn
 
@@ -20,6 +22,16 @@ def rope_kinds(config) -> set[str | None]:
     """Kinds of rotary positions that a config names, of all layers or of each kind of layers."""
     rope = getattr(config, "rope_parameters", None) or {}
     return {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module runs: with a device map its weights may lie elsewhere until then. (One that is
+    packed may have none.)"""
+    device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+    if device is None:
+        own = next(chain(module.parameters(), module.buffers()), torch.empty(0))
+        device = own.device
+    return torch.device(device)
 
 
 def context_of(config) -> int:
@@ -181,7 +193,7 @@ class GPTNeoFamily(GPT2Family):
     def run_layer(self, layer, hidden, mask, positions, rotary, cache) -> torch.Tensor:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        hidden = hidden.to(layer.ln_1.weight.device)  # hooks of a device map are the layer's own
+        hidden = hidden.to(device_of(layer.ln_1))  # a device map's hook is the layer's own
         mask = None if mask is None else mask.to(hidden.device)
         attention, normed = layer.attn.attention, layer.ln_1(hidden)
         query, key, value = (

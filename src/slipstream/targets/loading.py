@@ -82,7 +82,7 @@ def load_target(
     placed = bool(device_map or quantization or already or tensor_parallel)
     options = {"dtype": DTYPES[dtype] if placed else "auto"}  # cast and placed while it is loaded
     if tensor_parallel:
-        options |= _tensor_parallel_options(device_map, quantization)
+        options |= _tensor_parallel_options(device_map, quantization or already)
     elif placed:
         options["device_map"] = device_map or {"": device}
     if quantization is not None and not already:

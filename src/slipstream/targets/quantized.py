@@ -71,7 +71,7 @@ def settle(model: nn.Module, dtype: torch.dtype, reorder: bool) -> None:
     and without outlier columns; 4-bit ones compute in `dtype`, however they were saved.
 
     reorder: let 4-bit linears on a CPU reorder their weights for bfloat16 arithmetic, which is for
-    decoding only; otherwise they compute in the dtype they are given.
+    decoding only.
     """
     # It says at every call of a linear that activations are quantised, too.
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from functools import partial
-from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -20,7 +19,7 @@ from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.core.trees import Trees
 from slipstream.targets.attention import added, our_attention
-from slipstream.targets.families import Family, family_of
+from slipstream.targets.families import Family, device_of, family_of
 from slipstream.targets.rows import LayerVisitor, Rows
 
 Outcome = TypeVar("Outcome")
@@ -30,16 +29,6 @@ def token_ids(ids: int | list[int] | torch.Tensor | None) -> frozenset[int]:
     """One token id, several or none, as a generation config has them."""
     ids = ids.tolist() if isinstance(ids, torch.Tensor) else ids
     return frozenset([ids] if isinstance(ids, int) else ids or ())
-
-
-def device_of(module: nn.Module) -> torch.device:
-    """Where a module runs: with a device map its weights may lie elsewhere until then. (One that is
-    packed may have none.)"""
-    device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
-    if device is None:
-        own = next(chain(module.parameters(), module.buffers()), torch.empty(0))
-        device = own.device
-    return torch.device(device)
 
 
 class Target:

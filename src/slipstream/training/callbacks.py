@@ -37,7 +37,7 @@ class RunSummary(L.Callback):
         console, data, samples = Console(), trainer.datamodule, trainer.datamodule.samples["train"]
         trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
         total, count = sum(p.numel() for p in module.parameters()), sharers(trainer)
-        shared = f", the target shared over {count} processes" if count > 1 else ""
+        shared = f", its layers over {count} processes" if count > 1 else ""
         console.print(
             f"parameters: {trained:,} trained of {total:,} ({100 * trained / total:.2f} %)\n"
             f"memory estimate: {memory_estimate(trainer, module)}{shared}\n"
@@ -50,9 +50,11 @@ class RunSummary(L.Callback):
 
 def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEstimate | str:
     """Of a run's largest batch, in each process."""
-    sizes = [(p.requires_grad, p.numel() * p.element_size()) for p in module.parameters()]
-    trained = sum(size for learns, size in sizes if learns)
-    weights = trained + sum(size for learns, size in sizes if not learns) // sharers(trainer)
+    trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+    weights, count = sum(p.nbytes for p in module.parameters()), sharers(trainer)
+    if count > 1:
+        layers = sum(p.nbytes for p in module.target.family.layers.parameters())
+        weights += layers // count - layers
     mixed = "mixed" in str(trainer.precision)
     with alone():
         batch = largest_batch(trainer.datamodule.train_dataloader())
@@ -63,7 +65,7 @@ def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEsti
 
 
 def sharers(trainer: L.Trainer) -> int:
-    """How many processes the frozen target is split over, each with a part of it."""
+    """How many processes the layers of the frozen target are split over."""
     return trainer.world_size if isinstance(trainer.strategy, ShardedTarget) else 1
 
 
@@ -166,7 +168,7 @@ class SaveWhenInterrupted(L.Callback):
             print(f"interrupted; {how_to_go_on(self.path.parent.parent)}")
 
     def _save(self, trainer: L.Trainer, exception: BaseException) -> None:
-        """The others wait for this process at the end, if they have the same exception."""
+        """Not with Lightning's barrier, which waits for processes without this exception."""
         if trainer.world_size == 1 or isinstance(exception, SIGTERMException):
             return trainer.save_checkpoint(self.path, weights_only=False)
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)

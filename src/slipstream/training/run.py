@@ -83,8 +83,7 @@ def precision(given: str | int, accelerator: str, target_dtype: str) -> str | in
         return "32-true" if slow and target_dtype == "float32" else "bf16-mixed"
     if str(given).endswith("16-true"):
         raise InputError(
-            f"trainer.precision: {given} would round the target's rotary frequencies; give "
-            "bf16-mixed"
+            f"trainer.precision: {given} would round rotary frequencies, too; give bf16-mixed"
         )
     if str(given).startswith("32") and target_dtype != "float32":
         raise InputError(
