@@ -51,8 +51,8 @@ def acceptance(
         by_confidence += [{"scores": name} | row for row in _by_confidence(nodes)]
     title, ends = "Acceptance by confidence of the node (UNISPEC, Figure 3)", ("low", "high")
     plots = (
-        Plot("source", ("right share of tokens",), kind="bar", interval=ends),
-        Plot("mean", ("accepted",), hue="scores", table=title, interval=ends),
+        Plot("source", (right := "right share of tokens",), kind="bar", interval={right: ends}),
+        Plot("mean", ("accepted",), hue="scores", table=title, interval={"accepted": ends}),
     )
     first = "Acceptance by source of the guess (SPECTRA, Figure 3)"
     return Result(first, _by_source(said), plots, {title: by_confidence})

@@ -53,7 +53,7 @@ def choosing(
             rows.append({"prompts": name, "draw": draw + 1, "count": len(chosen)} | _row(numbers))
     plot = Plot(
         "draw", ("auto / best",), panel="prompts", kind="point",
-        interval=("auto / best, low", "auto / best, high"), reference=1.0,
+        interval={"auto / best": ("auto / best, low", "auto / best, high")}, reference=1.0,
     )  # fmt: skip
     return Result(TITLE, rows, (plot,))
 

@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,11 @@ from slipstream.results.writer import show, write
 from studies import Plot, Result, Rows
 from studies.decoding import COLUMNS, columns
 
+BOUNDS = {
+    "vs plain": ("speedup_vs_plain_low", "speedup_vs_plain_high"),
+    "tau": ("tau_low", "tau_high"),
+}
+"""The ends of 95 % of what a record has."""
 Model = Callable[[list[tuple[dict, list[dict]]]], dict[str, Rows]]
 
 
@@ -72,7 +78,8 @@ def collect(
             rows.append(settings | of | columns(record, *COLUMNS) | weights)
             # plain decoding is what speeds are relative to, and has no line
             plain = record["method"] == "plain"
-            lines.append({"line": None if plain else ", ".join([record["method"], *others])})
+            line = {"line": None if plain else ", ".join([record["method"], *others])}
+            lines.append(line | {end: record[end] for end in chain(*BOUNDS.values())})
     told = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     shown = {title: [{name: row[name] for name in told} for row in rows]}
     if against is not None:
@@ -81,7 +88,8 @@ def collect(
         shown |= model(found)
     across = names[0] if names else "method"
     kind = "line" if all(isinstance(row[across], int | float) for row in rows) else "bar"
-    plot = Plot(across, ("vs plain", "tokens/s", "tau"), "line", "prompts", kind, reference=1.0)
+    panels = "vs plain", "tokens/s", "tau"
+    plot = Plot(across, panels, "line", "prompts", kind, BOUNDS, reference=1.0)
     rows = [row | line for row, line in zip(rows, lines, strict=True)]
     result = Result(title, rows, (plot,), shown=shown)
     show(result)
@@ -98,7 +106,7 @@ def _overrides(folder: Path) -> dict[str, str]:
 
 def _value(text: str | None) -> object:
     try:
-        return json.loads(text)
+        return "none" if (value := json.loads(text)) is None else value
     except (ValueError, TypeError):
         return text
 

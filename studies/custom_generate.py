@@ -70,5 +70,7 @@ def custom_generate(
                 "high": high,
             }
         )
-    plot = Plot("prompts", ("ratio",), kind="point", interval=("low", "high"), reference=1.0)
+    plot = Plot(
+        "prompts", ("ratio",), kind="point", interval={"ratio": ("low", "high")}, reference=1.0
+    )
     return Result("custom_generate beside slipstream.generate", rows, (plot,))

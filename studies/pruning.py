@@ -68,7 +68,9 @@ def pruning(
                 ("calibrated on", seen, found), ("held out", held_out, tried)
             )
         ]  # fmt: skip
-    plot = Plot("pruned", ("kept_drafts",), hue="prompts", interval=("low", "high"))
+    plot = Plot(
+        "pruned", ("kept_drafts",), hue="prompts", interval={"kept_drafts": ("low", "high")}
+    )
     return Result(f"Pruning trees of {budget} nodes", rows, (plot,))
 
 

@@ -92,7 +92,7 @@ def test_every_kind_of_plot_is_drawn(tmp_path, kind):
         for hue in ("this", "that", None)
     ]  # fmt: skip
     plot = Plot(
-        "x", (("y", "y, fitted"), "z"), "hue", "panel", kind, ("low", "high"), "z", "x", 1.0
+        "x", (("y", "y, fitted"), "z"), "hue", "panel", kind, {"y": ("low", "high")}, "z", "x", 1.0
     )
     draw(tmp_path / "plot.png", Result("T", rows, (plot, plot)))
     assert size_of(tmp_path / "plot.png")[0] <= 1650

@@ -4,14 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import OmegaConf
-from studies.collect import Collect, collect
+from studies.collect import BOUNDS, Collect, collect
 from studies.draft_lengths import cost_model
 from tests.commands import ROOT, config_of, refused
 from tests.tiny import save_tiny_target, tiny_speculator
@@ -58,7 +58,7 @@ def test_what_is_trained_first_lies_where_it_is_looked_for(study):
     text = (ROOT / "conf" / "study" / f"{study}.yaml").read_text()
     (command,) = [line for line in text.splitlines() if line.startswith("# python train.py -m ")]
     given = [word.strip("'") for word in command.removeprefix("# python train.py -m ").split()]
-    (sweep,) = [word for word in given if "," in word and not word.startswith("hydra")]
+    (sweep,) = [word for word in given if "," in word and "[" not in word]
     key, values = sweep.split("=")
     target = load_target("slipstream/small-target", device="cpu", packed=False)
     folders = []
@@ -159,7 +159,7 @@ def test_every_quantisation_is_compared_with_its_own_plain_decoding(tmp_path):
             ],
         )  # fmt: skip
     rows = collect(tmp_path / "out").rows
-    assert [row["target.quantization"] for row in rows] == [None, None, "nf4", "nf4"]
+    assert [row["target.quantization"] for row in rows] == ["none", "none", "nf4", "nf4"]
     assert rows[0]["weights, MiB"] > rows[2]["weights, MiB"]
     for row in rows:
         assert row["identical"] == "2/2" and row["tau"] >= 1
@@ -182,7 +182,8 @@ def test_runs_of_an_earlier_sweep_are_not_collected(tmp_path, monkeypatch):
     written = {}
     monkeypatch.setattr("studies.collect.columns", lambda *_: {"tau": 1.0})
     monkeypatch.setattr("studies.collect.write", lambda *given: written.update(given[2]))
-    record = {"results": [{"prompt_set": "a", "method": "b"}], "config": {}}
+    ends = dict.fromkeys(chain(*BOUNDS.values()), 1.0)
+    record = {"results": [{"prompt_set": "a", "method": "b", **ends}], "config": {}}
     for number in range(2):
         (tmp_path / str(number) / "config").mkdir(parents=True)
         (tmp_path / str(number) / "config" / "overrides.yaml").write_text(f"- budget={number}")

@@ -20,7 +20,7 @@ def comparison_result(records: list[Record], runs: list[Run], prompts: list[Prom
         (base or "tokens_per_second",),
         panel="prompt_set",
         kind="bar",
-        interval=(f"{base}_low", f"{base}_high") if base else None,
+        interval={base: (f"{base}_low", f"{base}_high")} if base else {},
         label="tau",
         reference=1.0 if base else None,
         order=True,

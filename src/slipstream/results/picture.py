@@ -54,10 +54,9 @@ class Panel:
                 yield name, column, colour, LINE_STYLES[place % len(LINE_STYLES)], known
 
     def bounds(self, column: str, rows: Rows) -> list[list[float]] | None:
-        """Ends of the intervals of the first column; None for others, or where there are none."""
-        if self.plot.interval is None or column != self.columns[0]:
-            return None
-        return [[row[each] for row in rows] for each in self.plot.interval]
+        """Ends of the intervals of a column; None where it has none."""
+        ends = self.plot.interval.get(column)
+        return ends and [[row[each] for row in rows] for each in ends]
 
 
 def draw(path: Path, result: Result) -> None:
@@ -89,6 +88,7 @@ def draw(path: Path, result: Result) -> None:
         each.tick_params(labelsize=8)
         if place % wide and bars and panel.names == panels[place - 1].names:
             each.tick_params(labelleft=False)  # the same names as beside it
+    handles.pop("", None)
     if len(handles) > 1:
         figure.legend(
             handles.values(), handles, loc="outside right upper", fontsize=8, frameon=False
@@ -181,5 +181,6 @@ def _draw_bars(axes, panel: Panel, handles: dict) -> None:
         axes.set_xscale("log")
     if plot.reference is not None:
         axes.axvline(plot.reference, **GREY)
-    across = panel.columns[0].replace("_", " ") + (" (line: 95 %)" if plot.interval else "")
+    bounded = panel.columns[0] in plot.interval
+    across = panel.columns[0].replace("_", " ") + (" (line: 95 %)" if bounded else "")
     axes.set_xlabel(across if len(panel.columns) == 1 else "", fontsize=8)

@@ -4,6 +4,7 @@ calibrations and studies. It does not know what the rows are about.
 
 import platform
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,10 +32,10 @@ class Plot:
 
     x: column across (of bars: their names); y: the column of each panel, or several that share one;
     hue: column whose values have colours; panel: column each of whose values has a panel; kind:
-    'line', 'bar' (bars lie) or 'point'; interval: columns that bound the first of y; label: column
-    that is written beside the bars; log: 'x', 'y' or 'xy'; reference: where a grey line is drawn,
-    for the first of y; order: whether bars are sorted, the longest first; table: title of the rows,
-    None for the main.
+    'line', 'bar' (bars lie) or 'point'; interval: the columns that bound one of y, by its name;
+    label: column that is written beside the bars; log: 'x', 'y' or 'xy'; reference: where a grey
+    line is drawn, for the first of y; order: whether bars are sorted, the longest first; table:
+    title of the rows, None for the main.
     """
 
     x: str
@@ -42,7 +43,7 @@ class Plot:
     hue: str | None = None
     panel: str | None = None
     kind: str = "line"
-    interval: tuple[str, str] | None = None
+    interval: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     label: str | None = None
     log: str = ""
     reference: float | None = None
