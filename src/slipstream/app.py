@@ -31,7 +31,8 @@ def _checked(config: DictConfig, own: type[Command], others: Callable | None = N
     experiment may be of, too."""
     if others is not None and OmegaConf.select(config, "both_commands"):
         config = own_part(config, own, others())
-    if config.get("target") and "_target_" not in config.target:  # what ~target leaves
+    target = config.get("target")
+    if isinstance(target, DictConfig) and "_target_" not in target:  # what ~target leaves
         config.target = None
     check_config(config, own)
     if OmegaConf.select(config, "target.device") == "meta":
