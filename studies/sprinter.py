@@ -253,10 +253,7 @@ class Control(Sprinter):
 
     def expect(self, prompt_set: str) -> None:
         if prompt_set not in self.of_set:
-            raise InputError(
-                f"study.calibration_prompts: none of them is of {prompt_set}, whose controls need "
-                "some; give more"
-            )
+            raise InputError(f"study.calibration_prompts: none is of {prompt_set}; give more")
         self.decoder.kept, self.decoder.cap = self.of_set[prompt_set]
         self.details = f"keeps {self.decoder.kept:.1%}, runs of up to {self.decoder.cap}"
 

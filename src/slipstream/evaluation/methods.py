@@ -264,8 +264,7 @@ class Transformers(Method):
         learned = not hasattr(self.target.family.decoder, "rotary_emb")
         beyond = learned and longest + max(rooms) > self.target.max_positions
         if self.drafter is not None or beyond:  # transformers drafts for one prompt at a time
-            pairs = zip(prompts, seeds, strict=True)
-            return [self._generate([ids], seed)[0] for ids, seed in pairs]
+            return [self._generate([ids], own)[0] for ids, own in zip(prompts, seeds, strict=True)]
         return self._generate(prompts, seeds[0])
 
     def _generate(self, prompts: list[list[int]], seed: int) -> list[Generation]:
