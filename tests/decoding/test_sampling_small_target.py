@@ -79,6 +79,7 @@ def decoder_of(target, name: str, tokens: int) -> Decoder:
     if name == "plain":
         return PlainDecoder(target, SAMPLING, Limits(tokens))
     few = [FEW_TEXTS[name]] if name in FEW_TEXTS else []
+    few += ["length=gammatune"] if name == "adaptive" else []
     drafter = build(config_of("infer", f"drafter={name}", *few).drafter)
     return Engine(target, drafter, SAMPLING, Limits(tokens), budget=8)
 

@@ -97,7 +97,8 @@ def compared(servers: dict[str, Server], given: argparse.Namespace) -> Result:
                 ends = (f"vs {other}", f"vs {other}, low", f"vs {other}, high")
                 rows[-1] |= dict(zip(ends, found, strict=True))
             print({key: value for key, value in rows[-1].items() if value is not None}, flush=True)
-    beside = Plot("clients", ("vs plain",), "server", interval=("vs plain, low", "vs plain, high"))
+    bounds = {"vs plain": ("vs plain, low", "vs plain, high")}
+    beside = Plot("clients", ("vs plain",), "server", interval=bounds)
     speeds = Plot("clients", ("tokens/s", "p95, s"), "server")
     told = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     return Result("Load", [{name: row[name] for name in told} for row in rows],
