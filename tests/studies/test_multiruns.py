@@ -100,6 +100,20 @@ def test_a_sweep_gives_a_folder_for_each_run_and_one_table(tmp_path):
     assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
 
 
+@pytest.mark.exhaustive
+def test_a_sweep_goes_on_after_a_run_that_is_refused(tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable, str(ROOT / "infer.py"), "-m", "drafter=adaptive,prompt_lookup", *FEW,
+            f"output_dir={tmp_path / 'out'}",
+        ],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.count("error: drafter.length: has no value") == 1
+    assert (tmp_path / "out" / "1" / "results.json").is_file()
+
+
 def ran(folder, number: int, given: list[str]) -> Rows:
     """What `infer.py` would leave for one run of a sweep."""
     output = folder / str(number)
