@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 TASKS = ("verify", "chat", "calibrate", "study", "prompt")
 """What `infer` may be asked for in place of a comparison, one at a time."""
-UNREAD_BY_STUDIES = (
-    *("drafter", "methods", "budget", "batch_size", "repeats", "calibration", "leave_out_unfit"),
-)
+UNREAD_BY_STUDIES = "drafter methods budget batch_size repeats calibration leave_out_unfit".split()
 """Keys of a comparison; a study that has them names them."""
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
