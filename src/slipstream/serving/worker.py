@@ -132,7 +132,7 @@ class Worker:
             )
 
     def take(self, asked: Asked) -> None:
-        """What `prepare` was right about."""
+        """A prepared request waits until it is started; one whose client had gone is counted."""
         if asked.request is None:
             self.counts["abort"] += 1
         else:
