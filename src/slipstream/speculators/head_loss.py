@@ -46,7 +46,7 @@ def head_loss(
     floats and (M,) token ids. hidden: (M, D) after the final norm; labels: (M,)."""
 
     def of_slice(hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = head(hidden).to(labels.device)
+        logits = head(hidden)
         return cross_entropy(logits, labels), logits.argmax(-1)
 
     return in_slices(of_slice, head.out_features, hidden, labels)
