@@ -25,8 +25,8 @@ class Future:
     def segments(self, num_segments: int | None) -> list[slice]:
         """The columns of the positions, in `num_segments` parts (None: one), of which none is empty
         where there are as many columns."""
-        count, parts = self.positions.shape[1], num_segments or 1
-        parts = min(parts, count)
+        count = self.positions.shape[1]
+        parts = min(num_segments or 1, count)
         return [slice(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
 
 
