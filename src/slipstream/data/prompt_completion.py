@@ -63,7 +63,8 @@ class PromptCompletionData(L.LightningDataModule):
         self.regenerate, self.regeneration = regenerate, regeneration
         self.max_new_tokens, self.cache_dir = max_new_tokens, cache_dir
         self.tokenizer = None
-        self.one_answer = False  # of a conversation a sample has; a training may say so
+        # Whether each answer of a conversation is a sample of its own: the training says so.
+        self.one_answer = False
         self.samples: dict[str, list[Sample]] = {}
         self.loaders: dict[str, TokenBatches] = {}
 

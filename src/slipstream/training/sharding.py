@@ -1,9 +1,8 @@
 """Training beside a frozen target that does not fit one device: FSDP2 splits it over the processes.
 
 Each process holds a part of every layer's weights, and gathers a layer when its rows come by; all
-must run the layers equally often. What
-is trained is whole in every process, and its gradients are averaged, as in data-parallel training:
-so checkpoints and speculator folders are whole files, too.
+must run the layers equally often. What is trained is whole in every process, and its gradients are
+averaged, as in data-parallel training: so checkpoints and speculator folders are whole files, too.
 """
 
 import lightning as L
