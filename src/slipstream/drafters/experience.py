@@ -37,15 +37,15 @@ TRUST = 2.0
 HOPE = 4.0
 """Trees of a working drafter are believed in as if so many nodes, in logarithms, had each had a
 token right."""
-GLANCE, SURE = 32, 2.0
+GLANCE, SURE = 16, 2.0
 """A near drafter whose drafts have saved less time than they took, in so many looks or more, drafts
-at every 32nd step alone."""
+at every 16th step alone."""
 MARGIN = 0.2
 """What is drafted must promise so many tokens more than it costs, of each request: the most
 promising of many drafts promises too much, and some of its tokens would have been cheap later."""
-FEW, SAMPLES, STALE = 3, 25, 1024
+FEW, SAMPLES, STALE, RENEW = 3, 25, 1024, 8
 """Of a number of rows the fewest steps that tell their cost; the seconds of so many are kept, and
-for so many steps after the last of them."""
+for so many steps after the last of them; what they come to is computed anew so often."""
 MOVE, RETURN = 1.07, 0.999
 """How much longer, or shorter, than usual steps take, all alike, as they do after long texts: by so
 much it moves with a step, however long that took, and by this power it goes back to 1. (A mean
@@ -125,9 +125,9 @@ class Experience:
     """What drafts were worth so far, and what steps cost.
 
     past: the last answers; passing: steps whose seconds are still to be taken up; seconds: of
-    recent steps, by kind and number of rows, and costs: what they come to; host: seconds a step on
-    the host, by drafter; last: who was chosen last; level: how many times as long as usual steps
-    take now.
+    recent steps, by kind and number of rows, and costs: what they come to, by both; host: seconds a
+    step on the host, by drafter; last: who was chosen last; level: how many times as long as usual
+    steps take now.
 
     >>> record = Experience()
     >>> for rows, seconds in ((1, 1.0), (4, 2.0), (1, 1.0), (1, 1.0)):
@@ -148,7 +148,7 @@ class Experience:
         self.past: deque[Episode] = deque(maxlen=KEPT)
         self.passing: list[tuple[int, str, int, float]] = []
         self.seconds: dict[str, dict[int, Recent]] = {}
-        self.costs: dict[str, tuple[list[int], list[float]]] = {}
+        self.costs: dict[tuple[str, int], float] = {}
         self.host: dict[str, float] = {}
         self.steps, self.last, self.level = 0, "", 1.0
 
@@ -232,20 +232,24 @@ class Experience:
                 longer = seconds / kept[size].median / self.level
                 self.level = (self.level * max(1 / MOVE, min(longer, MOVE))) ** RETURN
             kept[size].add(seconds / self.level, step)
-            self.costs.pop(name, None)
+            if len(kept[size].seconds) == FEW or step % RENEW == 0:
+                self.costs.clear()
         self.passing.clear()
 
     def _cost(self, name: str, rows: int) -> float:
         """Seconds of a step: between what was measured lately, and beyond it what most rows took,
         so that more will be tried. A step never costs more than one of more rows."""
-        if name not in self.costs:
-            own = sorted(self.seconds.get(name, {}).items())
-            known = [(size, each.median) for size, each in own if each.tells(self.steps)]
-            least = accumulate((median for _, median in known[::-1]), min)
-            self.costs[name] = [SIZES[size] for size, _ in known], [*least][::-1]
-        sizes, seconds = self.costs[name]
-        if not sizes:
+        if (name, rows) not in self.costs:
+            self.costs[name, rows] = self._measured(name, rows)
+        return self.costs[name, rows]
+
+    def _measured(self, name: str, rows: int) -> float:
+        own = sorted(self.seconds.get(name, {}).items())
+        known = [(SIZES[size], each.median) for size, each in own if each.tells(self.steps)]
+        if not known:
             return 0.0 if name == NONE else self._cost(NONE, rows)
+        sizes, medians = zip(*known, strict=True)
+        seconds = [*accumulate(medians[::-1], min)][::-1]
         place = bisect_left(sizes, rows)
         if place in (0, len(sizes)):
             return seconds[max(0, place - 1)]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from operator import mul
 from typing import Literal
 
-import numpy as np
 import torch
 
 from slipstream.core.drafts import Draft, grow_by_confidence
@@ -19,6 +18,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.settings import Below1, PositiveShare, Share, Size
 from slipstream.core.transfer import on_device
 from slipstream.drafters.base import AttachedHost, Brought, Drafter, Request, Verified
+from slipstream.drafters.memory import bytes_of
 from slipstream.targets.target import Target
 
 ROWS = 128
@@ -29,43 +29,8 @@ than that scores are put side by side: either the scores on a path are multiplie
 alone, though no node can be drafted without its parent."""
 Successions = tuple[list[int], list[float]]
 """Tokens that may follow one, most probable first, and how probable each is."""
-
-
-class Successors:
-    """What the target itself last thought would follow each of V tokens: the `k` likeliest
-    successors after every row that it verified, most probable first, and how probable.
-
-    tokens: (V, k) int32; probabilities: (V, k) float32; 0 where nothing is known. Arrays, so that
-    looking up and forgetting cost the same at any vocabulary: k = 10 takes 80 bytes a token, 12 MB
-    at 150,000.
-    """
-
-    def __init__(self, vocabulary: int, k: int):
-        self.tokens = np.zeros((vocabulary, k), dtype=np.int32)
-        self.probabilities = np.zeros((vocabulary, k), dtype=np.float32)
-        self.known: set[int] = set()
-
-    @property
-    def nbytes(self) -> int:
-        return self.tokens.nbytes + self.probabilities.nbytes
-
-    def update(self, ids: list[int], tokens: np.ndarray, probabilities: np.ndarray) -> None:
-        """n tokens were followed by (n, k) tokens with these probabilities; of equal ones among
-        `ids` the last counts."""
-        self.tokens[ids], self.probabilities[ids] = tokens, probabilities
-        self.known.update(ids)
-
-    def of(self, token: int) -> Successions:
-        """Up to k successors, and their probabilities.
-
-        >>> store = Successors(4, 2)
-        >>> store.update([3], np.array([[1, 2]]), np.array([[0.5, 0.25]]))
-        >>> store.of(3), store.of(0)
-        (([1, 2], [0.5, 0.25]), ([], []))
-        """
-        if token not in self.known:
-            return [], []
-        return self.tokens[token].tolist(), self.probabilities[token].tolist()
+Store = dict[int, Successions]
+"""What the target itself last thought would follow each token, after a row that it verified."""
 
 
 @dataclass(eq=False)
@@ -118,14 +83,10 @@ class AttachedUniSpec(AttachedHost):
     def __init__(self, target: Target, settings: UniSpec):
         super().__init__(target, settings)
         self.keeps = settings.keep
-        self.kept: Successors | None = None
+        self.kept: Store = {}
 
     def state(self, request: Request, budget: int) -> "_Known":
-        vocabulary = self.target.vocab_size
-        store = self.kept or Successors(vocabulary, min(self.settings.top_k, vocabulary))
-        if self.keeps:
-            self.kept = store
-        return _Known(store)
+        return _Known(self.kept if self.keeps else {})
 
     def ask(self, verified: Verified, states: list["_Known"]) -> Brought:
         """The nodes' tokens, (B, N), their likeliest successors and the probabilities of these,
@@ -161,22 +122,21 @@ class AttachedUniSpec(AttachedHost):
         self, verified: Verified, states: list["_Known"], brought: list[torch.Tensor]
     ) -> None:
         """The last word on a token: of accepted nodes the latest, else the likeliest."""
-        ids, tokens, probabilities, counting, *paths = (each.numpy() for each in brought)
+        ids, tokens, probabilities, counting, *paths = (each.tolist() for each in brought)
         for place, known in enumerate(states):
-            order = counting[place].nonzero()[0]
+            order = [node for node, counts in enumerate(counting[place]) if counts]
             if paths:
-                accepted = paths[0][place, : paths[1][place]]
-                others = [node for node in order[::-1].tolist() if node not in accepted]
-                order = [*others, *accepted.tolist()]
-            own = tokens[place, order], probabilities[place, order]
-            known.store.update(ids[place, order].tolist(), *own)
-            known.instead = own[0][-1].tolist(), own[1][-1].tolist()
+                accepted = paths[0][place][: paths[1][place]]
+                order = [*(node for node in order[::-1] if node not in accepted), *accepted]
+            for node in order:
+                known.instead = tokens[place][node], probabilities[place][node]
+                known.store[ids[place][node]] = known.instead
 
     def drafted(self, request: Request, state: "_Known", budget: int) -> Draft:
         settings = self.settings
 
         def children(token: int, depth: int) -> Successions:
-            stored = settings.scored(state.store.of(token))
+            stored = settings.scored(state.store.get(token, ([], [])))
             if depth == 1 and settings.wide_first_level:
                 others = dict(zip(*state.instead, strict=True))
                 others.pop(token, None)
@@ -189,17 +149,17 @@ class AttachedUniSpec(AttachedHost):
         return grow_by_confidence(root, children, *shape, READINGS[settings.reading])
 
     def memory(self) -> int:
-        return sum({id(each.store): each.store.nbytes for each in self.states}.values())
+        return bytes_of(each.store for each in self.states)
 
     def forget(self) -> None:
-        self.kept = None
+        self.kept = {}
 
 
 @dataclass
 class _Known:
     """Of one request: its store, and what might have come in the place of the last token."""
 
-    store: Successors
+    store: Store
     instead: Successions = ([], [])
 
 
