@@ -1,6 +1,8 @@
 """The Python calls: `slipstream.generate`, and transformers' `generate(custom_generate=...)`."""
 
 import inspect
+import shutil
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Empty
@@ -180,7 +182,7 @@ def test_a_second_call_finds_what_the_first_one_made(tmp_path):
         first, second = (ours(target.model, ids, drafter, **GREEDY).tolist() for _ in range(2))
         assert first == second
     attached = store.attached(target_of(target.model))
-    assert [each.store for each in attached.states] == [attached.kept] and attached.kept.known
+    assert [each.store for each in attached.states] == [attached.kept] and attached.kept
 
 
 def test_a_speculator_trained_anew_in_its_folder_is_opened_anew(tmp_path):
@@ -310,10 +312,30 @@ def test_a_program_with_a_hydra_of_its_own_names_drafters(small):
 def test_threads_open_what_they_name_once(small, monkeypatch):
     made, given = [], dict(max_new_tokens=6, drafter=str(locate("slipstream/small-streaming")))
     monkeypatch.setattr(generation, "from_pretrained", lambda name: made.append(name) or load(name))
-    generation._named_drafter.cache_clear()
+    vars(small).pop("named_drafter", None)
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(lambda _: slipstream.generate(PROMPT, small, **given).ids, range(6)))
     assert len({str(ids) for ids in found}) == 1 and len(made) == 1
+
+
+def test_a_named_target_goes_before_another_one_comes(tmp_path, monkeypatch):
+    """Two large models may not fit beside one another."""
+    living, loaded = [], []
+
+    def load_target(name):
+        assert not any(each() for each in living)
+        living.append(weakref.ref(target := load_small(name)))
+        loaded.append(name)
+        return target
+
+    load_small = generation.load_target
+    monkeypatch.setattr(generation, "load_target", load_target)
+    monkeypatch.setattr(generation, "_LOADED", {})
+    other = shutil.copytree(locate(generation.SMALL_TARGET), tmp_path / "other")
+    for name in (generation.SMALL_TARGET, other, other, generation.SMALL_TARGET):
+        for drafter in ("unispec", "anpd"):
+            slipstream.generate(PROMPT, name, drafter, max_new_tokens=4)
+    assert loaded == [generation.SMALL_TARGET, str(other), generation.SMALL_TARGET]
 
 
 def test_a_drafter_that_lacks_a_setting_is_refused(small):

@@ -1,9 +1,9 @@
 """Decoding as plain Python calls: whole answers, pieces of text as they are decided, a
 conversation on the terminal."""
 
+import gc
 from collections.abc import Callable, Generator, Sequence
 from difflib import get_close_matches
-from functools import lru_cache
 from pathlib import Path
 from threading import RLock
 
@@ -36,6 +36,8 @@ CALIBRATIONS = "runs/calibrations"
 """Where `infer.py calibrate=true` keeps what it found."""
 _OPENING = RLock()
 """Threads open models one after the other, and each but once."""
+_LOADED: dict[tuple, Target] = {}
+"""The target that was named last."""
 CONF = Path(__file__).parents[2] / "conf"
 """Drafters have their names and settings here."""
 
@@ -173,15 +175,26 @@ def _decoder(
 
 def _drafter(drafter: Drafter | str | Path | None, target: Target) -> Drafter | None:
     if isinstance(drafter, str | Path):
-        return _named_drafter(str(drafter), target, times_of(locate(drafter)))
+        # Kept by the target, so that both go together.
+        known = vars(target).setdefault("named_drafter", {})
+        return _last(known, drafter, lambda name: _named_drafter(name, target))
     if drafter is None or isinstance(drafter, Drafter):
         return drafter
     raise InputError("drafter: give a Drafter, a speculator's folder, a drafter's name, or None")
 
 
-@lru_cache(maxsize=1)
-def _named_drafter(name: str, target: Target, _: tuple) -> Drafter:
-    """One drafter for all calls with a target, so that what was made for it is made once."""
+def _last(known: dict[tuple, object], name: str | Path, make: Callable[[str], object]) -> object:
+    """What `known` has of this name and of folders as they are now; else it is made, once all that
+    `known` has is gone: two large models may not fit."""
+    key = str(name), times_of(locate(name))
+    if key not in known:
+        known.clear()
+        gc.collect()
+        known[key] = make(str(name))
+    return known[key]
+
+
+def _named_drafter(name: str, target: Target) -> Drafter:
     names = sorted(path.stem for path in (CONF / "drafter").glob("*.yaml"))
     if name in names:
         return _configured(name, target)
@@ -222,7 +235,7 @@ def _configured(name: str, target: Target) -> Drafter:
 def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:
     """A target that can read text."""
     if isinstance(target, str | Path):
-        return _loaded(str(target), times_of(locate(target)))
+        return _last(_LOADED, target, lambda name: compile_target(load_target(name), "auto"))
     if isinstance(target, torch.nn.Module) and hasattr(target, "config"):
         target = target_of(target)
     if not isinstance(target, Target):
@@ -242,8 +255,3 @@ def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:
             ) from error
         target.fingerprint |= {"tokenizer": tokenizer_digest(target)}
     return target
-
-
-@lru_cache(maxsize=1)
-def _loaded(name: str, _: tuple) -> Target:
-    return compile_target(load_target(name), "auto")

@@ -307,6 +307,19 @@ def test_a_pool_lives_as_long_as_its_graphs(cuda, replayed):
     assert not cuda.living
 
 
+def test_graphs_that_were_not_used_for_longest_go_first(cuda, replayed, monkeypatch):
+    target = replayed(tiny_target())
+    decoder = PlainDecoder(target, Sampling(), Limits(100))
+    target.model.generation_config.eos_token_id = None
+    answer = decoder.generate(BATCH[0]).ids
+    needed = len(target.compiled._graphs)
+    assert needed == cuda.captures > 2
+    monkeypatch.setattr(compiled, "GRAPHS", needed - 1)
+    target.compiled._graphs.popitem()
+    assert decoder.generate(BATCH[0]).ids == answer
+    assert len(target.compiled._graphs) == needed - 1 < cuda.captures - 1
+
+
 def test_two_devices_have_two_pools_and_two_streams(cuda, replayed):
     for device in (torch.device("cuda", 0), torch.device("cuda", 1)):
         for seed in (0, 1):  # of one device two models

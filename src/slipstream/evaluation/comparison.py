@@ -181,17 +181,18 @@ def _num_done(kept: Part, turn: int, names: list[str], count: int) -> int:
 
 
 def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record]:
-    """A record per method for each prompt set, and one for all of them together.
+    """A record per method, those without a drafter first, for each prompt set, and one for all of
+    them together.
 
     Outputs are compared with those of the method's own reference if it has one, else with those of
     `transformers` where it was run, else with the first method's; speeds with `transformers` and
     `plain`, each where it was run.
     """
     sets = list(dict.fromkeys(prompt.source for prompt in prompts))
-    records = []
+    ordered, records = sorted(runs, key=lambda run: run.drafter is not None), []
     for name in [*sets, ALL_SETS] if len(sets) > 1 else sets:
         chosen = [n for n, prompt in enumerate(prompts) if name in (prompt.source, ALL_SETS)]
-        records += [_record(run, runs, name, chosen, prompts, dtype) for run in runs]
+        records += [_record(run, runs, name, chosen, prompts, dtype) for run in ordered]
     return records
 
 

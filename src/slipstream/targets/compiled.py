@@ -34,6 +34,9 @@ GRANULARITY = 256
 REPLAYING = ("cuda",)
 # How many layers may be compiled: of all targets and kinds, with one row or several.
 COMPILED = 256
+# How many graphs a target keeps, those that were used last: a long text goes through many numbers
+# of slots, a server through batches and budgets, too.
+GRAPHS = 512
 # Caches have a multiple of so many slots, so that most prompts find one that is there.
 CAPACITY = 1024
 # Prompts are padded to multiples of so many rows, where a batch has at most so many: of more the
@@ -181,15 +184,19 @@ class CompiledLayers:
         """That of `run`, which `key` names, for inputs of these shapes."""
         batch = padded(len(inputs[0]))
         key = *key, batch, tuple(given.shape[1:] for given in inputs)
-        if key not in self._graphs:
+        graph = self._graphs.pop(key, None)
+        if graph is None:
             if not self._graphs:  # the pool of graphs that are gone cannot be opened again
                 self._pool = torch.cuda.graph_pool_handle()
+            elif len(self._graphs) >= GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
             self._capturing = True
             try:
-                self._graphs[key] = _Graph(run, inputs, batch, self._pool, self.device)
+                graph = _Graph(run, inputs, batch, self._pool, self.device)
             finally:
                 self._capturing = False
-        return self._graphs[key]
+        self._graphs[key] = graph  # the last one that was used stands last
+        return graph
 
 
 def _run_layer(family, module, hidden, mask, positions, rotary, keys, values) -> torch.Tensor:
