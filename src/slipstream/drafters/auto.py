@@ -6,10 +6,10 @@ draft is right now and then, slow steps between two such places cost more than t
 drafters that look n-grams up would have got right shows as soon as the answer goes on, whether
 their draft was verified or not: they are judged without being tried, at every step, or rarely where
 their drafts save less time than looking them up takes. What they claim of a draft is corrected by
-how their claims have held, so that also how many of its nodes are worth their rows is decided at
-every step. A drafter that must work in order to draft (streams, Medusa heads) is judged by those of
-its drafts that were verified; as long as little is known of it in prompts like this one, it is
-believed in. What a step costs is measured as it goes.
+how their claims have held; corrected, their drafts are one tree, of which as many nodes are
+verified as are worth their rows. A drafter that must work in order to draft (streams, Medusa heads)
+is judged by those of its drafts that were verified; as long as little is known of it in prompts
+like this one, it is believed in. What a step costs is measured as it goes.
 """
 
 import time
@@ -23,7 +23,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.trees import Trees
 from slipstream.drafters.base import HostSession, Request, Verified
 from slipstream.drafters.draft_model import AttachedDraftModel
-from slipstream.drafters.experience import CLAIMS, NONE, PACE, TREES, Experience
+from slipstream.drafters.experience import CLAIMS, NEAR, NONE, PACE, TREES, Experience
 from slipstream.drafters.several import AttachedSeveral, Several, SeveralSession
 from slipstream.targets.target import Target
 
@@ -78,16 +78,17 @@ class AutoSession(SeveralSession):
             for watched, request, draft in zip(self.watched, verified.requests, own, strict=True):
                 if len(draft) > 1:
                     watched.append(Watched(name, draft, len(request.tokens)))
-        name, width = self.attached.record.choice(self.episodes, drafts, self.working, budget)
+        record = self.attached.record
+        name, width, near = record.choice(self.episodes, drafts, self.working, budget)
         if drafts:
             self.paying = self._paying()
         trees = None
         for other, session in self.working.items():
             found = session.draft(verified, width if other == name else 1)
             trees = found if other == name or trees is None else trees
-        if name in drafts:
+        if name == NEAR:
             device = verified.next_tokens.device
-            trees = Trees.of([draft.first(width) for draft in drafts[name]], device)
+            trees = Trees.of([draft.first(width) for draft in near], device)
         elif trees is None:
             trees = Trees.roots(verified.next_tokens)
         self.running = name, len(decided), width, now

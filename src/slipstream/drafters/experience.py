@@ -17,8 +17,8 @@ from math import log2
 
 from slipstream.core.drafts import Draft
 
-NONE = "plain"
-"""The name of drafting nothing."""
+NONE, NEAR = "plain", "near"
+"""The names of drafting nothing, and of what near drafters draft, in one tree."""
 CLAIMS, TREES, LOOKS, PACE = "claims", "trees", "looks", "pace"
 MOST = {CLAIMS: 40.0, TREES: 20.0, LOOKS: 16.0, PACE: 80.0}
 """Kinds of evidence, as pairs: of a near drafter the tokens it claimed, and those that were right;
@@ -134,13 +134,13 @@ class Experience:
     ...     record.passed("plain", rows, seconds)
     >>> now = record.opened([[1, 2, 3]])
     >>> sure, unsure = Draft.chain([7, 1, 2, 3], [1, 0.9, 0.8, 0.7]), Draft.chain([7, 1], [1, 0.7])
-    >>> record.choice(now, {"lookup": [sure]}, [], 12)
-    ('lookup', 4)
-    >>> record.choice(now, {"lookup": [unsure]}, [], 12)
-    ('lookup', 2)
+    >>> record.choice(now, {"lookup": [sure]}, [], 12)[:2]
+    ('near', 4)
+    >>> record.choice(now, {"lookup": [unsure]}, [], 12)[:2]
+    ('near', 2)
     >>> for _ in range(50):
     ...     now[0].add(CLAIMS, "lookup", 2.4, 0)
-    >>> record.choice(now, {"lookup": [sure]}, [], 12)
+    >>> record.choice(now, {"lookup": [sure]}, [], 12)[:2]
     ('plain', 1)
     """
 
@@ -187,16 +187,16 @@ class Experience:
         drafts: dict[str, list[Draft]],
         working: Iterable[str],
         budget: int,
-    ) -> tuple[str, int]:
-        """Who drafts next, and how many nodes of each tree are verified at most; drafts: of the
-        near drafters, one for each request."""
+    ) -> tuple[str, int, list[Draft]]:
+        """Who drafts next, how many nodes of each tree are verified at most, and these trees, where
+        near drafters draft. drafts: theirs, by name, one for each request."""
         if self.last == NONE and not drafts and not self.glances:  # hardly more is known
-            return NONE, 1
+            return NONE, 1, []
         self.look_back()
         requests = len(episodes)
         own = self.seconds.get(NONE, {}).get(_size(requests))
         if own is None or not own.tells(self.steps):
-            return NONE, 1
+            return NONE, 1, []
         alone = self._cost(NONE, requests)
         usual = 1 / (self.level * alone)
         pace = self.level * sum(each.pace(usual) for each in episodes)
@@ -209,18 +209,22 @@ class Experience:
         best, least = max(found, key=found.__getitem__), found[NONE, 1] + MARGIN * requests
         # The quickest to look is credited first: another one with the same draft saves nothing, nor
         # does a draft that is not worth verifying.
+        near: list[Draft] = []
         for name in sorted(drafts, key=lambda name: self.host.get(name, 0.0)):
-            before = max(found[best], least)
-            for width, tokens in _promised(drafts[name], [each.trust(name) for each in episodes]):
-                found[name, width] = requests + tokens - pace * self._cost(NONE, requests * width)
-                best = max(best, (name, width), key=found.__getitem__)
+            before, pairs = max(found[best], least), zip(episodes, drafts[name], strict=True)
+            more = [draft.believed(episode.trust(name)) for episode, draft in pairs]
+            pairs = zip(near, more, strict=True)
+            near = [known.merged(draft, budget) for known, draft in pairs] if near else more
+            for width, tokens in _promised(near):
+                found[NEAR, width] = requests + tokens - pace * self._cost(NONE, requests * width)
+                best = max(best, (NEAR, width), key=found.__getitem__)
             saved = self.level * (max(found[best], least) - before) / pace / requests
             for episode in episodes:
                 episode.add(LOOKS, name, 1, saved)
         if found[best] < least:
             best = NONE, 1
         self.last = best[0]
-        return best
+        return *best, near
 
     def look_back(self) -> None:
         """Take up what the last steps took."""
@@ -273,12 +277,11 @@ class Recent:
         self.median, self.last = sorted(self.seconds)[len(self.seconds) // 2], step
 
 
-def _promised(drafts: list[Draft], trusts: list[float]) -> Iterator[tuple[int, float]]:
+def _promised(drafts: list[Draft]) -> Iterator[tuple[int, float]]:
     """Widths of trees, and how many drafted tokens all of them should have right then."""
     sums = [[*accumulate(draft.confidences[1:], initial=0.0)] for draft in drafts]
     for width in sizes_up_to(max(map(len, sums)))[1:]:
-        own = zip(trusts, sums, strict=True)
-        yield width, sum(trust * each[min(width, len(each)) - 1] for trust, each in own)
+        yield width, sum(own[min(width, len(own)) - 1] for own in sums)
 
 
 @cache
