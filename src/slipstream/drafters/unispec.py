@@ -112,12 +112,11 @@ class AttachedUniSpec(AttachedHost):
         """(B, N, V) -> the likeliest tokens and their probabilities, (B, N, k) each."""
         samplings, logits = [each.sampling for each in verified.requests], logits.float()
         # At low temperatures all but the first have the probability 0, and are told apart here.
-        most, best = logits.topk(min(self.settings.top_k, logits.shape[-1]))
+        best = logits.topk(min(self.settings.top_k, logits.shape[-1])).indices
         temperatures = [1.0 if own.greedy else own.temperature for own in samplings]
         if set(temperatures) != {1.0}:
-            divisors = on_device(temperatures, logits.device)[:, None, None]
-            most, logits = most / divisors, logits / divisors
-        return best, (most - logits.logsumexp(-1, keepdim=True)).exp()
+            logits = logits / on_device(temperatures, logits.device)[:, None, None]
+        return best, logits.softmax(-1).gather(-1, best)
 
     def learn(
         self, verified: Verified, states: list["_Known"], brought: list[torch.Tensor]
