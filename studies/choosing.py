@@ -7,11 +7,12 @@ from slipstream.core.settings import Budget, Count, NotNegative
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.auto import Auto
 from slipstream.drafters.base import Drafter
-from slipstream.evaluation.comparison import ALL_SETS, compare
+from slipstream.evaluation.comparison import compare
 from slipstream.evaluation.methods import Method, Plain, Speculative
+from slipstream.evaluation.prompts import places_by_set
 from slipstream.results.record import bounded
 from studies import Plot, Prompt, Result, Rows, Target
-from studies.decoding import LIMITS, speed_ratio, task_sets
+from studies.decoding import LIMITS, speed_ratio
 
 TITLE = "The choice at every step"
 
@@ -34,7 +35,7 @@ def choosing(
     methods: dict[str, Method] = {"plain": Plain()}
     methods |= {name: Speculative(drafter, budget) for name, drafter in drafters.items()}
     methods["auto"] = Speculative(Auto(drafters), budget)
-    sets = {name: own for name, own in task_sets(prompts).items() if name != ALL_SETS}
+    sets = places_by_set(prompts)
     fewest = min(map(len, sets.values()))
     if fewest < draws:
         raise InputError(
@@ -45,8 +46,7 @@ def choosing(
     for draw in range(draws):
         own = [prompts[place] for places in sets.values() for place in places[draw::draws]]
         runs = compare(methods, own, target, Sampling(temperature), LIMITS, repeats, seed=draw)
-        for name in sets:
-            chosen = [place for place, prompt in enumerate(own) if prompt.source == name]
+        for name, chosen in places_by_set(own).items():
             numbers = {
                 run.method: [run.generations[place].statistics for place in chosen] for run in runs
             }
@@ -61,18 +61,14 @@ def choosing(
 def _row(numbers: dict[str, list[Statistics]]) -> dict[str, object]:
     """Of one part of a set: every drafter's speed over plain decoding, and the choice's over plain
     decoding and over the fastest of all others."""
-    ratios = {
-        name: speed_ratio(own, numbers["plain"], True)
-        for name, own in numbers.items()
-        if name != "plain"
-    }
-    (auto, low, high), others = ratios.pop("auto"), {"plain": 1.0}
-    others |= {name: ratio for name, (ratio, _, _) in ratios.items()}
-    best = max(others, key=others.__getitem__)
+    ratios = {name: speed_ratio(own, numbers["plain"], True) for name, own in numbers.items()}
+    auto = ratios.pop("auto")
+    best = max(ratios, key=lambda name: ratios[name][0])
     beside = speed_ratio(numbers["auto"], numbers[best], True)
+    del ratios["plain"]
     return {
         **{name: bounded(*ratio) for name, ratio in ratios.items()},
-        "auto": bounded(auto, low, high),
+        "auto": bounded(*auto),
         "best": best,
         **dict(zip(("auto / best", "auto / best, low", "auto / best, high"), beside, strict=True)),
     }

@@ -122,10 +122,10 @@ def _spread(folders: list[Path], against: str) -> Rows:
             own = [answer for answer in answers if answer["method"] == name]
             for column in ("tokens", "seconds"):
                 columns.setdefault(name, []).append([answer[column] for answer in own])
-    base = _speeds(*columns[against])
+    base = _speeds(columns[against])
     rows = []
     for name, own in columns.items():
-        speeds = _speeds(*own)
+        speeds = _speeds(own)
         rows.append(
             {
                 "method": name,
@@ -140,16 +140,15 @@ def _spread(folders: list[Path], against: str) -> Rows:
     return rows
 
 
-def _speeds(*columns: Sequence[float], axis: int = -1) -> np.ndarray:
+def _speeds(columns: Sequence[Sequence[float]], axis: int = -1) -> np.ndarray:
     """(settings, ...) of tokens and seconds by turns, a pair for each setting."""
-    sums = [np.sum(column, axis=axis) for column in columns]
-    return np.stack([tokens / time for tokens, time in zip(sums[::2], sums[1::2], strict=True)])
+    sums = np.sum(columns, axis)
+    return sums[::2] / sums[1::2]
 
 
 def _ratio(*columns: Sequence[float], axis: int = -1) -> np.ndarray:
     """Mean speed over settings, over that of the second half of the columns."""
-    half = len(columns) // 2
-    ours, theirs = (_speeds(*own, axis=axis) for own in (columns[:half], columns[half:]))
+    ours, theirs = np.split(_speeds(columns, axis), 2)
     return ours.mean(0) / theirs.mean(0)
 
 

@@ -2,6 +2,7 @@
 ids, as fast?"""
 
 import time
+from itertools import product
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -9,10 +10,11 @@ from transformers import AutoModelForCausalLM
 from slipstream import generate
 from slipstream.assets import locate
 from slipstream.core.settings import Count, Text
+from slipstream.evaluation.comparison import task_sets
 from slipstream.evaluation.metrics import ratio_interval
 from slipstream.targets.packed import is_packed
 from studies import Plot, Prompt, Result, Rows, Target
-from studies.decoding import task_sets, token_ids
+from studies.decoding import token_ids
 
 
 def custom_generate(
@@ -23,51 +25,44 @@ def custom_generate(
     over prompts."""
     folder, name = str(locate(speculator)), str(locate(target.name))
     model = AutoModelForCausalLM.from_pretrained(name, dtype=target.dtype).to(target.device)
-    seconds: list[dict[str, float]] = []
+
+    def theirs(_: str, given: torch.Tensor) -> list[int]:
+        found = model.generate(
+            given,
+            custom_generate=folder,
+            trust_remote_code=True,
+            packed=is_packed(target.model),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+        )
+        return found[0, given.shape[1] :].tolist()
+
+    def ours(text: str, _: torch.Tensor) -> list[int]:
+        return generate(text, target, folder, max_new_tokens=max_new_tokens).ids
+
+    calls = {"custom_generate": theirs, "slipstream.generate": ours}
+    seconds = {name: [0.0] * len(prompts) for name in calls}
     tokens, same = [], []
-    for prompt, ids in zip(prompts, token_ids(target, prompts), strict=True):
-        given = torch.tensor([ids], device=target.device)
-
-        def theirs(given=given) -> list[int]:
-            found = model.generate(
-                given,
-                custom_generate=folder,
-                trust_remote_code=True,
-                packed=is_packed(target.model),
-                do_sample=False,
-                max_new_tokens=max_new_tokens,
-            )
-            return found[0, given.shape[1] :].tolist()
-
-        def ours(text=prompt.text) -> list[int]:
-            return generate(text, target, folder, max_new_tokens=max_new_tokens).ids
-
-        calls, own = {"custom_generate": theirs, "slipstream.generate": ours}, {}
-        for turn in range(repeats + 1):
-            answers = {}
-            for name, call in calls.items():
-                started = time.perf_counter()
-                answers[name] = call()
-                if turn:
-                    own[name] = own.get(name, 0.0) + time.perf_counter() - started
-        seconds.append(own)
+    for place, (prompt, ids) in enumerate(zip(prompts, token_ids(target, prompts), strict=True)):
+        given, answers = torch.tensor([ids], device=target.device), {}
+        for turn, (name, call) in product(range(repeats + 1), calls.items()):
+            started = time.perf_counter()
+            answers[name] = call(prompt.text, given)
+            if turn:
+                seconds[name][place] += time.perf_counter() - started
         tokens.append(repeats * len(answers["slipstream.generate"]))
         same.append(answers["custom_generate"] == answers["slipstream.generate"])
     rows: Rows = []
     for task, indices in task_sets(prompts).items():
         count = [tokens[index] for index in indices]
-        took = {name: [seconds[index][name] for index in indices] for name in seconds[0]}
-        ratio, low, high = ratio_interval(
-            (count, took["custom_generate"]), (count, took["slipstream.generate"])
-        )
+        took = {name: [own[index] for index in indices] for name, own in seconds.items()}
+        sides = [(count, own) for own in took.values()]
         rows.append(
             {
                 "prompts": task,
                 "identical": f"{sum(same[index] for index in indices)}/{len(indices)}",
                 **{f"{name}, tokens/s": sum(count) / sum(own) for name, own in took.items()},
-                "ratio": ratio,
-                "low": low,
-                "high": high,
+                **dict(zip(("ratio", "low", "high"), ratio_interval(*sides), strict=True)),
             }
         )
     plot = Plot(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from rich.progress import track
 
+from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.core.trees import Trees
 from slipstream.data.rendering import Sample, render_prompt
@@ -13,7 +14,6 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Attached, Request, Session, Verified
-from slipstream.evaluation.comparison import ALL_SETS
 from slipstream.evaluation.metrics import ratio_interval
 from slipstream.results.record import bounded
 from slipstream.targets.rows import LayerVisitor
@@ -48,13 +48,17 @@ def columns(record: dict, *names: str) -> dict[str, object]:
     return found | {"details": record["details"]}
 
 
-def task_sets(prompts: list[Prompt]) -> dict[str, list[int]]:
-    """Indices of each set's prompts, and of all, where there are several sets."""
-    sets = {
-        name: [index for index, prompt in enumerate(prompts) if prompt.source == name]
-        for name in dict.fromkeys(prompt.source for prompt in prompts)
-    }
-    return sets | ({ALL_SETS: [*range(len(prompts))]} if len(sets) > 1 else {})
+def divided(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
+    """The first `count` prompts, to calibrate with, and the others, to be measured.
+
+    Raises `InputError` if none is left to be measured.
+    """
+    if len(prompts) <= count:
+        raise InputError(
+            f"num_prompts: study.calibration_prompts takes {count}, which leaves none of "
+            f"{len(prompts)} to be measured; give more prompts"
+        )
+    return prompts[:count], prompts[count:]
 
 
 def token_ids(target: Target, prompts: list[Prompt]) -> list[list[int]]:

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 from slipstream.core.errors import InputError
 from slipstream.core.settings import Budget, Count
-from slipstream.decoding.calibration import Curve, calibrate, fastest, measured, point_of
+from slipstream.decoding.calibration import calibrate, fastest, measured, point_of
 from slipstream.drafters.base import Drafter
-from slipstream.evaluation.prompts import divided
 from studies import Plot, Prompt, Result, Target
-from studies.decoding import GREEDY, LIMITS, engine, speed_ratio, token_ids
+from studies.decoding import GREEDY, LIMITS, divided, engine, speed_ratio, token_ids
 
 AROUND, SIZES = "Sizes around g* (Table 13)", "Tokens a second by size"
 
@@ -39,7 +38,8 @@ def draft_size(
     for name, drafter in drafters.items():
         ways = drafter.variants(drafter.attach(target))
         found = calibrate(target, ways, warm_up, GREEDY, LIMITS, budgets, repeats)
-        way, own = fastest(found.points)
+        way, fitted = fastest(found.points)
+        own = fitted.budget
         near = {own} | {own + sign * each for each in deviations for sign in (-1, 1)}
         near = sorted(size for size in near if size >= 2)
         tried = sorted({*searched, *near, usual.get(name, own)})
@@ -49,7 +49,6 @@ def draft_size(
         against = {g: speed_ratio(each, grid[own], False) for g, each in grid.items()}
         best = max({*searched, own}, key=lambda g: points[g].rate)
         ratio, low, high = speed_ratio(grid[own], grid[best], False)
-        seconds, tau = Curve(tuple(found.points[way])).at(own)
         calibrated = 1 + sum(map(len, found.points.values()))  # plain decoding, and every way
         share = len(warm_up) / len(others) * calibrated / len(searched)
         other = usual.get(name)
@@ -61,7 +60,7 @@ def draft_size(
                 "g*": own,
                 "beats plain": "no" if found.plain else "yes",
                 "tokens/s at g*": points[own].rate,
-                "expected": tau / seconds,
+                "expected": fitted.rate,
                 "best g": best,
                 "tokens/s there": points[best].rate,
                 "g* vs best": ratio,
@@ -91,7 +90,7 @@ def draft_size(
              "low": bounds[0], "high": bounds[1]}
             for what, point, bounds in measures
         ]  # fmt: skip
-    lines = "measured in", "drafter", "line", ("low", "high")
-    plot = Plot("nodes", ("tokens/s",), *lines, table=SIZES)
+    bounds = {"tokens/s": ("low", "high")}
+    plot = Plot("nodes", ("tokens/s",), "measured in", "drafter", interval=bounds, table=SIZES)
     more = ({AROUND: around} if deviations else {}) | {SIZES: sizes}
     return Result("Calibrated draft sizes against a search", rows, (plot,), more)

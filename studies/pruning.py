@@ -18,14 +18,12 @@ from slipstream.core.drafts import Draft
 from slipstream.core.errors import InputError
 from slipstream.core.settings import Budget, Count, PositiveShare, Size, Text
 from slipstream.core.trees import Trees, survivors
-from slipstream.decoding.answer import Limits
 from slipstream.drafters.base import Session, Verified
 from slipstream.drafters.stream_sessions import Pruning
 from slipstream.drafters.streaming import SCHEDULES, Streaming
 from slipstream.evaluation.comparison import compare, summarise
 from slipstream.evaluation.methods import Method, Plain, Speculative
 from slipstream.evaluation.metrics import rate_interval
-from slipstream.evaluation.prompts import divided
 from slipstream.results.record import bounded
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.targets.rows import Rows
@@ -36,6 +34,7 @@ from studies.decoding import (
     Watched,
     columns,
     decode,
+    divided,
     engine,
     speed_ratio,
     token_ids,
@@ -157,11 +156,7 @@ class _LookingOn(Pruning):
 
 
 def record_trees(
-    target: Target,
-    drafter: Streaming,
-    prompts: list[list[int]],
-    budget: int,
-    limits: Limits = LIMITS,
+    target: Target, drafter: Streaming, prompts: list[list[int]], budget: int
 ) -> list[SeenTree]:
     """Decode token-id `prompts` greedily with the drafter's streams, unpruned, and trees of
     `budget` nodes."""
@@ -179,7 +174,7 @@ def record_trees(
             transitions = looking_on.seen[0, : len(tree)].tolist()
             recorded.append(SeenTree(tree, transitions, path, begun[-1]))
 
-    decode(engine(target, Watched(streams, record, [looking_on]), budget, limits), prompts)
+    decode(engine(target, Watched(streams, record, [looking_on]), budget), prompts)
     return recorded
 
 

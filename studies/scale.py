@@ -18,16 +18,16 @@ from slipstream.drafters.auto import Auto
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.comparison import ALL_SETS, Run, compare, total_of
+from slipstream.evaluation.comparison import Run, compare, total_of
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Transformers
-from slipstream.evaluation.prompts import PromptSets
+from slipstream.evaluation.prompts import PromptSets, places_by_set
 from slipstream.results.record import commit
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import load_target
 from slipstream.targets.quantized import weight_bytes
 from studies import Plot, Prompt, Result, Rows, Target
-from studies.decoding import LIMITS, speed_ratio, task_sets, token_ids
+from studies.decoding import LIMITS, speed_ratio, token_ids
 from studies.enlargement import write
 
 # Chains of the draft model and of prompt lookup may be so long; the calibrated budget cuts them.
@@ -128,9 +128,7 @@ def _rows(runs: list[Run], prompts: list[Prompt], target: Target, sampling: Samp
     """A row for each method and prompt set, speeds with 95 % intervals over prompts."""
     answers = {run.method: run.generations for run in runs}
     ids, reference, rows = token_ids(target, prompts), PlainReference(target, LIMITS), []
-    for source, chosen in task_sets(prompts).items():
-        if source == ALL_SETS:
-            continue
+    for source, chosen in places_by_set(prompts).items():
         numbers = {name: [own[n].statistics for n in chosen] for name, own in answers.items()}
         for run in runs:
             own, name = numbers[run.method], run.method

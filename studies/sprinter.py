@@ -25,14 +25,14 @@ from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.draft_length import DraftLength
 from slipstream.drafters.draft_model import DraftModel
-from slipstream.evaluation.comparison import Run, compare, total_of
+from slipstream.evaluation.comparison import Run, compare, task_sets, total_of
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
-from slipstream.evaluation.metrics import paired_bootstrap, rouge
-from slipstream.evaluation.prompts import PromptSets
+from slipstream.evaluation.metrics import bootstrap, rouge
+from slipstream.evaluation.prompts import PromptSets, places_by_set
 from slipstream.targets.packed import FusedLinear
 from studies import Plot, Prompt, Result, Target
 from studies.approximation import Approximation, approximation
-from studies.decoding import GREEDY, task_sets, token_ids
+from studies.decoding import GREEDY, token_ids
 from studies.judging import Judge, fastchat_files, win_rate
 
 PREDICTED = "SPRINTER: measured and predicted"
@@ -68,7 +68,7 @@ def sprinter(
     need about as many calls as it did there, on each prompt set.
     """
     points = [(ratio, threshold) for ratio, threshold in points]
-    if not points or len(set(points)) < len(points):
+    if len(set(points)) < len(points):
         raise InputError("study.points: give at least one pair of lambda and threshold, each once")
     if sampling.greedy:
         raise InputError("study.sampling.temperature: SPRINTER samples; set it above 0")
@@ -174,8 +174,7 @@ def _controls(
 ) -> dict[str, Method]:
     """The draft model alone (after the first token), a cap alone, and doubts at random."""
     alone, capped, random = {}, {}, {}
-    for task in dict.fromkeys(prompt.source for prompt in prompts):
-        places = [place for place, prompt in enumerate(prompts) if prompt.source == task]
+    for task, places in places_by_set(prompts).items():
         lengths = [len(run.generations[place].ids) for place in places]
         calls = total_of(run, places).target_forwards
         alone[task] = 1.0, limits.max_new_tokens
@@ -187,7 +186,7 @@ def _controls(
 
 def _apart(own: pd.DataFrame, other: pd.DataFrame) -> str:
     """The 95 % interval of how far ROUGE-L is above the other's."""
-    low, high = paired_bootstrap([*own["ROUGE-L"]], [*other["ROUGE-L"]])
+    low, high = bootstrap(np.mean, own["ROUGE-L"].to_numpy() - other["ROUGE-L"].to_numpy())
     return f"{low:+.1f}..{high:+.1f}"
 
 
@@ -258,18 +257,10 @@ class Control(Sprinter):
         self.details = f"keeps {self.decoder.kept:.1%}, runs of up to {self.decoder.cap}"
 
 
-def calls_at_caps(lengths: Sequence[int], cap: int) -> int:
-    """Calls for answers of `lengths` tokens whose runs end at the cap alone. The first token comes
-    with the prefill; a call writes the one after `cap` others.
-
-    >>> calls_at_caps([7, 4], 2)
-    3
-    """
-    return sum((length - 1) // (cap + 1) for length in lengths)
-
-
 def calls_by_chance(lengths: Sequence[int], keep: float, cap: int) -> float:
-    """The expected number where each token is kept with probability `keep`, in runs of up to `cap`.
+    """The expected number of calls for answers of `lengths` tokens, where each token is kept with
+    probability `keep`, in runs of up to `cap`. The first token comes with the prefill; a call
+    writes the one after a run.
 
     >>> calls_by_chance([7, 4], 1.0, 2), calls_by_chance([7, 4], 0.0, 2)
     (3.0, 9.0)
@@ -286,7 +277,8 @@ def calls_by_chance(lengths: Sequence[int], keep: float, cap: int) -> float:
 
 def matched_cap(lengths: Sequence[int], calls: int) -> int:
     """The cap with which answers of `lengths` need a number of calls as near as can be."""
-    return min(range(1, max(lengths) + 1), key=lambda cap: abs(calls_at_caps(lengths, cap) - calls))
+    caps = range(1, max(lengths) + 1)
+    return min(caps, key=lambda cap: abs(calls_by_chance(lengths, 1.0, cap) - calls))
 
 
 def matched_keep(lengths: Sequence[int], calls: int, cap: int) -> float:

@@ -8,11 +8,11 @@ from slipstream.core.errors import InputError
 from slipstream.core.settings import Budget, Count
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.comparison import Record, compare, summarise, total_of
+from slipstream.evaluation.comparison import Record, compare, summarise, task_sets, total_of
 from slipstream.evaluation.methods import Method, Plain, Speculative
 from slipstream.results.record import bounded
 from studies import Plot, Prompt, Result, Target
-from studies.decoding import GREEDY, LIMITS, speed_ratio, task_sets
+from studies.decoding import GREEDY, LIMITS, speed_ratio
 
 # zeta / beta of Figure 20: tokens per target call with the draft model, and with streams.
 TOKEN_RATIOS = (1.0, 1.2, 1.4, 1.6)

@@ -11,11 +11,10 @@ from slipstream.core.errors import InputError
 from slipstream.core.settings import Count, Seed, Text
 from slipstream.data.labelled_drafts import labelled_drafts
 from slipstream.data.rendering import render_sample
-from slipstream.evaluation.comparison import ALL_SETS
+from slipstream.evaluation.comparison import ALL_SETS, task_sets
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.training.verifier_curves import roc
 from studies import Plot, Prompt, Result, Target
-from studies.decoding import task_sets
 
 
 @torch.inference_mode()

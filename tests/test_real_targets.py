@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 from studies.overheads import meta_target
 from tests.commands import ROOT, config_of
 from tests.exhaustive import sparing
+from tests.tiny import num_extra_parameters
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
@@ -141,7 +142,7 @@ def test_the_experiment_composes_and_has_the_expected_sizes(name):
     target = meta_target(OmegaConf.to_container(config.target.architecture))
     assert sum(parameter.numel() for parameter in target.model.parameters()) == PARAMETERS[name]
     speculator = StreamingSpeculator(target, build(config.speculator))
-    assert speculator.num_extra_parameters() == 20 * target.hidden_size
+    assert num_extra_parameters(speculator) == 20 * target.hidden_size
 
 
 @pytest.mark.parametrize(("name",), sparing(zip(sorted(PARAMETERS)), lambda name: name in ONCE))

@@ -105,6 +105,12 @@ def tiny_speculator(target: Target, seed: int = 0, **arguments) -> StreamingSpec
     return speculator.to(target.device)
 
 
+def num_extra_parameters(speculator: StreamingSpeculator) -> int:
+    """Trained parameters beside the adapters (the paper's "extra parameters")."""
+    own = speculator.named_parameters()
+    return sum(p.numel() for name, p in own if not name.startswith("adapters."))
+
+
 def random_tree(num_nodes: int, generator: torch.Generator) -> DraftTree:
     """Random tokens under random parents."""
     parents = [-1] + [

@@ -1,21 +1,14 @@
 """The entry points: train(config), infer(config), serve(config). They instantiate and call."""
 
 import logging
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
 from slipstream.configuration import Command, build, check_config, own_part, recorded
 from slipstream.core.errors import InputError
-
-if TYPE_CHECKING:
-    from slipstream.core.sampling import Sampling
-    from slipstream.decoding.answer import Limits
-    from slipstream.targets.target import Target
 
 TASKS = ("verify", "chat", "calibrate", "study", "prompt")
 """What `infer` may be asked for in place of a comparison, one at a time."""
@@ -24,11 +17,8 @@ UNREAD_BY_STUDIES = "drafter methods budget batch_size repeats calibration leave
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
 
-def _checked(config: DictConfig, own: type[Command], others: Callable | None = None) -> DictConfig:
-    """The config of one command; `InputError` for what no run can use. others(): the one that an
-    experiment may be of, too."""
-    if others is not None and OmegaConf.select(config, "both_commands"):
-        config = own_part(config, own, others())
+def _checked(config: DictConfig, own: type[Command]) -> DictConfig:
+    """The config of one command; `InputError` for what no run can use."""
     target = config.get("target")
     if isinstance(target, DictConfig) and "_target_" not in target:  # what ~target leaves
         config.target = None
@@ -39,13 +29,6 @@ def _checked(config: DictConfig, own: type[Command], others: Callable | None = N
             "be run on it; give auto, cpu or cuda"
         )
     return config
-
-
-def _train_schema() -> type[Command]:
-    """Its import takes Lightning's seconds, so only who needs it asks for it."""
-    from slipstream.training.command import Train
-
-    return Train
 
 
 def train(config: DictConfig) -> Path:
@@ -59,7 +42,7 @@ def train(config: DictConfig) -> Path:
     from slipstream.speculators.checkpoint import check_replaceable, owned
     from slipstream.training.command import Train
 
-    config = _checked(config, Train, lambda: Infer)
+    config = _checked(own_part(config, Train, Infer), Train)
     if rank_zero_only.rank and HydraConfig.initialized():  # the default is a time of its own
         config.output_dir = HydraConfig.get().runtime.output_dir
     output = Path(config.output_dir)
@@ -129,7 +112,7 @@ def infer(config: DictConfig) -> list:
     from slipstream.commands import Infer
     from slipstream.core.resuming import flattened, journal, stoppable
     from slipstream.decoding.calibrated import described
-    from slipstream.evaluation.methods import made_at
+    from slipstream.evaluation.methods import prepared
     from slipstream.evaluation.run import answer_one, converse, decoder_of
     from slipstream.results.record import environment
     from slipstream.results.writer import check_replaceable
@@ -137,7 +120,11 @@ def infer(config: DictConfig) -> list:
     from slipstream.targets.compiled import compile_target
     from slipstream.targets.packed import is_fused, unpack_linears
 
-    config = _checked(config, Infer, _train_schema)
+    if OmegaConf.select(config, "both_commands"):
+        from slipstream.training.command import Train  # which takes Lightning's seconds
+
+        config = own_part(config, Infer, Train)
+    config = _checked(config, Infer)
     tasks = [name for name in TASKS if config[name] not in (None, False)]
     if len(tasks) > 1:
         raise InputError(f"{tasks[0]}: cannot be combined with {tasks[1]}; leave one of them out")
@@ -156,10 +143,14 @@ def infer(config: DictConfig) -> list:
         chosen = [name for name, node in config.methods.items() if node is not None]
         if not chosen:
             raise InputError("methods: nothing to answer with; name at least one method")
-        method = made_at(f"methods.{chosen[-1]}", partial(build, config.methods[chosen[-1]]))
+        made = {chosen[-1]: partial(build, config.methods[chosen[-1]])}
+        (method,) = prepared("methods", made, target, sampling, limits, False).values()
+        decoder = decoder_of(method)
         if config.chat:
-            return converse(decoder_of(method, target, sampling, limits), config.seed)
-        return answer_one(target, method, sampling, limits, config.prompt, config.seed)
+            converse(decoder, config.seed)
+        else:
+            answer_one(decoder, config.prompt, config.seed)
+        return []
     run = described(content) | {"target": target.fingerprint, "environment": environment(target)}
     del run["output_dir"], run["resume"]
     with (
@@ -170,14 +161,7 @@ def infer(config: DictConfig) -> list:
         return _measure(config, target, sampling, limits, output, content)
 
 
-def _measure(
-    config: DictConfig,
-    target: "Target",
-    sampling: "Sampling",
-    limits: "Limits",
-    output: Path,
-    content: dict,
-) -> list:
+def _measure(config: DictConfig, target, sampling, limits, output: Path, content: dict) -> list:
     """Compare methods, verify, calibrate or run a study; returns the result records."""
     from slipstream.evaluation.methods import prepared
     from slipstream.evaluation.run import compare_methods, verify_methods

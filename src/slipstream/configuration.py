@@ -23,33 +23,36 @@ from slipstream.core.settings import Settings, arguments_of, check, shown
 _GIVEN = "data=jsonl data.regenerate=false"
 _GPT2 = "experiment=sprinter_real target=gpt2_xl draft=openai-community/gpt2"
 _GPT_NEO = "experiment=sprinter_real target=gpt_neo_1b3 draft=EleutherAI/gpt-neo-125m"
+_FAMILIES = {
+    "drafter=adaptive length={}": "drafter/ adaedl assistant_threshold disco gammatune "
+    "gammatune_plus heuristic specdec_plus_plus",
+    "experiment=real_target target={}": "experiment/ gpt2_xl gpt_neo_1b3 llama2_7b_chat "
+    "llama2_13b_chat llama3_8b_instruct mistral_7b_instruct opt_1b3 opt_6b7 phi3_mini qwen3_8b "
+    "vicuna_7b vicuna_13b vicuna_33b",
+    "study={}": "experiment/evidence/ acceptance applications batches context draft_lengths "
+    "draft_size draft_size_others drafting_costs gradients msa_layers overheads peeking pruning "
+    "quantization segments similarity sprinter_theory top_k_sampling trees two_models "
+    "value_rotation verifier",
+    f"{_GIVEN} hub={{}}": "data/ dialogsum e2e wikisql",
+    f"{_GIVEN} hub={{}} data.max_new_tokens=20": "data/ lm1b wikipedia",
+    "hub={}": "data/prompts_ dialogsum e2e lm1b wikipedia wikisql",
+}
+"""What replaces many: how their names begin, and what each of them goes on with."""
 RENAMED = {
     **{
-        f"drafter/{rule}": f"drafter=adaptive length={rule}"
-        for rule in "adaedl assistant_threshold disco gammatune gammatune_plus heuristic "
-        "specdec_plus_plus".split()
-    },
-    **{
-        f"experiment/{target}": f"experiment=real_target target={target}"
-        for target in "gpt2_xl gpt_neo_1b3 llama2_7b_chat llama2_13b_chat llama3_8b_instruct "
-        "mistral_7b_instruct opt_1b3 opt_6b7 phi3_mini qwen3_8b vicuna_7b vicuna_13b "
-        "vicuna_33b".split()
+        f"{begin}{name}": successor.format(name)
+        for successor, names in _FAMILIES.items()
+        for begin, *ends in [names.split()]
+        for name in ends
     },
     "experiment/sprinter_gpt2": _GPT2,
     "experiment/sprinter_gpt_neo": _GPT_NEO,
     "experiment/acceptance_gpt2": f"{_GPT2} speculator=acceptance",
     "experiment/acceptance_gpt_neo": f"{_GPT_NEO} speculator=acceptance",
-    **{
-        f"experiment/evidence/{name}": f"study={name}"
-        for name in "acceptance applications batches context draft_lengths draft_size "
-        "draft_size_others drafting_costs gradients msa_layers overheads peeking pruning "
-        "quantization segments similarity sprinter_theory top_k_sampling trees two_models "
-        "value_rotation verifier".split()
-    },
-    **dict.fromkeys(("experiment/evidence/device", "study/device"), "study=scale"),
-    **dict.fromkeys(
-        ("experiment/streaming_budgets", "methods/budgets"), "study=batches batch_size=1"
-    ),
+    "experiment/evidence/device": "study=scale",
+    "study/device": "study=scale",
+    "experiment/streaming_budgets": "study=batches batch_size=1",
+    "methods/budgets": "study=batches batch_size=1",
     "methods/baselines": "methods=all",
     "methods/unispec_thresholds": "drafter=unispec drafter.trust=1.0 drafter.threshold=0.05",
     "experiment/application_baseline": "experiment=[fine_tuning,application] "
@@ -57,18 +60,9 @@ RENAMED = {
     "experiment/application_lossless": "experiment=application target.adapter=FOLDER "
     "speculator.adapter_rank=32 data.regenerate=true training.learning_rate=4e-3",
     "data/given": _GIVEN,
-    **{f"data/{name}": f"{_GIVEN} hub={name}" for name in ("dialogsum", "e2e", "wikisql")},
-    **{
-        f"data/{name}": f"{_GIVEN} hub={name} data.max_new_tokens=20"
-        for name in ("lm1b", "wikipedia")
-    },
     "data/e2e_wikisql": f"{_GIVEN} hub=[e2e,wikisql]",
     "data/ultrachat": "hub=ultrachat data.max_train_rows=60000 data.max_length=2048 "
     "data.batch_tokens=8192 data.max_new_tokens=1024",
-    **{
-        f"data/prompts_{name}": f"hub={name}"
-        for name in ("dialogsum", "e2e", "lm1b", "wikipedia", "wikisql")
-    },
 }
 """The overrides that replace a config of an earlier name, by its group and name."""
 REPLACED = dict.fromkeys(
@@ -148,20 +142,15 @@ def check_config(config: DictConfig, command: type[Command]) -> None:
         check(command, {key: parts[key]}, later=allowed)
     for key in command.given.keys() & set(nodes):
         component = component_of(content[key]["_target_"], key)
-        named = [name for name in command.given[key] if name in allowed]
-        _check_given(component, {name: parts.get(name) for name in named}, key)
-
-
-def _check_given(component: Callable, parts: Mapping[str, object], key: str) -> None:
-    """`InputError` unless `component` takes the parts that are there, and does without others."""
-    for name, part in parts.items():
-        if name in arguments_of(component):
-            check(component, {name: part}, later=arguments_of(component))
-        elif part is not None:
-            which = component.__name__
-            raise InputError(
-                f"{name}: {which} takes none; leave it out with ~{name}, or take another {key}"
-            )
+        taken = arguments_of(component)
+        for name in command.given[key]:
+            if name in allowed and name in taken:
+                check(component, {name: parts.get(name)}, later=taken)
+            elif parts.get(name) is not None:
+                raise InputError(
+                    f"{name}: {component.__name__} takes none; leave it out with ~{name}, or take "
+                    f"another {key}"
+                )
 
 
 def _stand_in(

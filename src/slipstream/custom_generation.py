@@ -110,9 +110,9 @@ def generate_with_folder(
     serve` does), the speculator is looked for in the subfolder `speculator` of it. options: of
     `model.generate`, and budget, seed and packed of `custom_generate`, which says what is kept.
     """
+    told = dict(options, streamer=streamer, generation_config=generation_config)
     if "custom_generate" in options:  # another one than that of the target's own folder
-        told = dict(streamer=streamer, generation_config=generation_config)
-        return type(model).generate(model, inputs, **told, **options)
+        return type(model).generate(model, inputs, **told)
     named = _of_caller("custom_generate")
     if not isinstance(named, str):
         named = Path(model.name_or_path) / BESIDE_TARGET
@@ -123,17 +123,9 @@ def generate_with_folder(
             )
     if options.get("stop_strings") or getattr(generation_config, "stop_strings", None):
         raise InputError("custom_generate: stop_strings is not supported; leave it out")
-    decoding = partial(
-        custom_generate, drafter=_drafter(str(named), times_of(locate(named))), streamer=streamer
-    )
-    return type(model).generate(
-        model,
-        inputs,
-        custom_generate=decoding,
-        streamer=streamer,
-        generation_config=generation_config,
-        **options,
-    )
+    drafter = _drafter(str(named), times_of(locate(named)))
+    decoding = partial(custom_generate, drafter=drafter, streamer=streamer)
+    return type(model).generate(model, inputs, custom_generate=decoding, **told)
 
 
 @lru_cache(maxsize=4)
@@ -163,8 +155,7 @@ def _check_kept(config, parts: Sequence, model_kwargs: dict) -> None:
 
 
 def _unpadded(ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
-    """(B, T) ids without the padding before them, as a mask (B, T) tells it (None: there is
-    none)."""
+    """(B, T) ids without the padding before them, which the (B, T) mask, if any, hides."""
     if mask is None:
         return ids.tolist()
     hidden = mask == 0

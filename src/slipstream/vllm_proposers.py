@@ -48,12 +48,10 @@ class _Proposer(ABC):
             for row, sampled in enumerate(sampled_token_ids)
             if sampled
         }
-        chains = self.chains(texts)
-        room = {row: max(0, self.max_positions - len(text)) for row, text in texts.items()}
-        return [
-            chains[row][: min(self.most, room[row])] if row in texts else []
-            for row in range(len(sampled_token_ids))
-        ]
+        chains: list[list[int]] = [[] for _ in sampled_token_ids]
+        for row, chain in self.chains(texts).items():
+            chains[row] = chain[: max(0, min(self.most, self.max_positions - len(texts[row])))]
+        return chains
 
     @abstractmethod
     def chains(self, texts: dict[int, list[int]]) -> dict[int, list[int]]:

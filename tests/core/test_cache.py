@@ -8,6 +8,7 @@ import torch
 from slipstream.core.cache import StepCache, TrainingCache
 
 HEADS, SIZE, CAPACITY = 2, 3, 24
+CPU = [torch.device("cpu")]
 
 
 class PlainCache:
@@ -80,8 +81,8 @@ def assert_equal(cache: StepCache, plain: PlainCache) -> None:
 def test_random_steps_agree_with_plain_lists(seed, batch):
     random = Random(seed)
     torch.manual_seed(seed)
-    places = [torch.device(name) for name in ("cpu", "cpu:0", "cpu:0", "cpu")]
-    cache = StepCache(4, HEADS, SIZE, CAPACITY, batch, device=places if seed % 2 else "cpu")
+    devices = [torch.device(name) for name in ("cpu", "cpu:0", "cpu:0", "cpu")]
+    cache = StepCache(devices if seed % 2 else CPU * 4, HEADS, SIZE, CAPACITY, batch)
     plain = PlainCache(4)
     commits = moved = 0
     for _ in range(60):
@@ -89,7 +90,7 @@ def test_random_steps_agree_with_plain_lists(seed, batch):
         room = CAPACITY - cache.bound
         if action == "roll_back" or room < 4:
             length = random.randint(0, cache.bound)
-            cache.roll_back(*[length] * batch)
+            cache.settle([length] * batch)
             plain.roll_back(length)
         else:
             split = random.randint(1, 3)
@@ -120,7 +121,7 @@ def test_random_steps_agree_with_plain_lists(seed, batch):
 
 def test_streams_in_the_upper_layers_leave_no_trace():
     torch.manual_seed(0)
-    cache, plain = StepCache(3, HEADS, SIZE, CAPACITY), PlainCache(3)
+    cache, plain = StepCache(CPU * 3, HEADS, SIZE, CAPACITY), PlainCache(3)
     for layer in range(3):
         stage(cache, plain, layer, 5)
     stage(cache, plain, 2, 8)
@@ -136,7 +137,7 @@ def test_streams_in_the_upper_layers_leave_no_trace():
 
 def test_rows_beyond_the_capacity_are_refused_and_change_nothing():
     torch.manual_seed(0)
-    cache, plain = StepCache(2, HEADS, SIZE, capacity=4), PlainCache(2)
+    cache, plain = StepCache(CPU * 2, HEADS, SIZE, capacity=4), PlainCache(2)
     for layer in range(2):
         stage(cache, plain, layer, 3)
     cache.commit_first([3])
@@ -153,21 +154,18 @@ def test_rows_beyond_the_capacity_are_refused_and_change_nothing():
     assert_equal(cache, plain)
 
 
-def test_roll_back_refuses_lengths_that_are_not_committed():
-    cache = StepCache(1, HEADS, SIZE, CAPACITY)
+def test_what_is_staged_is_forgotten_where_the_host_says_how_much_is_committed():
+    cache = StepCache(CPU, HEADS, SIZE, CAPACITY)
     cache.update(*torch.randn(2, 1, HEADS, 3, SIZE), 0)
     cache.commit_first([2])
     cache.update(*torch.randn(2, 1, HEADS, 3, SIZE), 0)
-    for length in (-1, 3):
-        with pytest.raises(ValueError, match="roll back"):
-            cache.roll_back(length)
-    cache.roll_back(2)
+    cache.settle([2])
     assert cache.bound == 2 and cache.staged == [0]
 
 
 def test_finished_sequences_leave_and_the_others_go_on():
     torch.manual_seed(0)
-    cache = StepCache(2, HEADS, SIZE, CAPACITY, batch_size=3)
+    cache = StepCache(CPU * 2, HEADS, SIZE, CAPACITY, batch_size=3)
     rows = torch.randn(2, 2, 3, HEADS, 4, SIZE)
     for layer in range(2):
         cache.update(rows[layer, 0], rows[layer, 1], layer)
@@ -193,7 +191,7 @@ def staged(cache: StepCache, numbers: list[list[float]]) -> None:
 
 @pytest.mark.parametrize("granularity", [1, 4])
 def test_sequences_keep_rows_of_their_own_at_lengths_of_their_own(granularity):
-    cache = StepCache(2, HEADS, SIZE, CAPACITY, batch_size=2, granularity=granularity)
+    cache = StepCache(CPU * 2, HEADS, SIZE, CAPACITY, batch_size=2, granularity=granularity)
     staged(cache, [[1, 2, 3], [4, 5, 0]])
     cache.commit_first([3, 2])
     assert cache.slots % granularity == 0 and not cache.level
@@ -207,12 +205,12 @@ def test_sequences_keep_rows_of_their_own_at_lengths_of_their_own(granularity):
 
 
 def test_a_cache_takes_in_the_sequences_of_others():
-    one, other = (StepCache(2, HEADS, SIZE, CAPACITY, batch_size=size) for size in (2, 1))
+    one, other = (StepCache(CPU * 2, HEADS, SIZE, CAPACITY, batch_size=size) for size in (2, 1))
     staged(one, [[1, 2, 3], [4, 5, 6]])
     one.commit_first([3, 1])
     staged(other, [[7, 8]])
     other.commit_first([2])
-    both = StepCache(2, HEADS, SIZE, CAPACITY, batch_size=3)
+    both = StepCache(CPU * 2, HEADS, SIZE, CAPACITY, batch_size=3)
     both.take_in(one, other)
     assert [rows_of(both, place) for place in range(3)] == [[1, 2, 3], [4], [7, 8]]
     assert both.ends.tolist() == both.lengths == [3, 1, 2]
@@ -231,18 +229,18 @@ def test_a_cache_takes_in_the_sequences_of_others():
 
 def test_room_counts_what_rounding_may_take():
     """Rows are staged behind a multiple of the granularity."""
-    cache = StepCache(1, HEADS, SIZE, CAPACITY, batch_size=2, granularity=8)
+    cache = StepCache(CPU, HEADS, SIZE, CAPACITY, batch_size=2, granularity=8)
     assert cache.room == CAPACITY - 8
     cache.check_room(cache.room)  # of an empty one
     cache.settle([9, 3])
     cache.check_room(cache.room - 9)
-    small, large = (StepCache(1, HEADS, SIZE, size) for size in (CAPACITY - 8, CAPACITY - 7))
+    small, large = (StepCache(CPU, HEADS, SIZE, size) for size in (CAPACITY - 8, CAPACITY - 7))
     cache.settle([9])
     assert cache.fits(small) and not cache.fits(large)
 
 
 def test_the_buffer_is_never_allocated_again():
-    cache = StepCache(2, HEADS, SIZE, CAPACITY)
+    cache = StepCache(CPU * 2, HEADS, SIZE, CAPACITY)
     address = cache.layers[0][0].data_ptr()
     for _ in range(3):
         for layer in range(2):

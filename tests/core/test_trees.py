@@ -293,7 +293,8 @@ def test_growth_is_the_best_tree_of_the_reference(shape, budget, seed, data):
 def test_growth_with_ties_puts_no_child_before_its_parent(shape, budget, seed):
     batch, levels, width = shape
     tokens, children, probabilities = random_levels(batch, levels, width, width, seed, True)
-    trees = grow(torch.arange(batch), tokens, children, probabilities, budget)
+    depths = torch.full((batch,), levels)
+    trees = grow(torch.arange(batch), tokens, children, probabilities, budget, depths)
     most = sum(width**depth for depth in range(levels + 1))
     for found in trees.drafts():  # `Draft` refuses parents that come later
         assert len(found) == min(budget, most)
@@ -303,5 +304,5 @@ def test_growth_with_ties_puts_no_child_before_its_parent(shape, budget, seed):
 def test_nothing_of_probability_zero_is_grown():
     tokens, children, probabilities = random_levels(1, 2, 3, 3, 0, False)
     probabilities = probabilities * torch.tensor([1.0, 1.0, 0.0])
-    trees = grow(torch.tensor([9]), tokens, children, probabilities, 50)
+    trees = grow(torch.tensor([9]), tokens, children, probabilities, 50, torch.tensor([2]))
     assert len(trees.drafts()[0]) == 1 + 2 + 4

@@ -17,7 +17,6 @@ from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation import methods
 from slipstream.evaluation.run import answer_one
 from slipstream.targets.loading import load_target
 
@@ -184,7 +183,7 @@ def test_characters_of_several_tokens_are_told_whole(small, text):
 
 
 @pytest.mark.parametrize("text", ["café 日本 🚰", r"\[/x] [bold]"])
-def test_the_terminal_shows_what_was_written(small, monkeypatch, capsys, text):
+def test_the_terminal_shows_what_was_written(small, capsys, text):
     """Characters that several tokens spell are not broken into replacement characters, and nothing
     is taken for markup."""
     ids = small.tokenizer(text).input_ids
@@ -196,8 +195,7 @@ def test_the_terminal_shows_what_was_written(small, monkeypatch, capsys, text):
                 answer.emit(token, drafted=False)
             return Generation(ids, answer.text(), "length", Statistics(1, len(ids)))
 
-    monkeypatch.setattr(methods, "PlainDecoder", Spelling)
-    answer_one(small, methods.Plain(), Sampling(), Limits(), "Write", 0)
+    answer_one(Spelling(small, Sampling(), Limits()), "Write", 0)
     assert capsys.readouterr().out.startswith(f"{text}\n")
 
 

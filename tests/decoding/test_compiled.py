@@ -195,13 +195,14 @@ def shapes(monkeypatch) -> set[tuple]:
             found.add((id(modules[0]), len(modules), batch, sizes, address))
         return run(layers, modules, rows, cache)
 
-    def part(layers, function, settings, *inputs, cache=None):
+    def part(layers, whole, key, inputs, cache):
+        function, settings = key
         if kept(layers, cache or layers._buffers):
             sizes = tuple(given.shape[1:] for given in inputs)
             address = layers._buffers.layers[0][0].data_ptr()
             told = tuple(each for each in settings if not isinstance(each, tuple))  # not samplings
             found.add((id(layers), (function, told), PADDED[len(inputs[0])], sizes, address))
-        return replay(layers, function, settings, *inputs, cache=cache)
+        return replay(layers, whole, key, inputs, cache)
 
     monkeypatch.setattr(CompiledLayers, "__call__", seen)
     monkeypatch.setattr(CompiledLayers, "replayed", part)
@@ -341,14 +342,14 @@ def test_buffers_grow_and_never_shrink(cuda, replayed, monkeypatch):
         assert cache.room >= capacity and len(cache.lengths) == batch
         del cache
     assert sizes == [(32, 1), (96, 1), (96, 4), (96, 4), (128, 8), (128, 8)]
-    allocate = target._allocate
+    allocate = target.allocate
 
     def short(capacity, batch, granularity):
         if capacity * batch > 128 * 8:
             raise torch.OutOfMemoryError
         return allocate(capacity, batch, granularity)
 
-    monkeypatch.setattr(target, "_allocate", short)
+    monkeypatch.setattr(target, "allocate", short)
     cache = target.new_cache(500, 1)  # alone, where there is no room for eight
     assert (cache.capacity, cache.batch_size) == (512, 1)
 

@@ -40,7 +40,7 @@ def test_the_backward_dictionary_leaves_room_for_the_forward_one(changes, room, 
     paths = PathTree(3, 1 + room)
     for guess in drafter.found([2, 3], stored, room):
         paths.add(guess)
-    tree = DraftTree(paths.tokens, paths.parents)
+    tree = DraftTree(paths.draft.tokens, paths.draft.parents)
     leaves = sorted(set(range(len(tree))) - set(tree.parents))
     assert [[tree.tokens[node] for node in tree.path(leaf)[1:]] for leaf in leaves] == branches
 

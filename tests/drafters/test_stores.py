@@ -29,8 +29,8 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters import suffix_decoding
 from slipstream.drafters.auto import Auto
+from slipstream.drafters.base import bytes_of
 from slipstream.drafters.guesses import GuessPool, num_branches
-from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.rest import Rest

@@ -1,12 +1,13 @@
 """Which prompts of a run are used: those that fit the context, and some to calibrate with."""
 
 import pytest
+from studies.decoding import divided
 from tests.tiny import tiny_target, tiny_tokenizer
 
 from slipstream.core.errors import InputError
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
-from slipstream.evaluation.prompts import Prompt, PromptSets, divided, fitting
+from slipstream.evaluation.prompts import Prompt, PromptSets, fitting
 from slipstream.targets.target import Target
 
 

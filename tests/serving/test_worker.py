@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 import torch
+from prometheus_client import generate_latest
 from tests.drafters import untrained
 from tests.tiny import VOCABULARY, tiny_speculator, tiny_target, tiny_tokenizer
 
@@ -18,7 +19,7 @@ from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.serving import adapting
 from slipstream.serving.adapting import TRIAL, TRIED, AdaptingEngine
-from slipstream.serving.counts import POSITIONS, Counts, Exposed, exposition
+from slipstream.serving.counts import POSITIONS, Counts, Exposed
 from slipstream.serving.server import Server
 from slipstream.serving.worker import Asked, Job, Told, Worker
 
@@ -249,7 +250,7 @@ def test_the_exposition_has_the_names_of_dashboards():
     counts.verified(nodes=7, accepted=2)
     counts.verified(nodes=7, accepted=0)
     counts["running"] = 3
-    text = exposition(Exposed("mine", [counts, Counts()], lambda: 5)).decode()
+    text = generate_latest(Exposed("mine", [counts, Counts()], 5)).decode()
     for line in (
         'vllm:spec_decode_num_drafts_total{model_name="mine"} 2.0',
         'vllm:spec_decode_num_draft_tokens_total{model_name="mine"} 14.0',
@@ -455,3 +456,6 @@ def test_a_client_that_has_gone_before_its_request_is_made_ends_at_once():
     assert own.prepare(client.asked) and client.end.finish_reason == "abort"
     own.take(client.asked)
     assert own.idle and own.counts["abort"] == 1
+    client = Client([9, 9], leaves=0)
+    own.work(iter([client.asked, None]).__next__)
+    assert client.end.finish_reason == "abort" and own.counts["abort"] == 2 and own.idle

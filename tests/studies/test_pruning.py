@@ -7,7 +7,6 @@ from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core.errors import InputError
 from slipstream.core.trees import Trees
-from slipstream.decoding.answer import Limits
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.prompts import Prompt
 
@@ -55,7 +54,7 @@ def test_calibration_prunes_most_among_what_keeps_enough():
 def test_recorded_trees_are_those_that_were_verified():
     target = tiny_target()
     drafter = Streaming(tiny_speculator(target, pruning_layer=3), "deferred", top_k=2)
-    trees = record_trees(target, drafter, [[3, 5, 8], [1, 2]], budget=6, limits=Limits(12))
+    trees = record_trees(target, drafter, [[3, 5, 8], [1, 2]], budget=6)
     assert len(trees) >= 4
     for seen in trees:
         assert len(seen.tree) == len(seen.transitions) <= 6

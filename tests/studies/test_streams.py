@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from studies import decoding
+from studies import pruning
 from studies.peeking import peek
 from studies.pruning import trees
 from studies.two_models import two_models
@@ -29,7 +29,7 @@ def folder(target, tmp_path):
 
 @pytest.mark.exhaustive
 def test_the_tree_study_decodes_every_shape(target, folder, monkeypatch):
-    monkeypatch.setattr(decoding, "LIMITS", Limits(16))
+    monkeypatch.setattr(pruning, "LIMITS", Limits(16))
     rows = trees(
         target, PROMPTS, str(folder), "fused", gammas=[1, 3], top_ks=[1, 2], largest=10, keep=0.9,
         calibration_prompts=1, repeats=1,

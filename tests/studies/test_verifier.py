@@ -12,7 +12,7 @@ from slipstream.results.record import Result, environment
 from slipstream.results.writer import write
 from slipstream.speculators.checkpoint import save_speculator
 from slipstream.speculators.classifiers import SprinterConfig, SprinterVerifier
-from slipstream.targets.packed import pack_linears
+from slipstream.targets.packed import is_packed, pack_linears
 
 PROMPTS = [
     Prompt(f"w{n} w{n + 1}", source, (f"w{n + 2} w3 w4 w5 w6 w7",))
@@ -62,7 +62,9 @@ def test_weights_reordered_for_small_batches_are_no_hindrance(tmp_path):
     target, draft = models()
     target.model.float()
     draft.model.float()
-    assert pack_linears(target.model) and pack_linears(draft.model)
+    for each in (target, draft):
+        pack_linears(each.model)
+        assert is_packed(each.model)
     assert len(found_by(tmp_path, target, draft, -1.0).rows) == 6
 
 

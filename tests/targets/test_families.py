@@ -60,7 +60,7 @@ def commit(cache: StepCache, path: list[int], below: tuple[int, list[int]] | Non
 
 def run_tree(target: Target, tree: DraftTree, cache: StepCache, *visitors) -> Rows:
     trees = Trees.of([tree])
-    mask = tree_mask(trees.ancestors, cache.slots, cache.sees())
+    mask = tree_mask(trees.ancestors, cache.slots, cache.ends)
     positions = trees.depths + cache.bound
     return target.forward(trees.tokens, positions, mask, cache, visitors, trees=trees)
 

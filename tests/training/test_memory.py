@@ -78,10 +78,12 @@ def test_a_target_that_processes_share_is_said_to_be_shared(monkeypatch, capsys)
     )  # fmt: skip
     monkeypatch.setattr(callbacks, "memory_estimate", lambda *_: "1.00 GiB")
     monkeypatch.setattr(callbacks, "_masked", lambda *_: "")
-    callbacks.RunSummary().on_fit_start(trainer, torch.nn.Linear(2, 2))
+    module = torch.nn.Linear(2, 2)
+    module.runs_target = True
+    callbacks.RunSummary().on_fit_start(trainer, module)
     assert "1.00 GiB, its layers over 4 processes" in capsys.readouterr().out
     trainer.strategy = None
-    callbacks.RunSummary().on_fit_start(trainer, torch.nn.Linear(2, 2))
+    callbacks.RunSummary().on_fit_start(trainer, module)
     assert "shared" not in capsys.readouterr().out
 
 

@@ -78,6 +78,7 @@ def compared(servers: dict[str, Server], given: argparse.Namespace) -> Result:
     """All servers under the same numbers of clients; ratios of tokens/s with 95 % intervals over
     rounds."""
     rows: Rows = []
+    others = [name for name in ("plain", "transformers") if name in servers and len(servers) > 1]
     for clients in given.clients:
         rounds: dict[str, list[Seen]] = {name: [] for name in servers}
         for server in servers.values():  # the first requests of each batch size are slower
@@ -90,9 +91,9 @@ def compared(servers: dict[str, Server], given: argparse.Namespace) -> Result:
                 rounds[name].append(seen)
         for name, own in rounds.items():
             rows.append({"clients": clients, "server": name} | rates(own))
-            for other in ("plain", "transformers"):
+            for other in others:
                 found = (None, None, None)
-                if other in rounds and other != name:
+                if other != name:
                     found = ratio_interval(*map(amounts, (own, rounds[other])))
                 ends = (f"vs {other}", f"vs {other}, low", f"vs {other}, high")
                 rows[-1] |= dict(zip(ends, found, strict=True))
@@ -100,9 +101,7 @@ def compared(servers: dict[str, Server], given: argparse.Namespace) -> Result:
     bounds = {"vs plain": ("vs plain, low", "vs plain, high")}
     beside = Plot("clients", ("vs plain",), "server", interval=bounds)
     speeds = Plot("clients", ("tokens/s", "p95, s"), "server")
-    told = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    return Result("Load", [{name: row[name] for name in told} for row in rows],
-                  (speeds, beside) if "vs plain" in told else (speeds,))  # fmt: skip
+    return Result("Load", rows, (speeds, beside) if "plain" in others else (speeds,))
 
 
 def amounts(rounds: list[Seen]) -> tuple[list[float], list[float]]:

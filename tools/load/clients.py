@@ -36,8 +36,9 @@ class Seen(NamedTuple):
     started: int
 
 
-def texts(folders: list[str]) -> list[str]:
+def texts(given: argparse.Namespace) -> list[str]:
     """The prompts that clients ask."""
+    folders = given.data or [PROMPTS / kind for kind in KINDS]
     return [row.prompt for each in folders for row in read_rows(each, "validation", False)[:40]]
 
 
@@ -50,17 +51,13 @@ def body(model: str, text: str, tokens: int) -> dict:
 def alone(server: Server, given: argparse.Namespace) -> dict[str, str]:
     """The answer to each prompt, asked one by one."""
     found = {}
-    for text in texts(folders(given)):
+    for text in texts(given):
         content = json.dumps(body(server.model, text, given.tokens)).encode()
         headers = {"Content-Type": "application/json"}
         asked = Request(f"{server.url}/v1/chat/completions", content, headers)
         with urlopen(asked, timeout=60) as response:
             found[text] = json.load(response)["choices"][0]["message"]["content"]
     return found
-
-
-def folders(given: argparse.Namespace) -> list[str]:
-    return given.data or [str(PROMPTS / kind) for kind in KINDS]
 
 
 def load(
@@ -76,19 +73,18 @@ def load(
     command = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("locustfile.py"))]
     command += ["--headless", "--json", "--only-summary", "--host", server.url]
     command += ["--stop-timeout", "90", "-u", str(clients), "-r", str(clients)]
-    told = {"LOAD_MODEL": server.model, "LOAD_TOKENS": str(given.tokens), "LOAD_ROUND": str(turn)}
-    told |= {"LOAD_DATA": os.pathsep.join(folders(given)), "LOAD_RATE": str(given.rate)}
-    # in bfloat16 what is decoded beside a request decides between tokens that are nearly tied
-    told |= {} if given.dtype == "float32" else {"LOAD_TIES": "allowed"}
     with tempfile.TemporaryDirectory() as folder:
-        started = Path(folder) / "started"
-        told |= {"LOAD_STARTED": str(started)}
-        if known is not None:
-            (Path(folder) / "known.json").write_text(json.dumps(known))
-            told |= {"LOAD_KNOWN": f"{folder}/known.json"}
+        settings, started = Path(folder) / "settings.json", Path(folder) / "started"
+        # in bfloat16 what is decoded beside a request decides between tokens that are nearly tied
+        told = {
+            "model": server.model, "texts": texts(given), "tokens": given.tokens, "turn": turn,
+            "rate": given.rate, "ties": given.dtype != "float32", "known": known,
+            "started": str(started),
+        }  # fmt: skip
+        settings.write_text(json.dumps(told))
         done = subprocess.run(
             [*command, "-t", f"{max(1, round(seconds))}s"],
-            cwd=ROOT, env=os.environ | told, capture_output=True, text=True,
+            cwd=ROOT, env=os.environ | {"LOAD": str(settings)}, capture_output=True, text=True,
         )  # fmt: skip
         found = {each["name"]: each for each in json.loads(done.stdout or "[]")}
         if "answer" not in found:

@@ -11,13 +11,12 @@ from pathlib import Path
 from gevent import GreenletExit
 from locust import HttpUser, constant_throughput, events, task
 
-from tools.load.clients import body, texts
+from tools.load.clients import body
 
-MODEL, TOKENS = os.environ["LOAD_MODEL"], int(os.environ["LOAD_TOKENS"])
-ROUND, RATE, CLIENTS = os.environ["LOAD_ROUND"], float(os.environ["LOAD_RATE"]), count()
-TEXTS, TALLY = texts(os.environ["LOAD_DATA"].split(os.pathsep)), Counter()
-PROVING = "LOAD_KNOWN" in os.environ
-KNOWN: dict[str, str] = json.loads(Path(os.environ["LOAD_KNOWN"]).read_text()) if PROVING else {}
+GIVEN = json.loads(Path(os.environ["LOAD"]).read_text())
+"""What clients.py: `load` says."""
+CLIENTS, TALLY, PROVING = count(), Counter(), GIVEN["known"] is not None
+KNOWN: dict[str, str] = GIVEN["known"] or {}
 """The right answer to each prompt, or the first one: greedy ones are always the same in float32."""
 SECONDS = 60 if PROVING else 300
 """Without an answer, after which a request counts as lost."""
@@ -26,19 +25,20 @@ SECONDS = 60 if PROVING else 300
 @events.quit.add_listener
 def tell(**_) -> None:
     """How many requests were started, of which locust counts only those that ended."""
-    Path(os.environ["LOAD_STARTED"]).write_text(str(TALLY["started"]))
+    Path(GIVEN["started"]).write_text(str(TALLY["started"]))
 
 
 class Client(HttpUser):
     """Greedy answers to the prompts, in an order that only the round and the client's
     number decide: every server is asked the same."""
 
-    if RATE:
-        wait_time = constant_throughput(RATE)
+    if GIVEN["rate"]:
+        wait_time = constant_throughput(GIVEN["rate"])
 
     def on_start(self) -> None:
         number = next(CLIENTS)
-        self.order, self.leaving = random.Random(f"{ROUND} {number}"), PROVING and number % 10 == 9
+        self.order = random.Random(f"{GIVEN['turn']} {number}")
+        self.leaving = PROVING and number % 10 == 9
 
     @task
     def ask_once(self) -> None:
@@ -50,11 +50,11 @@ class Client(HttpUser):
             raise
 
     def ask(self) -> None:
-        text = self.order.choice(TEXTS)
-        given = body(MODEL, text, TOKENS)
+        text = self.order.choice(GIVEN["texts"])
+        asked = body(GIVEN["model"], text, GIVEN["tokens"])
         seconds = self.order.uniform(0.05, 3) if self.leaving else SECONDS
         path = "/v1/chat/completions"
-        with self.client.post(path, json=given, catch_response=True, timeout=seconds) as response:
+        with self.client.post(path, json=asked, catch_response=True, timeout=seconds) as response:
             meta = response.request_meta
             meta["name"], tokens = ended(response, text, self.leaving)
             # what locust sums up as the length of contents
@@ -71,5 +71,5 @@ def ended(response, text: str, leaving: bool) -> tuple[str, int]:
         return "left" if leaving and response.status_code == 0 else "lost", 0
     found = response.json()
     answer = found["choices"][0]["message"]["content"]
-    right = "LOAD_TIES" in os.environ or KNOWN.setdefault(text, answer) == answer
+    right = GIVEN["ties"] or KNOWN.setdefault(text, answer) == answer
     return "answer" if right else "wrong", found["usage"]["completion_tokens"]

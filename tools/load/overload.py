@@ -6,7 +6,8 @@ import re
 import statistics
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from math import ceil
 from urllib.request import urlopen
 
@@ -26,12 +27,12 @@ def overloaded(server: Server, given: argparse.Namespace) -> tuple[Result, str |
     """Minute after minute of overload; with it, in a sentence, what must not be."""
     known, rows = alone(server, given), []
     for minute in range(1, 1 + ceil(given.overload)):
-        with Memory(server.process.pid) as memory:
+        with memory_of(server.process.pid) as taken:
             seen = load(server, CROWD, 60 * min(1, given.overload), given, minute, known)
         ends = {end: seen.ends.get(end, 0) for end in ENDS}
         ends["lost"] += seen.started - sum(seen.ends.values())
         p95 = seen.times[len(seen.times) * 95 // 100]
-        rows.append({"minute": minute, "MiB": memory.median, "p95, s": p95} | ends)
+        rows.append({"minute": minute, "MiB": statistics.median(taken), "p95, s": p95} | ends)
         print(rows[-1], flush=True)
     plot = Plot("minute", ("MiB", ("answer", "refused")))
     return Result("Overload", rows, (plot,)), failure(rows, left_open(server.url))
@@ -61,27 +62,21 @@ def left_open(url: str) -> float:
     return found
 
 
-class Memory:
-    """Within, the MiB of all processes of a server are taken every second; then their median."""
+@contextmanager
+def memory_of(process: int) -> Iterator[list[float]]:
+    """Within, the MiB of all processes of a server, taken every second."""
+    server, taken, over = psutil.Process(process), [], threading.Event()
 
-    def __init__(self, process: int):
-        self.process, self.taken, self.over = psutil.Process(process), [], threading.Event()
-        self.thread = threading.Thread(target=self._take)
-
-    def __enter__(self) -> "Memory":
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.over.set()
-        self.thread.join()
-
-    def _take(self) -> None:
-        while not self.over.wait(0 if not self.taken else 1):
-            whole = [self.process, *self.process.children(recursive=True)]
+    def take() -> None:
+        while not over.wait(min(1, len(taken))):
+            whole = [server, *server.children(recursive=True)]
             with suppress(psutil.NoSuchProcess):
-                self.taken.append(sum(own.memory_full_info().pss for own in whole) / 2**20)
+                taken.append(sum(own.memory_full_info().pss for own in whole) / 2**20)
 
-    @property
-    def median(self) -> float:
-        return statistics.median(self.taken)
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        yield taken
+    finally:
+        over.set()
+        thread.join()

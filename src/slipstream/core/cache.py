@@ -21,11 +21,11 @@ from slipstream.core.transfer import on_device
 class StepCache:
     """Keys and values of L layers for B sequences, each of its own length.
 
-    batch_size: most sequences; some may leave, and others join. device: of all layers, or of each
-    of them. `layers` are their (keys, values), each (batch_size, H_kv, capacity, D_head), views of
-    buffers that neighbours on one device share and that never move. `ends`: (B,), how many slots of
-    each sequence are committed; `lengths`: the same on the host, which after a `commit` knows no
-    more than that nothing lies beyond slot `bound`, until it is told (`learn`).
+    devices: of each layer; batch_size: most sequences; some may leave, and others join. `layers`
+    are their (keys, values), each (batch_size, H_kv, capacity, D_head), views of buffers that
+    neighbours on one device share and that never move. `ends`: (B,), how many slots of each
+    sequence are committed; `lengths`: the same on the host, which after a `commit` knows no more
+    than that nothing lies beyond slot `bound`, until it is told (`learn`).
     Rows are staged behind slot `slots` in all sequences: `bound` rounded up to a multiple of
     `granularity`, so that steps of compiled layers have few shapes; where there is one, an empty
     cache counts as one slot, so that prompts are steps like others. What lies between a sequence's
@@ -34,33 +34,30 @@ class StepCache:
 
     def __init__(
         self,
-        num_layers: int,
+        devices: Sequence[torch.device],
         num_heads: int,
         head_size: int,
         capacity: int,
         batch_size: int = 1,
         dtype: torch.dtype = torch.float32,
-        device: torch.device | str | Sequence[torch.device] = "cpu",
         granularity: int = 1,
     ):
-        single = isinstance(device, torch.device | str)
-        devices = [device] * num_layers if single else list(device)
         shape = 2, batch_size, num_heads, capacity, head_size
         # Zeros, not whatever lies in memory: masked slots count 0 times what they hold, and 0 times
         # infinity is no number.
         self._buffers = [
-            torch.zeros(len(list(layers)), *shape, dtype=dtype, device=place)
-            for place, layers in groupby(devices)
+            torch.zeros(len(list(layers)), *shape, dtype=dtype, device=device)
+            for device, layers in groupby(devices)
         ]
         self.layers = [(layer[0], layer[1]) for buffer in self._buffers for layer in buffer]
         self.batch_size, self.capacity, self.granularity = batch_size, capacity, granularity
-        self.staged = [0] * num_layers
         self.settle([0] * batch_size)
 
     def settle(self, lengths: list[int]) -> None:
-        """So many slots of each sequence are committed."""
+        """So many slots of each sequence are committed, and no row is staged."""
         self.learn(lengths)
         self.ends = on_device(self.lengths, self._buffers[0].device)
+        self.forget_staged()
 
     def learn(self, lengths: list[int]) -> None:
         """The host learns of the lengths that the last commit has led to."""
@@ -75,10 +72,6 @@ class StepCache:
     def level(self) -> bool:
         """Whether all sequences are committed up to the staged rows, as far as the host knows."""
         return self.bound == self.slots == min(self.lengths)
-
-    def sees(self) -> torch.Tensor | None:
-        """(B,) ends of what the staged rows may see, None where that is all before them."""
-        return None if self.level else self.ends
 
     @property
     def nbytes(self) -> int:
@@ -147,7 +140,6 @@ class StepCache:
         """An empty cache of so many sequences over the same buffers."""
         cache = copy.copy(self)
         cache.settle([0] * batch_size)
-        cache.forget_staged()
         return cache
 
     def commit(
@@ -164,11 +156,10 @@ class StepCache:
         Example: 10 and 7 committed, 4 rows staged: rows [[0, 2], [0, 3]] and counts [2, 1] leave 12
         and 8 committed, row 2 in slot 11 of the first, row 0 in slot 7 of the second.
         """
-        if below is None:
-            self._move(range(len(self.staged)), rows)
-        else:
-            self._move(range(below[0]), below[1])
-            self._move(range(below[0], len(self.staged)), rows)
+        layer, lower = below or (0, rows)
+        if layer:
+            self._move(range(layer), lower)
+        self._move(range(layer, len(self.layers)), rows)
         self.ends = self.ends + counts
         self.bound += rows.shape[1]
         self.forget_staged()
@@ -199,7 +190,6 @@ class StepCache:
             rows = torch.arange(max(counts), device=device).expand(len(counts), -1)
             self._move(range(len(self.staged)), rows)
         self.settle(lengths)
-        self.forget_staged()
 
     @torch.inference_mode()
     def keep_sequences(self, sequences: list[int]) -> None:
@@ -233,16 +223,7 @@ class StepCache:
 
     def forget_staged(self) -> None:
         """Drop every staged row."""
-        self.staged = [0] * len(self.staged)
-
-    def roll_back(self, *lengths: int) -> None:
-        """Forget what each sequence committed beyond its length here (ValueError if there is
-        less)."""
-        for now, length in zip(self.lengths, lengths, strict=True):
-            if not 0 <= length <= now:
-                raise ValueError(f"cannot roll back to {length}: {now} rows are committed")
-        self.settle(lengths)
-        self.forget_staged()
+        self.staged = [0] * len(self.layers)
 
 
 class TrainingCache:

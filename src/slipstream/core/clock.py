@@ -15,22 +15,15 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self._names: list[str] = []
-        self._since = 0.0
+        self._within = 0.0  # of the shares that were measured within the present one
 
     @contextmanager
     def share(self, name: str) -> Iterator[None]:
         """Count the time inside for `name`."""
-        self._switch()
-        self._names.append(name)
+        before, self._within, started = self._within, 0.0, time.perf_counter()
         try:
             yield
         finally:
-            self._switch()
-            self._names.pop()
-
-    def _switch(self) -> None:
-        now = time.perf_counter()
-        if self._names:
-            self.seconds[self._names[-1]] += now - self._since
-        self._since = now
+            seconds = time.perf_counter() - started
+            self.seconds[name] += seconds - self._within
+            self._within = before + seconds

@@ -5,7 +5,7 @@ a device.
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 
@@ -98,18 +98,17 @@ class Draft:
 
 
 class PathTree:
-    """A tree of continuations of `root`, up to `budget` nodes; equal beginnings are one node.
+    """A draft of continuations of `root`, up to `budget` nodes; equal beginnings are one node.
 
     >>> paths = PathTree(7, 5)
     >>> paths.add([1, 2]), paths.add([1, 3]), paths.add([4, 5])
     (2, 3, None)
-    >>> paths.draft().tokens, paths.draft().parents
+    >>> paths.draft.tokens, paths.draft.parents
     ([7, 1, 2, 3, 4], [-1, 0, 1, 1, 0])
     """
 
     def __init__(self, root: int, budget: int):
-        self.tokens, self.parents, self.confidences = [root], [-1], [1.0]
-        self.budget = budget
+        self.draft, self.budget = Draft.chain([root]), budget
         self.nodes: dict[tuple[int, int], int] = {}
 
     def add(self, path: Sequence[int], confidences: Sequence[float] | None = None) -> int | None:
@@ -117,21 +116,18 @@ class PathTree:
 
         confidences: of its nodes, None for the root's; nodes that are there keep theirs.
         """
-        node = 0
+        node, draft = 0, self.draft
         for depth, token in enumerate(path):
             key = (node, token)
             if key not in self.nodes:
-                if len(self.tokens) >= self.budget:
+                if len(draft) >= self.budget:
                     return None
-                self.nodes[key] = len(self.tokens)
-                self.tokens.append(token)
-                self.parents.append(node)
-                self.confidences.append(1.0 if confidences is None else confidences[depth])
+                self.nodes[key] = len(draft)
+                draft.tokens.append(token)
+                draft.parents.append(node)
+                draft.confidences.append(1.0 if confidences is None else confidences[depth])
             node = self.nodes[key]
         return node
-
-    def draft(self) -> Draft:
-        return Draft(self.tokens, self.parents, self.confidences)
 
 
 def grow_by_confidence(
@@ -147,10 +143,9 @@ def grow_by_confidence(
 
     children: (token, depth of its children) -> their tokens, distinct, and how probable each is,
     most probable first. A node's confidence comes `along` its path, by default as the product; no
-    node may be more confident than its parent. Of a level, only the
-    `beam` most confident nodes have children, and of these only nodes whose confidence is at least
-    `threshold`; all others may still be drafted (UNISPEC, Algorithm 1, lines 27 to 30). Nodes come
-    out in order of confidence.
+    node may be more confident than its parent. Of a level, only the `beam` most confident nodes
+    have children, and of these only nodes whose confidence is at least `threshold`; all others may
+    still be drafted (UNISPEC, Algorithm 1, lines 27 to 30). Nodes come out in order of confidence.
 
     >>> store = {7: ([1, 2], [0.6, 0.4]), 1: ([3, 4], [0.9, 0.1]), 2: ([5], [0.9]), 3: ([], [])}
     >>> tree = grow_by_confidence(7, lambda token, depth: store[token], 5, 2)
@@ -164,28 +159,27 @@ def grow_by_confidence(
     ([7, 1, 3, 2, 4], [-1, 0, 1, 0, 1])
     """
     tokens, parents, confidences, grown = [root], [-1], [1.0], [0] * (max_depth + 1)
-    frontier: list[tuple[float, int, int, int, int]] = []
-    families: list[tuple[Sequence[int], Sequence[float]]] = []
+    # The next child of each parent, with its depth, and those after it.
+    frontier: list[tuple[float, int, int, int, Iterator]] = []
 
-    def offer(family: int, parent: int, rank: int, depth: int) -> None:
-        probabilities = families[family][1]
-        if rank < len(probabilities):
-            confidence = along(confidences[parent], probabilities[rank])
-            heapq.heappush(frontier, (-confidence, family, rank, parent, depth))
+    def offer(parent: int, depth: int, following: Iterator[tuple[int, float]]) -> None:
+        token, probability = next(following, (None, None))
+        if token is not None:
+            confidence = along(confidences[parent], probability)
+            heapq.heappush(frontier, (-confidence, parent, depth, token, following))
 
     def expand(node: int, depth: int) -> None:
         room = beam is None or grown[depth] < beam
         if depth < max_depth and room and confidences[node] >= threshold:
             grown[depth] += 1
-            families.append(children(tokens[node], depth + 1))
-            offer(len(families) - 1, node, 0, depth + 1)
+            offer(node, depth + 1, zip(*children(tokens[node], depth + 1), strict=False))
 
     expand(0, 0)
     while frontier and len(tokens) < budget:
-        worth, family, rank, parent, depth = heapq.heappop(frontier)
-        tokens.append(families[family][0][rank])
+        worth, parent, depth, token, following = heapq.heappop(frontier)
+        tokens.append(token)
         parents.append(parent)
         confidences.append(-worth)
-        offer(family, parent, rank + 1, depth)
+        offer(parent, depth, following)
         expand(len(tokens) - 1, depth)
     return Draft(tokens, parents, confidences)

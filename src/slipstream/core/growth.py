@@ -15,20 +15,20 @@ def grow(
     children: torch.Tensor,
     probabilities: torch.Tensor,
     budget: int,
-    depths: torch.Tensor | None = None,
+    depths: torch.Tensor,
 ) -> Trees:
     """The `budget` most probable nodes, roots included, of trees whose levels have candidates.
 
     roots: (B,); tokens: (B, L, C), candidates of each level; children: (B, L, P, K), for each of P
     candidates of the level above (of the root, the first of them alone counts), which candidates
-    follow it, and probabilities: (B, L, P, K), how probable each is. depths: (B,), of each tree, L
-    where None. A node is as confident as the product along its path; nodes come in that order, a
-    parent before its children also where they are equal. Nodes of probability 0 are padding.
+    follow it, and probabilities: (B, L, P, K), how probable each is; depths: (B,), of each tree. A
+    node is as confident as the product along its path; nodes come in that order, a parent before
+    its children also where they are equal. Nodes of probability 0 are padding.
 
     >>> tokens = torch.tensor([[[1, 2], [3, 4]]])
     >>> children = torch.tensor([0, 1]).expand(1, 2, 2, 2)
     >>> probabilities = torch.tensor([[[[0.6, 0.4]] * 2, [[0.9, 0.1]] * 2]])
-    >>> trees = grow(torch.tensor([7]), tokens, children, probabilities, 4)
+    >>> trees = grow(torch.tensor([7]), tokens, children, probabilities, 4, torch.tensor([2]))
     >>> trees.tokens.tolist(), trees.parents.tolist()
     ([[7, 1, 3, 2]], [[-1, 0, 1, 0]])
     """
@@ -37,9 +37,8 @@ def grow(
         return Trees.roots(roots)
     most, start = budget - 1, 1
     numbers = torch.arange(1 + levels * most, device=roots.device)
-    if depths is not None:
-        allowed = numbers[:levels] < depths[:, None]
-        probabilities = probabilities * allowed[..., None, None]
+    allowed = numbers[:levels] < depths[:, None]
+    probabilities = probabilities * allowed[..., None, None]
     place, worth = children[:, 0, 0], probabilities[:, 0, 0]
     parents, found, count = torch.zeros_like(place), [], 1
     for level in range(levels):

@@ -150,10 +150,7 @@ _journal: ContextVar[Journal | None] = ContextVar("journal", default=None)
 @contextmanager
 def journal(path: Path, run: dict[str, object], resume: bool) -> Iterator[None]:
     """Within, what every `Part` finds is kept at `path`; with `resume`, what is there is known."""
-    opened = Journal(path, run, resume)
-    token = _journal.set(opened)
-    with opened.opened:
-        try:
-            yield
-        finally:
-            _journal.reset(token)
+    own = Journal(path, run, resume)
+    with own.opened as contexts:
+        contexts.callback(_journal.reset, _journal.set(own))
+        yield

@@ -188,11 +188,10 @@ class Trees:
 
     def only(self, batch: list[int]) -> "Trees":
         """These trees of the batch."""
-        index, drawn = on_device(batch, self.tokens.device), self.drawn
-        if drawn is not None:
-            drawn = replace(drawn, probabilities=drawn.probabilities[index])
-        tokens, parents = self.tokens[index], self.parents[index]
-        return Trees(tokens, parents, self.confidences[index], self.depth, drawn)
+        index = on_device(batch, self.tokens.device)
+        columns = (column[index] for column in (self.tokens, self.parents, self.confidences))
+        drawn = self.drawn and replace(self.drawn, probabilities=self.drawn.probabilities[index])
+        return Trees(*columns, self.depth, drawn)
 
     def join(self, other: "Trees") -> "Trees":
         """One batch of these trees and `other`. If only one side was drawn, the other's requests

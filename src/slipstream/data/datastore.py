@@ -132,8 +132,7 @@ def perplexities(samples: list[Sample], target: Target) -> list[float]:
         losses = torch.nn.functional.cross_entropy(
             logits, batch.ids[:, 1:][predicts], reduction="none"
         )
-        owners = predicts.nonzero()[:, 0]
-        for row, place in enumerate(places):
-            own = losses[owners == row]
+        counts = predicts.sum(1).tolist()
+        for place, own in zip(places, losses.split(counts), strict=True):
             found[place] = own.mean().exp().item() if len(own) else float("inf")
     return found

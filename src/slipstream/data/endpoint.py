@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter, Retry
@@ -30,6 +32,7 @@ TIMEOUT = 10, 1800
 """Seconds for a connection, and for a whole answer of a busy server."""
 
 
+@dataclass
 class Endpoint(Answerer):
     """The model that the server at `url` ('http://host:port/v1') calls `model`, `concurrency`
     prompts at a time. key_variable: the environment variable that holds the key, None for no key.
@@ -37,21 +40,14 @@ class Endpoint(Answerer):
     With a chat template the server is given messages, and renders them itself; else the text.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        concurrency: int,
-        key_variable: str | None,
-        tokenizer,
-        vocab_size: int,
-        max_new_tokens: int,
-        max_positions: int,
-    ):
-        self.url, self.model, self.concurrency = url.rstrip("/"), model, concurrency
-        self.key_variable, self.tokenizer = key_variable, tokenizer
-        self.vocab_size, self.max_new_tokens = vocab_size, max_new_tokens
-        self.max_positions = max_positions
+    url: str
+    model: str
+    concurrency: int
+    key_variable: str | None
+    tokenizer: Any
+    vocab_size: int
+    max_new_tokens: int
+    max_positions: int
 
     def portions(self, questions: Sequence[Question]) -> list[list[int]]:
         return [[number] for number in range(len(questions))]
@@ -106,7 +102,7 @@ class Endpoint(Answerer):
             "temperature": question.temperature,
             "seed": question.seed,
         }
-        url = f"{self.url}/{'chat/completions' if chat else 'completions'}"
+        url = f"{self.url.rstrip('/')}/{'chat/completions' if chat else 'completions'}"
         try:
             response = session.post(url, json=body, timeout=TIMEOUT)
             response.raise_for_status()

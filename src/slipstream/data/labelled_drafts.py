@@ -83,29 +83,27 @@ def labelled_drafts(
     texts = [[sample.ids, sample.prompt_length] for sample in samples]
     folder = Path(cache_dir) / key_of(models, texts, (max_new_tokens, seed, batch_size))
     starts = range(0, len(samples), batch_size)
-    paths = [folder / f"part_{start // batch_size:05d}.pt" for start in starts]
-    parts = [_opened(path, draft) for path in paths]
+    paths = {start: folder / f"part_{start // batch_size:05d}.pt" for start in starts}
+    parts = {start: _opened(path, draft) for start, path in paths.items()}
     # Processes share the parts: first each makes those that no other is making, then it waits.
     for wait in (False, True):
-        missing = [number for number, part in enumerate(parts) if part is None]
+        missing = [start for start, part in parts.items() if part is None]
         if missing:
             check_writable(folder, "training.cache_dir")
-        for number in tqdm(missing, desc="labelling", disable=wait):
-            with locked(paths[number].with_suffix(".lock"), wait) as own:
-                parts[number] = _opened(paths[number], draft)
-                if own and parts[number] is None:
-                    start = starts[number]
+        for start in tqdm(missing, desc="labelling", disable=wait):
+            with locked(paths[start].with_suffix(".lock"), wait) as own:
+                parts[start] = _opened(paths[start], draft)
+                if own and parts[start] is None:
                     generator = torch.Generator().manual_seed(seed + start)
-                    batch = samples[start : start + batch_size]
-                    given = draft, target, batch, start, max_new_tokens, generator
-                    parts[number] = _labelled(*given)
-                    save_tensors(paths[number], parts[number])
-    if not any(len(part["tokens"]) for part in parts):
+                    given = draft, target, samples[start : start + batch_size], start
+                    parts[start] = _labelled(*given, max_new_tokens, generator)
+                    save_tensors(paths[start], parts[start])
+    if not any(len(part["tokens"]) for part in parts.values()):
         raise InputError(
             "data: no text has a second token that could be drafted; give longer completions, or a "
             "larger data.max_new_tokens"
         )
-    return LabelledDrafts(**_together(parts))
+    return LabelledDrafts(**_together([*parts.values()]))
 
 
 def _together(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -230,7 +228,10 @@ def complete(
             drawing = own.nonzero()[:, 0].tolist()
             if not drawing:
                 continue
-            with in_bfloat16(model):
+            # bfloat16 is twice as fast, and good enough for texts to learn from; weights reordered
+            # for small batches know float32 alone.
+            lower = model.dtype == torch.float32 and not is_packed(model.model)
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=lower):
                 hidden = reader.read(reader.unread([texts[place] for place in going]))
                 logits = model.logits(hidden[drawing])
             points = torch.rand(len(drawing), dtype=torch.float64, generator=generator)
@@ -253,10 +254,3 @@ def complete(
 def _states(model: Target, texts: list[list[int]]) -> torch.Tensor:
     """(B, T, D) states before the final norm of right-padded texts."""
     return read_on(model, texts, model.new_cache(max(map(len, texts)), len(texts))).hidden
-
-
-def in_bfloat16(target: Target) -> torch.autocast:
-    """Within, a float32 target computes in bfloat16, which is twice as fast and good enough for
-    texts to learn from; weights reordered for small batches know float32 alone."""
-    lower = target.dtype == torch.float32 and not is_packed(target.model)
-    return torch.autocast(target.device.type, torch.bfloat16, enabled=lower)

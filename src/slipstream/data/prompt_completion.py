@@ -113,8 +113,7 @@ class PromptCompletionData(L.LightningDataModule):
 
     def prompts(self, split: str, count: int) -> list[list[int]]:
         """Token ids of `count` prompts of a split, spread evenly over it."""
-        samples = self.samples[split]
-        return [sample.prompt for sample in spread(samples, count)]
+        return [sample.prompt for sample in spread(self.samples[split], count)]
 
     @property
     def longest(self) -> int:
@@ -125,8 +124,7 @@ class PromptCompletionData(L.LightningDataModule):
     def supervised_share(self) -> float:
         """Share of the training tokens that are part of an answer."""
         samples = self.samples["train"]
-        spans = (span for sample in samples for span in sample.supervised)
-        supervised = sum(stop - start for start, stop in spans)
+        supervised = sum(stop - start for each in samples for start, stop in each.supervised)
         return supervised / sum(len(sample.ids) for sample in samples)
 
     def train_dataloader(self) -> TokenBatches:

@@ -6,7 +6,7 @@ other files.
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -14,7 +14,7 @@ from typing import Annotated
 from slipstream.core.errors import InputError
 from slipstream.core.files import key_of
 from slipstream.core.settings import Len, NotNegative, Positive, Settings, Size, Text
-from slipstream.data.answers import Answered, Answerer, Question, kept_answers
+from slipstream.data.answers import Answered, Question, kept_answers
 from slipstream.data.endpoint import Endpoint
 from slipstream.data.refill import OwnAnswers
 from slipstream.data.rendering import Sample, render_prompt
@@ -70,23 +70,28 @@ class Regeneration(Settings):
         samples of their own. Raises `InputError` if answers are missing and the folder of config
         `field` cannot be written.
         """
-        answerer = self._answerer(target, tokenizer, max_new_tokens)
-        settings = [*self._identity(target), max_new_tokens, self.temperatures, seed]
+        if self.endpoint is None:
+            answered_by = str(target.dtype)
+            answerer = OwnAnswers(target, max_new_tokens, int(self.memory_gib * 2**30))
+        else:
+            answered_by = self.model
+            given = self.endpoint, self.model, self.concurrency, self.key_variable, tokenizer
+            answerer = Endpoint(*given, target.vocab_size, max_new_tokens, target.max_positions)
+        # What answers depend on: they are found again by it.
+        settings = [target.fingerprint, answered_by, max_new_tokens, self.temperatures, seed]
         folder, most = Path(cache_dir), math.inf if max_length is None else max_length
         written = [Conversation(prompt, most) for prompt in prompts]
         num_answers = num_cut = 0
-        while asked := [number for number, own in enumerate(written) if own.ask(tokenizer)]:
+        while asked := {n: own for n, own in enumerate(written) if own.ask(tokenizer)}:
             questions = [
-                Question(
-                    (own := written[number]).said, own.ids, *self._drawn(number, seed, own.ids)
-                )
-                for number in asked
+                Question(own.said, own.ids, *self._drawn(number, seed, own.ids))
+                for number, own in asked.items()
             ]
             texts = [[each.prompt, each.ids] for each in questions]
-            path = folder / f"{key_of(settings, asked, texts)}.jsonl"
+            path = folder / f"{key_of(settings, list(asked), texts)}.jsonl"
             answers = kept_answers(path, questions, answerer, field)
-            for number, answer in zip(asked, answers, strict=True):
-                written[number].take(answer, tokenizer)
+            for own, answer in zip(asked.values(), answers, strict=True):
+                own.take(answer, tokenizer)
             num_answers += len(answers)
             num_cut += sum(not answer.ended for answer in answers)
         if num_cut:
@@ -101,17 +106,6 @@ class Regeneration(Settings):
             )  # fmt: skip
         return [sample for own in written for sample in own.samples()]
 
-    def _answerer(self, target: Target, tokenizer, max_new_tokens: int) -> Answerer:
-        if self.endpoint is None:
-            return OwnAnswers(target, max_new_tokens, int(self.memory_gib * 2**30))
-        given = self.endpoint, self.model, self.concurrency, self.key_variable
-        sizes = target.vocab_size, max_new_tokens, target.max_positions
-        return Endpoint(*given, tokenizer, *sizes)
-
-    def _identity(self, target: Target) -> list[object]:
-        """What answers depend on, beside their settings."""
-        return [target.fingerprint, str(target.dtype) if self.endpoint is None else self.model]
-
     def _drawn(self, number: int, seed: int, ids: list[int]) -> tuple[float, int]:
         """Temperature of the answers to a prompt (not in turn: so may kinds of prompts come), and
         the seed of this one, which no other prompt, turn or split has."""
@@ -119,29 +113,25 @@ class Regeneration(Settings):
         return temperature, int(key_of(seed, number, ids), 16) % 2**31
 
 
-@dataclass
 class Conversation:
     """A prompt on its way to samples. said: what was said so far; ids: as the target reads it;
     spans: of answers in `ids`; most: tokens there may be."""
 
-    prompt: str | Messages
-    most: float
-    said: str | Messages = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    too_long: bool = False
-
-    def __post_init__(self) -> None:
+    def __init__(self, prompt: str | Messages, most: float):
+        self.most, self.too_long = most, False
+        self.said: str | Messages = []
+        self.ids: list[int] = []
+        self.spans: list[tuple[int, int]] = []
         self._finished: list[Sample] = []
-        self._turns = self._asking()
+        self._turns = self._asking(prompt)
 
-    def _asking(self) -> Iterator[str | Messages]:
+    def _asking(self, prompt: str | Messages) -> Iterator[str | Messages]:
         """What is said before each answer: given messages, with the answers in place of theirs;
         what the assistant says unasked stays."""
-        if isinstance(self.prompt, str):
-            yield self.prompt
+        if isinstance(prompt, str):
+            yield prompt
             return
-        for number, message in enumerate(self.prompt):
+        for number, message in enumerate(prompt):
             answer = message["role"] == "assistant" and number
             if answer and self.said[-1]["role"] not in ("assistant", "system"):
                 yield self.said

@@ -209,8 +209,7 @@ def _check_roles(tokenizer, messages: Messages) -> None:
         raise InputError(f"messages: they have more than {MOST_ROLES} roles; give fewer")
     for role in roles:
         others = [message for message in messages if message["role"] != role]
-        named = {role: "assistant"}
-        answers = [m | {"role": named.get(m["role"], m["role"])} for m in messages]
+        answers = [m | {"role": "assistant"} if m["role"] == role else m for m in messages]
         if text(messages) in (text(others), text(answers)):
             raise InputError(
                 f"messages: the target's chat template knows no {role} role; leave such messages "

@@ -110,7 +110,7 @@ class Answer:
             return
         self.ids.append(token)
         self.drafted += drafted
-        if self.limits.stop or self.callback is not None:
+        if self.tokenizer is not None and (self.limits.stop or self.callback is not None):
             self._stream.add(token)
         if token in self.end_ids:
             self.finished = "end"
@@ -155,8 +155,6 @@ class TextStream:
         self._known = 0
 
     def add(self, token: int) -> None:
-        if self.tokenizer is None:
-            return
         self._recent.append(token)
         before, now = self._decoded(self._recent[: self._known]), self._decoded(self._recent)
         if len(now) > len(before) and not now.endswith(INCOMPLETE):

@@ -74,16 +74,9 @@ def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
     device, compiled = target.device, target.compiled is not None
     threads = torch.get_num_threads() if device.type == "cpu" else None
     settings = [described(target), target.num_parallel, compiled, described(sampling)]
-    return key_of(device_name(device), threads, *map(_equal_numbers, (settings, drafter)))
-
-
-def _equal_numbers(part: object) -> object:
-    """JSON in which 1 and 1.0 are one setting."""
-    if isinstance(part, dict):
-        return {name: _equal_numbers(each) for name, each in part.items()}
-    if isinstance(part, list):
-        return list(map(_equal_numbers, part))
-    return float(part) if type(part) is int else part
+    # 1 and 1.0 are one setting.
+    same = json.loads(json.dumps([settings, drafter]), parse_int=float)
+    return key_of(device_name(device), threads, *same)
 
 
 def described(part: object, within: tuple[int, ...] = ()) -> object:

@@ -30,6 +30,8 @@ POWER = 3
 """Of the polynomial that is fitted to the tokens of a step."""
 BEYOND, WIDEST = 1.5, 512
 """While the largest size measured is the best, one so many times as large is tried, up to this."""
+DRIFT, STEPS_TO_JUDGE = 0.25, 64
+"""So many steps that take this much more or less time than when it was calibrated are reported."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +75,16 @@ class Curve:
     def rate(self, budgets: np.ndarray) -> np.ndarray:
         return self.tau(budgets) / self.seconds(budgets)
 
-    def at(self, budget: int) -> tuple[float, float]:
-        """Fitted seconds and tokens of a step."""
+    def at(self, budget: int) -> Point:
+        """Seconds and tokens of a step, as fitted."""
         place = np.asarray(float(budget))
-        return float(self.seconds(place)), float(self.tau(place))
+        return Point(budget, float(self.seconds(place)), float(self.tau(place)))
 
-    def best(self) -> int:
-        """The size with the highest fitted rate, of all between the smallest and the largest."""
+    def best(self) -> Point:
+        """The size of the highest fitted rate, of all between the smallest and the largest."""
         measured = [point.budget for point in self.points]
         sizes = np.arange(min(measured), max(measured) + 1)
-        return int(sizes[self.rate(sizes).argmax()])
+        return self.at(int(sizes[self.rate(sizes).argmax()]))
 
     def _column(self, name: str) -> np.ndarray:
         return np.array([getattr(point, name) for point in self.points], dtype=float)
@@ -125,24 +127,22 @@ def calibrate(
     not ascending, or below 2."""
     if not budgets or min(budgets) < 2 or sorted(set(budgets)) != list(budgets):
         raise InputError("calibration.budgets: give sizes of at least 2, in ascending order")
-    sizes, points = {way: list(budgets) for way in drafters}, {way: [] for way in drafters}
-    plain: Point | None = None
-    while sizes:
+    points: dict[str, list[Point]] = {way: [] for way in drafters}
+    asked, plain = list(product(drafters, budgets)), None
+    while asked:
         decoders: dict[tuple[str, int], Decoder] = {
             (way, budget): Engine(target, drafters[way], sampling, limits, budget)
-            for way, own in sizes.items()
-            for budget in own
+            for way, budget in asked
         }
         decoders["plain", 1] = PlainDecoder(target, sampling, limits)
         found = measured(decoders, prompts, repeats)
         now = point_of(1, found["plain", 1])
         plain = plain or now
-        for way, own in sizes.items():
-            for budget in own:  # in seconds of the first round
-                point = point_of(budget, found[way, budget])
-                seconds = point.seconds * plain.seconds / now.seconds
-                points[way].append(replace(point, seconds=seconds))
-        sizes = {way: [larger] for way in sizes if (larger := _beyond(points[way]))}
+        for way, budget in asked:  # in seconds of the first round
+            point = point_of(budget, found[way, budget])
+            seconds = point.seconds * plain.seconds / now.seconds
+            points[way].append(replace(point, seconds=seconds))
+        asked = [(way, larger) for way in dict(asked) if (larger := _beyond(points[way]))]
     return chosen(points, plain)
 
 
@@ -156,27 +156,23 @@ def _beyond(points: list[Point]) -> int | None:
 
 def chosen(points: dict[str, list[Point]], plain: Point) -> Calibration:
     """The way and size of the highest fitted rate, or plain decoding where that is higher."""
-    way, budget = fastest(points)
-    best = Point(budget, *Curve(tuple(points[way])).at(budget))
+    way, best = fastest(points)
     if best.rate <= plain.rate:
         way, best = "plain", plain
     speedup = best.rate / plain.rate
     return Calibration(way, best.budget, best.seconds, speedup, plain.seconds, points)
 
 
-def fastest(points: dict[str, list[Point]]) -> tuple[str, int]:
+def fastest(points: dict[str, list[Point]]) -> tuple[str, Point]:
     """The way and the size of the highest fitted rate."""
-    curves = {way: Curve(tuple(own)) for way, own in points.items()}
-    best = {way: curve.best() for way, curve in curves.items()}
-    way = max(curves, key=lambda each: curves[each].rate(np.asarray(float(best[each]))))
-    return way, best[way]
+    best = {way: Curve(tuple(own)).best() for way, own in points.items()}
+    return max(best.items(), key=lambda each: each[1].rate)
 
 
 def measured(
     decoders: dict[tuple[str, int], Decoder], prompts: list[list[int]], repeats: int
 ) -> dict[tuple[str, int], list[Statistics]]:
-    """Each decoder's statistics for every prompt, summed over repeats; interleaved, after a
-    warm-up."""
+    """Each decoder's statistics by prompt, summed over repeats; interleaved, after a warm-up."""
     found = {key: [Statistics() for _ in prompts] for key in decoders}
     compiled = any(decoder.target.compiled for decoder in decoders.values())
     # Twice, since buffers that grow for one of them forget the graphs of those before.
@@ -199,3 +195,24 @@ def measured(
 def point_of(budget: int, statistics: list[Statistics]) -> Point:
     total = sum(statistics, Statistics())
     return Point(budget, total.step_seconds, total.tau)
+
+
+class Drift:
+    """Notices, once, that some `STEPS_TO_JUDGE` steps took another time than was calibrated."""
+
+    def __init__(self, expected: float):
+        self.expected, self.recent, self.noticed = expected, Statistics(), False
+
+    def watch(self, statistics: list[Statistics]) -> None:
+        self.recent = sum(statistics, self.recent)
+        if self.noticed or self.recent.target_forwards < STEPS_TO_JUDGE:
+            return
+        seconds, self.recent = self.recent.step_seconds, Statistics()
+        change = seconds / self.expected - 1
+        if abs(change) > DRIFT:
+            self.noticed = True
+            print(
+                f"note: a step takes {1000 * seconds:.1f} ms, {abs(change):.0%} "
+                f"{'more' if change > 0 else 'less'} than when it was calibrated; run with "
+                "calibrate=true again"
+            )

@@ -19,7 +19,6 @@ from slipstream.decoding.answer import Answer, Generation, Limits, TokenCallback
 from slipstream.decoding.request import Answering, Batch, choose
 from slipstream.drafters.base import Session, Verified
 from slipstream.targets.reading import PREFILL_ROWS, joined, read_on
-from slipstream.targets.rows import Rows
 from slipstream.targets.target import Target
 
 _ONE_AT_A_TIME = RLock()
@@ -63,7 +62,6 @@ class Decoder(ABC):
         batch = self._fresh(requests)
         for _ in self._prefill(batch, PREFILL_ROWS):
             pass
-        batch.leave()
         while batch.requests:
             self._advance(batch)
         return [request.generation() for request in requests]
@@ -93,17 +91,14 @@ class Decoder(ABC):
         may go on, start, or finish. Closed before its end, it lets the requests go."""
         fresh = self._fresh(requests)
         yield from self._prefill(fresh, rows)
-        fresh.leave()
         batch = self.running
         if not fresh.requests:
             return
-        if batch is None or not batch.requests:
-            self.running = fresh
-        else:
+        if batch is not None:
             cache = joined(self.target, batch.cache, fresh.cache)
             self.running = None  # while it is neither the one nor the other
             batch.join(fresh, cache)
-            self.running = batch
+        self.running = batch or fresh
 
     def step(self) -> list[Answering]:
         """Decide at least one more token of every request; returns those that it finished."""
@@ -140,35 +135,38 @@ class Decoder(ABC):
     @torch.inference_mode()
     def _prefill(self, batch: Batch, rows: int) -> Iterator[None]:
         """Run the prompts in parts of up to `rows` tokens, and with the last ones decide the first
-        token of each answer."""
-        target, prompts = self.target, [request.tokens for request in batch.requests]
-        before = -(-max(map(len, prompts)) // rows) - 1
-        parts = [
-            [_part(prompt, len(prompt) - part * rows, rows) for prompt in prompts]
-            for part in range(before, -1, -1)
-        ]
-        for part in parts[:-1]:
+        token of each answer; answers that it ends leave."""
+        prompts = [request.tokens for request in batch.requests]
+        parts = -(-max(map(len, prompts)) // rows)
+        for after in range(parts - 1, -1, -1):  # so many parts are still to come
+            stops = [max(0, len(prompt) - after * rows) for prompt in prompts]
+            pairs = zip(prompts, stops, strict=True)
+            part = [prompt[max(0, stop - rows) : stop] for prompt, stop in pairs]
             with _ONE_AT_A_TIME, batch.charged(), batch.clock.share("prefill"):
-                read_on(target, part, batch.cache, batch.session.visitors)
-            yield
-        with _ONE_AT_A_TIME, batch.charged(), batch.clock.share("prefill"):
-            self._first_tokens(batch, parts[-1])
+                if after:
+                    read_on(self.target, part, batch.cache, batch.session.visitors)
+                else:
+                    self._first_tokens(batch, part)
+            if after:
+                yield
+        batch.leave()
 
     def _first_tokens(self, batch: Batch, parts: list[list[int]]) -> None:
-        """Run the last parts of the prompts and decide what follows."""
-        target, ends = self.target, [len(own) - 1 for own in parts]
-        last = on_device(ends, target.device)
+        """Run the last parts of the prompts, as chains whose last node is verified."""
+        target, ids = self.target, right_padded(parts, self.target.device)
+        last = on_device([len(own) - 1 for own in parts], target.device)
         rows = read_on(target, parts, batch.cache, batch.session.visitors, last)
-        each = torch.arange(len(last), device=last.device)
-        logits = target.logits(rows.hidden[each, last])
-        points = batch.deciding(1)
-        tokens = choose(batch.samplings, logits[:, None], *points)[:, 0]
+        logits = target.logits(rows.hidden[torch.arange(len(last), device=last.device), last])
+        tokens = choose(batch.samplings, logits[:, None], *batch.deciding(1))[:, 0]
         emitted = told(tokens, logits)
-        self._decided(batch, _of_prompts(batch, rows, parts, last, tokens, emitted))
+        parents = torch.arange(-1, ids.shape[1] - 1, device=last.device).expand_as(ids)
+        parents = parents.masked_fill(parents >= last[:, None], -1)
+        chains = Trees(ids, parents, torch.ones_like(ids, dtype=torch.float32), ids.shape[1] - 1)
+        found = last[:, None], torch.ones_like(last), last, tokens, emitted[:, None], batch.room - 1
+        self._decided(batch, batch.verified("prefill", chains, rows, None, *found))
 
     def _decided(self, batch: Batch, verified: Verified) -> None:
-        """Tokens are decided and committed: prepare the next step; at the latest then the requests
-        are told."""
+        """Tokens are decided and committed: prepare the next step, and tell the requests."""
         batch.room = verified.room
         with batch.clock.share("draft"):
             others = 0 if self.running in (None, batch) else len(self.running.requests)
@@ -181,8 +179,7 @@ class Decoder(ABC):
         verified.host()
 
     def _begin_next(self, batch: Batch, verified: Verified) -> None:
-        """What the next step of a request alone may begin with, before the host knows what was
-        decided."""
+        """Begin the next step of a request alone, before the host knows what was decided."""
 
     def _common(self, batch: Batch) -> tuple[Sampling, ...] | None:
         """The sampling that graphs of whole steps are captured for: () where all requests are
@@ -201,25 +198,3 @@ class Decoder(ABC):
     @abstractmethod
     def _step(self, batch: Batch) -> None:
         """At most one more forward of the target: decide at least one token of each request."""
-
-
-def _part(prompt: list[int], stop: int, rows: int) -> list[int]:
-    """Up to `rows` tokens that come before a place, which may be before the prompt."""
-    return prompt[max(0, stop - rows) : max(0, stop)]
-
-
-def _of_prompts(
-    batch: Batch,
-    rows: Rows,
-    parts: list[list[int]],
-    last: torch.Tensor,
-    tokens: torch.Tensor,
-    emitted: torch.Tensor,
-) -> Verified:
-    """The last parts of the prompts as chains, of which the last node was verified."""
-    ids = right_padded(parts, last.device)
-    parents = torch.arange(-1, ids.shape[1] - 1, device=last.device).expand_as(ids)
-    parents = parents.masked_fill(parents >= last[:, None], -1)
-    chains = Trees(ids, parents, torch.ones_like(ids, dtype=torch.float32), ids.shape[1] - 1)
-    found = last[:, None], torch.ones_like(last), last, tokens, emitted[:, None], batch.room - 1
-    return batch.verified("prefill", chains, rows, None, *found)

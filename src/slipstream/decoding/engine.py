@@ -23,8 +23,7 @@ from slipstream.targets.target import Target
 
 
 class Engine(Decoder):
-    """Speculative decoding of `target` with `drafter`, attached to it or not; budget: nodes of a
-    tree, root included."""
+    """Decoding of `target` with `drafter`, attached to it or not; budget: nodes of a tree."""
 
     @checked
     def __init__(
@@ -40,8 +39,7 @@ class Engine(Decoder):
         compile_like(self.target, target)
 
     def widths(self, width: int) -> int:
-        """To how many nodes trees of `width` are padded where steps are compiled: each such number
-        is compiled once."""
+        """To how many nodes trees of `width` are padded; each such number is compiled once."""
         return self.budget
 
     def _session(self, requests: Sequence[Answering], longest: int) -> Session:

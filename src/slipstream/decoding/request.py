@@ -122,8 +122,7 @@ class Batch:
         return numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))
 
     def deciding(self, count: int) -> tuple[torch.Tensor, ...]:
-        """What `choose` needs to draw the tokens of the next places: their uniform numbers, unless
-        all requests are greedy."""
+        """The uniform numbers of the next places, for `choose`; none where all are greedy."""
         return () if self.greedy else (self.points(self.decide, count),)
 
     def verified(self, share: str, trees: Trees, rows: Rows, logits, *found) -> Verified:
@@ -154,21 +153,19 @@ class Batch:
     @contextmanager
     def charged(self) -> Iterator[None]:
         """The time within is divided among the requests."""
-        requests, started, before = self.requests, time.perf_counter(), dict(self.clock.seconds)
+        requests, started, self.clock = self.requests, time.perf_counter(), Clock()
         yield
         seconds = (time.perf_counter() - started) / len(requests)
         for request in requests:
             request.seconds += seconds
             for name, spent in self.clock.seconds.items():
-                own = (spent - before.get(name, 0.0)) / len(requests)
-                request.shares[name] = request.shares.get(name, 0.0) + own
+                request.shares[name] = request.shares.get(name, 0.0) + spent / len(requests)
 
 
 def choose(
     samplings: tuple[Sampling, ...], logits: torch.Tensor, points: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """(B, M, V) logits of requests with these settings -> (B, M) tokens; points: (B, M) uniform
-    numbers, None where all are greedy."""
+    """(B, M, V) logits -> (B, M) tokens; points: (B, M) uniform numbers, None if all are greedy."""
     if points is None:
         return likeliest(logits)
     return by_sampling(samplings, lambda sampling, own: sampling.choose(logits[own], points[own]))

@@ -86,7 +86,10 @@ class SprinterDecoder(Decoder):
         if not asking:
             return
         with batch.clock.share("verify"):
-            logits = self._ask(unseen, batch)
+            width = 0 if self.target.compiled is None else self.budget
+            rows = read_on(self.target, unseen, batch.cache, width=width)
+            ends = [max(0, len(own) - 1) for own in unseen]
+            logits = self.target.logits(rows.hidden[range(len(ends)), ends])
             finite = logits.amax(-1).isfinite().tolist()
             probabilities = self.sampling.probabilities(logits)
         for place in asking:
@@ -147,13 +150,6 @@ class SprinterDecoder(Decoder):
     def _goes_on(self, request: Answering) -> bool:
         """Whether the draft model may write on, and the text still fits it."""
         return not request.finished and len(request.tokens) <= self.draft.max_positions
-
-    def _ask(self, unseen: list[list[int]], batch: Batch) -> torch.Tensor:
-        """(B, V): the target's logits after all that it had not seen; commits that."""
-        width = 0 if self.target.compiled is None else self.budget
-        rows = read_on(self.target, unseen, batch.cache, width=width)
-        last = rows.hidden[range(len(unseen)), [max(0, len(own) - 1) for own in unseen]]
-        return self.target.logits(last)
 
     def _judge(
         self, request: Answering, probabilities: torch.Tensor, token: int, drawn_from: torch.Tensor

@@ -5,8 +5,9 @@ prompt; a `Session` is one batch of requests, with all drafting state. A drafter
 YAML. It never changes what is emitted: verification is the engine's.
 """
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -86,9 +87,7 @@ class Verified:
         return torch.arange(len(self.last), device=self.last.device)
 
     def bring(self, *tensors: torch.Tensor) -> Brought:
-        """Let the step's one transfer bring these to the host, too."""
-        if self._arriving is not None:
-            tensors = sent(*tensors)()
+        """Let the step's one transfer, before it is sent, bring these to the host, too."""
         first, end = len(self._brought), len(self._brought) + len(tensors)
         self._brought += tensors
 
@@ -108,14 +107,12 @@ class Verified:
         return self._decided is not None
 
     def host(self) -> list[list[int]]:
-        """The tokens that were decided for each request, after the step's one wait; from here on
-        the requests know them."""
+        """The decided tokens of each request, which now knows them: the step's one wait."""
         if self._decided is None:
             if self._arriving is None:
                 self.send()
             with self.wait():
-                decided, *brought = self._arriving()
-            self._brought[: len(brought)] = brought
+                decided, *self._brought = self._arriving()
             self._decided = [[token for token in own if token != -1] for own in decided.tolist()]
             for request, own in zip(self.requests, self._decided, strict=True):
                 request.decide(own)
@@ -136,8 +133,7 @@ class Session(ABC):
 
     @abstractmethod
     def draft(self, verified: Verified, budget: int) -> Trees:
-        """The next trees of up to `budget` nodes, from what was verified last (the prompts, to
-        begin with)."""
+        """Trees of up to `budget` nodes from what was verified last, at first the prompts."""
 
     def keep(self, indices: list[int]) -> None:
         """Only these requests go on (ascending)."""
@@ -195,9 +191,25 @@ class Drafter(Settings, ABC):
         return attached
 
 
+def bytes_of(stores: Iterable[object]) -> int:
+    """Memory of dicts, lists and tuples of numbers, with all that is in them, each object once."""
+    seen: set[int] = set()
+    total, waiting = 0, list(stores)
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        total += sys.getsizeof(part)
+        if isinstance(part, dict):
+            waiting += [*part.keys(), *part.values()]
+        elif isinstance(part, list | tuple):
+            waiting += part
+    return total
+
+
 class HostSession(Session):
-    """Drafts on the host, one request after the other, as `attached` says; states: what that keeps
-    of each request."""
+    """Drafts on the host, one request after the other; states: what `attached` keeps of each."""
 
     def __init__(self, attached: "AttachedHost", states: list):
         self.attached, self.states = attached, states
@@ -225,8 +237,7 @@ class HostSession(Session):
 
 
 class AttachedHost(Attached):
-    """A drafter that drafts on the host, one request after the other; states: of the last session's
-    requests."""
+    """Drafts on the host, request by request; states: of the last session's requests."""
 
     def __init__(self, target: Target, settings: Drafter):
         super().__init__(target)

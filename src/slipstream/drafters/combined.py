@@ -169,11 +169,11 @@ class Record:
 
 
 class PromptRecords:
-    """How often tokens were right in each of B prompts, and were expected to be, (B, 3) each: where
+    """counts: (2, B, 3), how often tokens were right in each of B prompts, and were expected to be:
     the first drafter has named none, others, and them."""
 
     def __init__(self, batch: int, device: torch.device):
-        self.right, self.expected = torch.zeros(2, batch, 3, dtype=torch.float64, device=device)
+        self.counts = torch.zeros(2, batch, 3, dtype=torch.float64, device=device)
 
     def count(
         self,
@@ -183,23 +183,21 @@ class PromptRecords:
         expected: torch.Tensor,
     ) -> None:
         """As `Record.count`; expected: (B, M), how probable the nodes were for all prompts."""
-        named = _named(claims)
-        self.right.scatter_add_(1, named, right.double())
-        self.expected.scatter_add_(1, named, expected * tested)
+        found = torch.stack([right.double(), expected * tested])
+        self.counts.scatter_add_(2, _named(claims).expand_as(found), found)
 
     def correction(self, claims: torch.Tensor) -> torch.Tensor:
         """(B, M) what to multiply the probabilities by that all prompts have shown."""
         named = _named(claims)
         prior = torch.where(named == 2, PROMPT_TRUST, PROMPT_TRUST * DOUBT)
-        expected = self.expected.gather(1, named) + PROMPT_TRUST
-        return (self.right.gather(1, named) + prior) / expected
+        right, expected = self.counts.gather(2, named.expand(2, -1, -1))
+        return (right + prior) / (expected + PROMPT_TRUST)
 
     def keep(self, index: torch.Tensor) -> None:
-        self.right, self.expected = self.right[index], self.expected[index]
+        self.counts = self.counts[:, index]
 
     def join(self, other: "PromptRecords") -> None:
-        self.right = torch.cat([self.right, other.right])
-        self.expected = torch.cat([self.expected, other.expected])
+        self.counts = torch.cat([self.counts, other.counts], 1)
 
 
 def _kinds(claims: torch.Tensor) -> torch.Tensor:
@@ -211,8 +209,7 @@ def _kinds(claims: torch.Tensor) -> torch.Tensor:
 
 
 def _most(claims: torch.Tensor) -> torch.Tensor:
-    """(B, M) what is believed at first: the first drafter's claim, else the highest of the
-    others'."""
+    """(B, M) what is believed at first: the first drafter's claim, else the others' highest."""
     first = claims[..., 0]
     return torch.where(first > 0, first, claims.amax(-1).clamp(min=0))
 

@@ -129,16 +129,13 @@ class Lengths:
         self.each += other.each
 
 
-def check_length(
-    length: DraftLength | None, known: tuple[str, ...], drafter: str
-) -> DraftLength | None:
-    """`length`, unless it looks at more than the drafter knows (InputError)."""
+def check_length(length: DraftLength | None, known: tuple[str, ...], drafter: str) -> None:
+    """`InputError` where `length` looks at more than the drafter knows."""
     if length is not None and length.looks_at not in known:
         raise InputError(
             f"drafter.length: {type(length).__name__} looks at the {length.looks_at} of a draft "
             f"model, which {drafter} has none of; choose length=gammatune"
         )
-    return length
 
 
 @dataclass(eq=False)

@@ -42,8 +42,7 @@ class DraftModel(Drafter):
     def attach(self, target: Target) -> "AttachedDraftModel":
         model = of_same_vocabulary(self.model, target, "drafter.model")
         compile_like(model, target)
-        same = model is self.model
-        return AttachedDraftModel(target, self if same else replace(self, model=model))
+        return AttachedDraftModel(target, replace(self, model=model))
 
 
 class AttachedDraftModel(Attached):
@@ -107,16 +106,11 @@ class DraftModelSession(Session):
         width, device = tokens.shape[1], tokens.device
         nodes = torch.arange(width, device=device)
         inside = nodes <= on_device(depths, device)[:, None]
-        trees = Trees(
-            tokens.masked_fill(~inside, 0),
-            (nodes - 1).masked_fill(~inside, -1),
-            inside.float(),
-            width - 1,
-        )
-        if width > 1 and drawn_from[0] is not None:
-            # Nothing is drawn after the last node.
-            trees.drawn = Drawn(torch.stack([*drawn_from[: width - 1], drawn_from[0]], 1))
-        return trees
+        drawn = None
+        if width > 1 and drawn_from[0] is not None:  # nothing is drawn after the last node
+            drawn = Drawn(torch.stack([*drawn_from[: width - 1], drawn_from[0]], 1))
+        parents = (nodes - 1).masked_fill(~inside, -1)
+        return Trees(tokens.masked_fill(~inside, 0), parents, inside.float(), width - 1, drawn)
 
     def _room(self, request: Request, budget: int) -> int:
         """How many tokens there is room for."""

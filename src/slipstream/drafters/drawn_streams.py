@@ -54,12 +54,9 @@ def drawn_trees(
             scores = scores.scatter_add(-1, best.expand_as(gains), gains)
         left = distributions([request.sampling for request in requests], scores)
         probabilities[:, nodes] = left
+        below = [node for node in range(count) if depths[node] == level + 1]
         for rank in range(len(KEPT)):
-            children = [
-                node
-                for node in range(1, count)
-                if ranks.tokens[node] == rank and depths[node] == level + 1
-            ]
+            children = [node for node in below if ranks.tokens[node] == rank]
             above = [nodes.index(ranks.parents[node]) for node in children]
             if children:
                 own = left[:, above].flatten(0, 1)
@@ -68,14 +65,13 @@ def drawn_trees(
                 left[:, above] = without(own, drawn).view(len(roots), -1, logits.shape[-1])
     parents = on_device(ranks.parents, device).expand_as(tokens)
     beyond = on_device(depths, device) >= room[:, None].clamp(min=1)
-    trees = Trees(
+    return Trees(
         tokens,
         parents.masked_fill(beyond, -1),
         on_device(ranks.confidences, device).expand_as(tokens).masked_fill(beyond, 0.0),
         deepest,
+        Drawn(probabilities, replacement=False, siblings=max(ranks.tokens) + 1),
     )
-    trees.drawn = Drawn(probabilities, replacement=False, siblings=max(ranks.tokens) + 1)
-    return trees
 
 
 @cache

@@ -35,8 +35,7 @@ of it."""
 TRUST = 2.0
 """Claims are believed as if so many tokens had been right that were claimed."""
 HOPE = 4.0
-"""Trees of a working drafter are believed in as if so many nodes, in logarithms, had each had a
-token right."""
+"""Trees of working drafters: as if so many nodes, in logarithms, had each had a token right."""
 GLANCE, SURE = 16, 2.0
 """A near drafter whose drafts have saved less time than they took, in so many looks or more, drafts
 at every 16th step alone."""
@@ -74,8 +73,7 @@ class Episode:
         self.all: Evidence = {}
 
     def follow(self, others: Reversible["Episode"]) -> None:
-        """Begin with what was found in the most similar of these, of equally similar ones in the
-        last."""
+        """Begin with what the most similar of these found, of equally similar ones the last."""
         for other in nlargest(NEIGHBOURS, reversed(others), key=self.alike):
             weight = min(1.0, self.alike(other) / ALIKE) ** 2
             for key, pair in other.own.items():
@@ -176,8 +174,7 @@ class Experience:
             self.host[name] = 0.9 * self.host.get(name, seconds) + 0.1 * seconds
 
     def passed(self, name: str, rows: int, seconds: float) -> None:
-        """A step with trees of this drafter, or of any near one as `NONE`, of so many rows
-        altogether, took so long."""
+        """A step of so many rows took so long; name: of the drafter, `NONE` for any near one."""
         self.steps += 1
         self.passing.append((self.steps, name, rows, seconds))
 

@@ -17,8 +17,7 @@ import torch
 from slipstream.core.drafts import Draft, PathTree
 from slipstream.core.settings import Ge, Le, Size
 from slipstream.core.transfer import on_device
-from slipstream.drafters.base import AttachedHost, Brought, Drafter, Request, Verified
-from slipstream.drafters.memory import bytes_of
+from slipstream.drafters.base import AttachedHost, Brought, Drafter, Request, Verified, bytes_of
 from slipstream.drafters.suffixes import Retrieval
 from slipstream.targets.target import Target
 
@@ -88,8 +87,7 @@ def num_branches(most: int, ngram: int, budget: int) -> int:
 
 
 class Branches(ABC):
-    """The lookahead branches of one request. ends: of the last tree, the node of each one's last
-    token."""
+    """The lookahead branches of one request. ends: of the last tree, each one's last node."""
 
     def __init__(self, stored: GuessPool):
         self.chance, self.stored = random.Random(0), stored
@@ -130,17 +128,17 @@ class Guessing(Drafter):
     retrieval: Retrieval | None
     keep: bool
 
-    @abstractmethod
     def stored(self) -> GuessPool:
         """An empty store."""
+        return GuessPool(self.ngram, self.guesses)
 
     @abstractmethod
     def branches(self, prompt: list[int], budget: int, stored: GuessPool) -> Branches:
         """The lookahead branches of one request, in trees of `budget` nodes."""
 
-    @abstractmethod
     def found(self, tokens: list[int], stored: GuessPool, room: int) -> list[Sequence[int]]:
         """Continuations of `tokens`, in the order in which they find room in `room` nodes."""
+        return list(stored.starting_with(tokens[-1]))
 
     def said(self, logits: torch.Tensor, states: list[Branches]) -> torch.Tensor:
         """(B, branches, V), which may be written to -> (B, branches, n) tokens that the target says
@@ -200,7 +198,7 @@ class AttachedGuessing(AttachedHost):
             paths.add(guess[: max(0, request.room - 1)])
         paths.budget = budget
         state.ends = [paths.add(path) for path in ahead]
-        return paths.draft()
+        return paths.draft
 
     def memory(self) -> int:
         own = bytes_of(part for each in self.states for part in each.stored.parts)

@@ -7,7 +7,6 @@ the root, and the younger tokens of a column hang from its oldest one. Source: F
 "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding".
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.core.settings import Size
@@ -20,14 +19,8 @@ class Lookahead(Guessing):
 
     window: Size
 
-    def stored(self) -> GuessPool:
-        return GuessPool(self.ngram, self.guesses)
-
     def branches(self, prompt: list[int], budget: int, stored: GuessPool) -> "_Window":
         return _Window(prompt, num_branches(self.window, self.ngram, budget), stored)
-
-    def found(self, tokens: list[int], stored: GuessPool, room: int) -> list[Sequence[int]]:
-        return list(stored.starting_with(tokens[-1]))
 
 
 class _Window(Branches):
@@ -39,8 +32,7 @@ class _Window(Branches):
         self.generations = [self.drawn(prompt, width)]
 
     def paths(self) -> list[list[int]]:
-        """From the root to the youngest token of each column: the oldest generation up to it, then
-        the column."""
+        """Of each column: the oldest generation up to it, then the column to its youngest token."""
         oldest, *younger = self.generations
         return [
             [*oldest[: place + 1], *(generation[place] for generation in younger)]

@@ -97,18 +97,15 @@ class Followers(LastPlaces):
     def continuation(self, tokens: Sequence[int], length: int) -> Continuation:
         """Token by token, up to `length` times, what followed the longest known suffix most often,
         the last such token of several; as sure as its share of what followed, and of `UNSEEN`."""
-        ending, drafted, sure = list(tokens[-self.longest :]), [], []
-        while len(drafted) < length:
-            ngram = longest_known(self.places, ending, self.longest)
-            if ngram is None:
-                break
+        ending, sure = list(tokens[-self.longest :]), []
+        known = len(ending)
+        while len(sure) < length and (ngram := longest_known(self.places, ending, self.longest)):
             followers = [*self._following(ngram)]
             counts = Counter(followers) if len(followers) > 1 else {followers[0]: 1}
             likeliest = max(counts, key=counts.__getitem__)  # the last follower stands first
-            drafted.append(likeliest)
+            ending.append(likeliest)
             sure.append(counts[likeliest] / (len(followers) + UNSEEN / len(ngram) ** 2))
-            ending = [*ending, likeliest][-self.longest :]
-        return drafted, sure
+        return ending[known:], sure
 
     def _following(self, ngram: tuple[int, ...]) -> Iterator[int]:
         """What followed each of the last occurrences, the last one first."""

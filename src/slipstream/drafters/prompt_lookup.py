@@ -11,9 +11,8 @@ from operator import mul
 
 from slipstream.core.drafts import Draft
 from slipstream.core.settings import Size
-from slipstream.drafters.base import AttachedHost, Drafter, Request, Verified
+from slipstream.drafters.base import AttachedHost, Drafter, Request, Verified, bytes_of
 from slipstream.drafters.draft_length import DraftLength, check_length
-from slipstream.drafters.memory import bytes_of
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.targets.target import Target
 
@@ -33,8 +32,8 @@ class PromptLookup(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        length = check_length(self.length, ("nothing", "confidence"), "a drafter of n-grams")
-        self.length = length or DraftLength()
+        check_length(self.length, ("nothing", "confidence"), "a drafter of n-grams")
+        self.length = self.length or DraftLength()
 
     def attach(self, target: Target) -> "AttachedLookup":
         return AttachedLookup(target, self)
@@ -70,17 +69,15 @@ class AttachedLookup(AttachedHost):
                 state.length.observe(len(state.draft) - 1, state.draft.agreement(decided))
 
     def drafted(self, request: Request, state: Lookup, budget: int) -> Draft:
-        most = min(self.settings.num_tokens, budget - 1, request.room - 1)
         state.length.begin()
-        most = max(0, min(most, state.length.limit()))
+        most = min(self.settings.num_tokens, budget - 1, request.room - 1, state.length.limit())
         state.index.extend(request.tokens)
-        drafted, sure = state.index.continuation(request.tokens, most)
-        if self.length.looks_at != "nothing":
-            stops = (place for place, each in enumerate(sure) if state.length.stops(each))
-            last = next(stops, len(drafted))
-            drafted, sure = drafted[: last + 1], sure[: last + 1]
+        drafted, sure = state.index.continuation(request.tokens, max(0, most))
         tokens, confidences = [request.tokens[-1], *drafted], accumulate([1.0, *sure], mul)
         state.draft = Draft.chain(tokens, list(confidences))
+        if self.length.looks_at != "nothing":
+            ends = (nodes for nodes, each in enumerate(sure, 2) if state.length.stops(each))
+            state.draft = state.draft.first(next(ends, len(state.draft)))
         return state.draft
 
     def memory(self) -> int:

@@ -34,11 +34,11 @@ class AttachedRest(AttachedHost):
         for path, share in self.retrieved.counted(request.tokens):
             if len(path) >= request.room:
                 continue
-            if len(paths.tokens) >= budget:
+            if len(paths.draft) >= budget:
                 break
             shares[path] = share
             paths.add(path, [shares[path[:end]] for end in range(1, len(path) + 1)])
-        return paths.draft()
+        return paths.draft
 
     def memory(self) -> int:
         return self.retrieved.nbytes

@@ -21,8 +21,7 @@ class Several(Drafter):
             raise InputError("drafter.drafters: name at least one drafter")
 
     def attached_parts(self, target: Target) -> tuple[Target, dict[str, Attached]]:
-        """Each drafter attached to the target that the one before it verifies with, and the target
-        of the last."""
+        """Each drafter, attached to the target of the one before it, and the target of the last."""
         parts: dict[str, Attached] = {}
         for name, drafter in self.drafters.items():
             parts[name] = drafter.attach(target)

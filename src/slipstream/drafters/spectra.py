@@ -65,12 +65,11 @@ class Spectra(Guessing):
         return torch.stack([likeliest, torch.where(best == -torch.inf, likeliest, unseen)], -1)
 
     def found(self, tokens: list[int], stored: "Dictionaries", room: int) -> list[Sequence[int]]:
-        """The backward dictionary's chain, which matches most tokens, and what the forward one has,
-        in `order`."""
+        """The backward dictionary's chain, and what the forward one has, in `order`."""
         longest = min(self.chain, max(1, int(self.backward_share * room)))
         chain = stored.chain(tokens, longest) if self.backward else []
         backward = [chain] if chain else []
-        forward = list(stored.starting_with(tokens[-1])) if self.forward else []
+        forward = super().found(tokens, stored, room) if self.forward else []
         return backward + forward if self.order == "backward_first" else forward + backward
 
 
@@ -108,16 +107,13 @@ class Dictionaries(GuessPool):
             self.backward = dict(islice(self.backward.items(), KEPT // 2, None))
 
     def chain(self, tokens: list[int], longest: int) -> list[int]:
-        """Up to `longest` tokens, one by one what the backward dictionary has for the longest
-        suffix it knows."""
-        ending, found = tokens[-self.ngram + 1 :], []
-        while len(found) < longest:
-            ngram = longest_known(self.backward, ending, self.ngram - 1)
-            if ngram is None:
-                break
-            found.append(self.backward[ngram])
-            ending = [*ending, found[-1]][-self.ngram + 1 :]
-        return found
+        """Up to `longest` tokens, one by one those of the longest suffix that `backward` knows."""
+        size = self.ngram - 1
+        ending = tokens[-size:]
+        end = len(ending) + longest
+        while len(ending) < end and (ngram := longest_known(self.backward, ending, size)):
+            ending.append(self.backward[ngram])
+        return ending[end - longest :]
 
 
 class _Candidates(Branches):

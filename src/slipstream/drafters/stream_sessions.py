@@ -49,9 +49,7 @@ class StreamSession(Session):
         if speculator.copying is not None:
             texts = [request.tokens for request in requests]
             self.texts = right_padded(texts, self.target.device, value=-1)
-        self.lengths = None
-        if streams.length is not None:
-            self.lengths = Lengths(streams.length, len(requests))
+        self.lengths = streams.length and Lengths(streams.length, len(requests))
         self.drafted: Trees | None = None
 
     @staticmethod
@@ -76,7 +74,7 @@ class StreamSession(Session):
             self.lengths.ask(verified, self.drafted)
 
     def draft(self, verified: Verified, budget: int) -> Trees:
-        levels, roots = self.speculator.num_streams, verified.next_tokens
+        roots = verified.next_tokens
         if budget < 2 or verified.most_room < 2:
             self.drafted, self.current = Trees.roots(roots), False
             return self.drafted
@@ -86,18 +84,17 @@ class StreamSession(Session):
         draws = self.streams.draws and not all(each.sampling.greedy for each in verified.requests)
         if not draws and self.lengths is None:
             found = self._replayed(self.streams.drafted, verified, (budget,), roots, room, *texts)
-            self.drafted = Trees(*found, levels)
-            return self.drafted
-        logits = self._replayed(self.streams.logits, verified)
-        if self.lengths is not None:
-            wanted = self._wanted(logits[:, : verified.most_room - 1])
-            room = torch.minimum(room, wanted + 1)
-        if draws:
-            given = logits, roots, room, self.texts
-            self.drafted = self.streams.drawn(verified.requests, budget, *given)
-            return self.drafted
-        found = self.target.replayed(self.streams.grown, (budget,), logits, roots, room, *texts)
-        self.drafted = Trees(*found, levels)
+        else:
+            logits = self._replayed(self.streams.logits, verified)
+            if self.lengths is not None:
+                wanted = self._wanted(logits[:, : verified.most_room - 1])
+                room = torch.minimum(room, wanted + 1)
+            if draws:
+                given = logits, roots, room, self.texts
+                self.drafted = self.streams.drawn(verified.requests, budget, *given)
+                return self.drafted
+            found = self.target.replayed(self.streams.grown, (budget,), logits, roots, room, *texts)
+        self.drafted = Trees(*found, self.speculator.num_streams)
         return self.drafted
 
     def _replayed(
@@ -105,7 +102,7 @@ class StreamSession(Session):
     ) -> object:
         """`run`, of `AttachedStreaming`, with the states of the streams."""
         cache, asked = verified.cache, self.asked(verified)
-        settings = type(self), len(asked), self.speculator, cache.slots, *settings
+        settings = len(asked), self.speculator, cache.slots, *settings
         # Prompts differ in length, and what is pruned without a cap on a CPU in rows.
         often = not verified.prompt and all(each.replays for each in self.visitors)
         with cache.scratch():
@@ -116,18 +113,12 @@ class StreamSession(Session):
         decided, known = verified.decided, [request.tokens for request in verified.requests]
         if not self.current:
             verified.host()
-            self.texts = self._roomy(right_padded(known, decided.device, value=-1))
-            self.current = True
-            return
-        self.texts = self._roomy(self.texts, max(map(len, known)) + decided.shape[1])
+            self.texts, self.current = right_padded(known, decided.device, value=-1), True
+        width = max(self.texts.shape[1], max(map(len, known)) + decided.shape[1])
+        self.texts = _wider(self.texts, -(-width // self.multiple) * self.multiple)
         first = verified.cache.ends + 1 - verified.counts
         places = first[:, None] + torch.arange(decided.shape[1], device=decided.device)
         self.texts = self.texts.scatter(1, places, decided)
-
-    def _roomy(self, texts: torch.Tensor, length: int = 0) -> torch.Tensor:
-        """(B, T) texts with room for `length` tokens, a multiple of `multiple`."""
-        length = max(length, texts.shape[1])
-        return _wider(texts, -(-length // self.multiple) * self.multiple)
 
     def _wanted(self, logits: torch.Tensor) -> torch.Tensor:
         """(B,): how deep the rules want each tree, from (B, levels, V) logits; the host waits."""
@@ -240,43 +231,32 @@ class Pruning:
     def _keep(self, rows: Rows, count: int) -> None:
         """Let `count` nodes go on, padding among them."""
         depth, streams = rows.trees.depth, rows.num_stream_rows // rows.num_nodes
-        settings = self.speculator, self.target, self.threshold, count, depth, rows.num_stream_rows
+        settings = count, depth, rows.num_stream_rows
         positions = rows.positions.expand(len(rows.hidden), -1)
         given = rows.hidden, positions, rows.mask, *rows.trees.columns
-        found = self.target.replayed(_pruned, settings, *given, often=rows.repeats)
+        found = self.target.replayed(self._pruned, settings, *given, often=rows.repeats)
         rows.kept, rows.hidden, rows.positions, rows.mask, owners, *columns = found
         rows.trees, rows.kept_from = Trees.known(columns, depth), self.layer
         rows.num_stream_rows, rows.owners = streams * count, owners if streams else None
 
+    def _pruned(
+        self, count: int, depth: int, num_stream_rows: int, *given: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Nodes that stay, and what is left of rows: hidden states, positions, mask, owners of
+        streams, columns of the trees. given: the first three and the columns as they are."""
+        hidden, positions, mask, *columns = given
+        rows = Rows(hidden, positions, mask, num_stream_rows, trees=Trees.known(columns, depth))
+        nodes = survivors(rows.trees, self.transitions(rows), self.threshold, count)
+        rows.keep(nodes, self.layer)
+        owners = torch.arange(count, device=nodes.device).expand_as(nodes)
+        return nodes, rows.hidden, rows.positions, rows.mask, owners, *rows.trees.columns
+
     def transitions(self, rows: Rows) -> torch.Tensor:
-        return _transitions(self.speculator, self.target, rows)
-
-
-def _transitions(speculator: StreamSteps, target: Target, rows: Rows) -> torch.Tensor:
-    """(B, N) probabilities of each node given its parent, from the states at the pruning layer."""
-    trees = rows.trees
-    logits = target.logits(speculator.early_exit(rows.hidden[:, : trees.width]))
-    each = torch.arange(len(trees), device=logits.device)[:, None]
-    return logits.float().softmax(-1)[each, trees.parents_or_root, trees.tokens]
-
-
-def _pruned(
-    speculator: StreamSteps,
-    target: Target,
-    threshold: float,
-    count: int,
-    depth: int,
-    num_stream_rows: int,
-    *given: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
-    """Nodes that stay, and what is left of rows: hidden states, positions, mask, owners of streams,
-    columns of the trees. given: the first three and the columns as they are."""
-    hidden, positions, mask, *columns = given
-    rows = Rows(hidden, positions, mask, num_stream_rows, trees=Trees.known(columns, depth))
-    nodes = survivors(rows.trees, _transitions(speculator, target, rows), threshold, count)
-    rows.keep(nodes, speculator.pruning_layer)
-    owners = torch.arange(count, device=nodes.device).expand_as(nodes)
-    return nodes, rows.hidden, rows.positions, rows.mask, owners, *rows.trees.columns
+        """(B, N) probabilities of each node given its parent, from the states at this layer."""
+        trees = rows.trees
+        logits = self.target.logits(self.speculator.early_exit(rows.hidden[:, : trees.width]))
+        each = torch.arange(len(trees), device=logits.device)[:, None]
+        return logits.float().softmax(-1)[each, trees.parents_or_root, trees.tokens]
 
 
 def _wider(texts: torch.Tensor, width: int) -> torch.Tensor:

@@ -61,8 +61,8 @@ class Streaming(Drafter):
     """
 
     speculator: StreamingSpeculator | str | Path
-    schedule: Literal[SCHEDULES]
-    top_k: Size
+    schedule: Literal[SCHEDULES] = "auto"
+    top_k: Size = 4
     prune_threshold: Below1 = 0.0
     prune_cap: Size | None = None
     length: DraftLength | None = None
@@ -113,6 +113,7 @@ class AttachedStreaming(Attached):
         super().__init__(target)
         self.settings, self.speculator, self.schedule = settings, speculator, schedule
         self.draws, self.adds_rows = settings.drawn, schedule == "fused"
+        self.kind = FusedSession if self.adds_rows else DeferredSession
         additions = speculator.config.additions(schedule)
         self.details = f"{schedule}: {', '.join(additions) or 'no additions'}"
         self.length = settings.length and settings.length.attach()
@@ -133,16 +134,15 @@ class AttachedStreaming(Attached):
         return AttachedStreaming(self.target, self.settings, self.speculator, "fused")
 
     def start(self, requests: Sequence[Request], budget: int) -> StreamSession:
-        kind = FusedSession if self.schedule == "fused" else DeferredSession
         speculator, settings = self._reaching(budget - 1), self.settings
         if speculator not in self._visitors:
-            made = self._visitors[speculator] = [kind.visitor(self.target, speculator)]
+            made = self._visitors[speculator] = [self.kind.visitor(self.target, speculator)]
             if settings.prune_threshold or settings.prune_cap is not None:
                 cut = settings.prune_threshold, settings.prune_cap
                 made.insert(0, Pruning(self.target, speculator, *cut))
         count = speculator.num_streams
-        extra_rows = count * budget if kind is FusedSession else count + 1
-        return kind(self, speculator, self._visitors[speculator], requests, extra_rows)
+        extra_rows = count * budget if self.adds_rows else count + 1
+        return self.kind(self, speculator, self._visitors[speculator], requests, extra_rows)
 
     def forget(self) -> None:
         if self.length is not None:
@@ -164,23 +164,22 @@ class AttachedStreaming(Attached):
     def drafted(
         self,
         cache: StepCache,
-        kind: type[StreamSession],
         count: int,
         speculator: StreamingSpeculator,
         slots: int,
         budget: int,
         *given: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`grown`, from the first `count` of `given`, which sessions of this `kind` ask for
+        """`grown`, from the first `count` of `given`, which its sessions ask for
         (`StreamSession.states`), and the other arguments of `grown` after the logits."""
         asked, given = given[:count], given[count:]
-        states = kind.states(self, cache, speculator, slots, *asked)
+        states = self.kind.states(self, cache, speculator, slots, *asked)
         logits = self.head(self.target.norm(states)).to(states.device)
         return self.grown(budget, logits, *given)
 
-    def logits(self, cache: StepCache, kind, _, speculator, slots, *asked) -> torch.Tensor:
+    def logits(self, cache: StepCache, _, speculator, slots, *asked) -> torch.Tensor:
         """(B, gamma, V) of the target's own head, from what these streams ask for."""
-        return self.target.logits(kind.states(self, cache, speculator, slots, *asked))
+        return self.target.logits(self.kind.states(self, cache, speculator, slots, *asked))
 
     def grown(
         self,

@@ -6,7 +6,6 @@ makes a prompt of any length known at once. Source: Oliaro et al. 2024, "SuffixD
 Speculative Decoding for Emerging AI Applications".
 """
 
-import sys
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -15,8 +14,7 @@ from heapq import nlargest
 
 from slipstream.core.drafts import Draft, grow_by_confidence
 from slipstream.core.settings import Amount, Positive, Share, Size
-from slipstream.drafters.base import AttachedHost, Drafter, Request, Verified
-from slipstream.drafters.memory import bytes_of
+from slipstream.drafters.base import AttachedHost, Drafter, Request, Verified, bytes_of
 from slipstream.drafters.ngrams import LOOKED_AT
 from slipstream.targets.target import Target
 
@@ -60,10 +58,6 @@ class Texts:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def nbytes(self) -> int:
-        return bytes_of([self.places]) + sys.getsizeof(self.tokens)
-
     def extend(self, tokens: Sequence[int]) -> None:
         """The last text goes on."""
         for place, token in enumerate(tokens, len(self.tokens) + 1):
@@ -96,10 +90,8 @@ class Texts:
             if most <= sum(best.confidences[1:]):
                 break  # nor can shorter endings do better
             if len(places) > known:  # not the same ones as after a longer ending
-                known, draft = (
-                    len(places),
-                    self._grown(text[-1], places, ends, 1 + most, extent.width),
-                )
+                known = len(places)
+                draft = self._grown(text[-1], places, ends, 1 + most, extent.width)
                 draft = draft.first(sum(own >= extent.least for own in draft.confidences))
                 best = max(best, draft, key=lambda each: sum(each.confidences))
         return best
@@ -177,4 +169,5 @@ class AttachedSuffixes(AttachedHost):
         return max(found, key=lambda draft: sum(draft.confidences))
 
     def memory(self) -> int:
-        return sum(texts.nbytes for texts in (*self.kept, *(own.texts for own in self.states)))
+        stores = *self.kept, *(own.texts for own in self.states)
+        return bytes_of(part for texts in stores for part in (texts.places, texts.tokens))

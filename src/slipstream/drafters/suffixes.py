@@ -24,8 +24,7 @@ COMPARED = 16
 
 
 class SuffixStore:
-    """tokens: n token ids, texts end with `SuffixStore.END`; order: n places, sorted by the
-    `COMPARED` tokens from there on."""
+    """tokens: n ids, texts end with `END`; order: n places, by the `COMPARED` tokens from there."""
 
     END = 2**32 - 1
 
@@ -135,8 +134,7 @@ class SuffixStore:
         return found
 
     def after(self, places: np.ndarray, skipped: int, length: int) -> list[list[int]]:
-        """Up to `length` tokens of the text at each of these places of `order`, from `skipped`
-        tokens on."""
+        """Up to `length` tokens of the text at each place of `order`, from `skipped` tokens on."""
         starts = self.order[places].astype(np.int64)[:, None] + skipped
         # The last token ends a text.
         within = np.minimum(starts + np.arange(length), len(self) - 1)

@@ -17,8 +17,7 @@ from slipstream.core.drafts import Draft, grow_by_confidence
 from slipstream.core.errors import InputError
 from slipstream.core.settings import Below1, PositiveShare, Share, Size
 from slipstream.core.transfer import on_device
-from slipstream.drafters.base import AttachedHost, Brought, Drafter, Request, Verified
-from slipstream.drafters.memory import bytes_of
+from slipstream.drafters.base import AttachedHost, Brought, Drafter, Request, Verified, bytes_of
 from slipstream.targets.target import Target
 
 ROWS = 128

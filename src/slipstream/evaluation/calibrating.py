@@ -33,10 +33,6 @@ class Calibrating(Settings):
     repeats: Count
     folder: Text
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.calibrations = Calibrations(self.folder)
-
     def run(
         self,
         target: Target,
@@ -48,7 +44,8 @@ class Calibrating(Settings):
         config: dict,
     ) -> list[dict]:
         """Calibrate `drafter`, keep the choice, print and write what was measured."""
-        check_writable(self.calibrations.folder, "calibration.folder")
+        kept = Calibrations(self.folder)
+        check_writable(kept.folder, "calibration.folder")
         key = calibration_key(target, described(drafter), sampling)
         variants = drafter.variants(drafter.attach(target))
         ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
@@ -59,7 +56,7 @@ class Calibrating(Settings):
         best = f"best: {found.way} with {found.budget} nodes, {speedup}"
         none = "no size beats plain decoding: budget=auto decodes plainly"
         print(none if found.plain else best)
-        print(f"kept in {self.calibrations.save(key, found)}, for budget=auto")
+        print(f"kept in {kept.save(key, found)}, for budget=auto")
         write(output, result, config, environment(target, config.get("drafter")))
         return result.rows
 
@@ -71,7 +68,7 @@ def calibration_result(found: Calibration) -> Result:
     for way, points in found.points.items():
         curve = Curve(tuple(points))
         for point in points:
-            fitted = _row(way, Point(point.budget, *curve.at(point.budget)), plain)
+            fitted = _row(way, curve.at(point.budget), plain)
             rows.append(_row(way, point, plain) | {n + FITTED: fitted[n] for n in MEASURES})
     panels = tuple((name, name + FITTED) for name in MEASURES)
     return Result("Sizes of drafts", rows, (Plot("nodes", panels, hue="way"),))

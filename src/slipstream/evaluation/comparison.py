@@ -29,7 +29,7 @@ from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.statistics import Statistics
 from slipstream.evaluation.methods import Method
 from slipstream.evaluation.metrics import rate_interval, ratio_interval, rouge, sql_exact_match
-from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.prompts import Prompt, places_by_set
 from slipstream.targets.target import Target
 
 ALL_SETS = "all"
@@ -180,6 +180,12 @@ def _num_done(kept: Part, turn: int, names: list[str], count: int) -> int:
     return next((number for number, each in enumerate(done) if not each), count)
 
 
+def task_sets(prompts: list[Prompt]) -> dict[str, list[int]]:
+    """Places of each set's prompts, and of all, where there are several sets."""
+    sets = places_by_set(prompts)
+    return sets | ({ALL_SETS: [*range(len(prompts))]} if len(sets) > 1 else {})
+
+
 def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record]:
     """A record per method, those without a drafter first, for each prompt set, and one for all of
     them together.
@@ -188,12 +194,12 @@ def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record
     `transformers` where it was run, else with the first method's; speeds with `transformers` and
     `plain`, each where it was run.
     """
-    sets = list(dict.fromkeys(prompt.source for prompt in prompts))
-    ordered, records = sorted(runs, key=lambda run: run.drafter is not None), []
-    for name in [*sets, ALL_SETS] if len(sets) > 1 else sets:
-        chosen = [n for n, prompt in enumerate(prompts) if name in (prompt.source, ALL_SETS)]
-        records += [_record(run, runs, name, chosen, prompts, dtype) for run in ordered]
-    return records
+    ordered = sorted(runs, key=lambda run: run.drafter is not None)
+    return [
+        _record(run, runs, name, chosen, prompts, dtype)
+        for name, chosen in task_sets(prompts).items()
+        for run in ordered
+    ]
 
 
 def expected_answers(run: Run, runs: list[Run]) -> list[list[int]]:
@@ -217,10 +223,8 @@ def _together(details: dict[str, str]) -> str:
 
 def batches_of(prompts: list[Prompt], size: int) -> list[list[int]]:
     """Places of the prompts that are answered together: up to `size` of one set, in their order."""
-    sets: dict[str, list[int]] = {}
-    for place, prompt in enumerate(prompts):
-        sets.setdefault(prompt.source, []).append(place)
-    return sorted(own[n : n + size] for own in sets.values() for n in range(0, len(own), size))
+    sets = places_by_set(prompts).values()
+    return sorted(own[n : n + size] for own in sets for n in range(0, len(own), size))
 
 
 def total_of(run: Run, chosen: Iterable[int]) -> Statistics:

@@ -46,8 +46,6 @@ class PlainReference:
 
     def __init__(self, target: Target, limits: Limits):
         self.target, self.decoder = target, PlainDecoder(target, Sampling(), limits)
-        self.prompt_ids: list[int] = []
-        self.answer: list[int] = []
 
     def generate(self, prompt_ids: list[int]) -> list[int]:
         self.prompt_ids, self.answer = prompt_ids, self.decoder.generate(prompt_ids).ids

@@ -16,9 +16,8 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Budget, Inside, Positive, Share, Size, Text, checked
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.calibrated import Calibrations, calibrated_decoder
-from slipstream.decoding.calibration import Calibration
+from slipstream.decoding.calibration import Calibration, Drift
 from slipstream.decoding.decoder import Decoder
-from slipstream.decoding.drift import Drift
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.sprinter import SprinterDecoder
@@ -52,8 +51,7 @@ class Method(ABC):
     def ready(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         """Prepare to answer so; where that was done before, nothing is done again."""
         if self._ready_for != (target, sampling, limits):
-            with naming(self.path):
-                self.prepare(target, sampling, limits)
+            self.prepare(target, sampling, limits)
             self._ready_for = target, sampling, limits
 
     @abstractmethod
@@ -83,24 +81,18 @@ def prepared(
     fit is left out with a note, or ends in the `InputError` that names it."""
     found = {}
     for name, make in made.items():
+        path = f"{field}.{name}"
         try:
-            method = made_at(f"{field}.{name}", make)
-            method.ready(target, sampling, limits)
+            with naming(path):
+                method = make()
+                method.ready(target, sampling, limits)
         except InputError as error:
             if not leave_out_unfit:
                 raise
             print(f"note: left out {error}")
         else:
-            found[name] = method
+            method.path, found[name] = path, method
     return found
-
-
-def made_at(path: str, make: Callable[[], Method]) -> Method:
-    """What `make` makes of the config at `path`, which its errors name."""
-    with naming(path):
-        method = make()
-    method.path = path
-    return method
 
 
 class Plain(Method):
@@ -128,14 +120,13 @@ class Speculative(Method):
     ):
         self._drafter, self.budget, self.target = drafter, budget, target
         self.calibrations = Calibrations(calibrations)
-        self._attached: Attached | None = None
         self._found: Calibration | None = None
         self._drift: Drift | None = None
         self.drafter = type(drafter).__name__
 
     @property
     def store_bytes(self) -> int:
-        return 0 if self._attached is None else self._attached.memory()
+        return self._attached.memory()
 
     @property
     def learns(self) -> bool:
@@ -146,11 +137,9 @@ class Speculative(Method):
         said = [] if self._found is None else [f"calibrated: {self._found.choice}"]
         if self._drift is not None and self._drift.noticed:
             said.append("steps are not as calibrated")
-        if self._attached is not None and self._attached.keeps:
+        if self._attached.keeps:
             said.append("stores kept")
-        if self._attached is not None and self._attached.details:
-            said.append(self._attached.details)
-        return ", ".join(said)
+        return ", ".join(filter(None, [*said, self._attached.details]))
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         given = self.target or target

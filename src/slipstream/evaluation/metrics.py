@@ -71,13 +71,6 @@ def bootstrap(statistic: Callable, *columns: Sequence[float]) -> tuple[float, fl
     return float(found.low), float(found.high)
 
 
-def paired_bootstrap(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of mean(ours) - mean(theirs), of scores of the same rows in the same order
-    (ValueError for another number of them)."""
-    pairs = zip(ours, theirs, strict=True)
-    return bootstrap(np.mean, [own - other for own, other in pairs])
-
-
 def rate_interval(amounts: Sequence[float], units: Sequence[float]) -> tuple[float, float]:
     """95 % interval of a rate, sum by sum: of tokens and forwards, or of tokens and seconds; rows
     without units (ValueError where there are no others) say nothing."""

@@ -133,17 +133,12 @@ def with_later_turns(
     return found
 
 
-def divided(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
-    """The first `count` prompts, to calibrate with, and the others, to be measured.
-
-    Raises `InputError` if none is left to be measured.
-    """
-    if len(prompts) <= count:
-        raise InputError(
-            f"num_prompts: study.calibration_prompts takes {count}, which leaves none of "
-            f"{len(prompts)} to be measured; give more prompts"
-        )
-    return prompts[:count], prompts[count:]
+def places_by_set(prompts: list[Prompt]) -> dict[str, list[int]]:
+    """The places of each set's prompts."""
+    found: dict[str, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        found.setdefault(prompt.source, []).append(place)
+    return found
 
 
 def fitting(prompts: list[Prompt], target: Target, cut_to: int | None = None) -> list[Prompt]:
@@ -154,11 +149,10 @@ def fitting(prompts: list[Prompt], target: Target, cut_to: int | None = None) ->
     """
     room, given = target.max_positions - 1, len(prompts)
     if cut_to is not None:
-        whole, prompts = prompts, [_cut(prompt, target, min(cut_to, room)) for prompt in prompts]
-        count = sum(one != other for one, other in zip(whole, prompts, strict=True))
-        if count:
-            print(f"note: {count} of {len(prompts)} prompts are cut to {cut_to} tokens")
-        prompts = [prompt for prompt in prompts if prompt.question]  # some may be cut to nothing
+        cut = [_cut(prompt, target, min(cut_to, room)) for prompt in prompts]
+        if count := sum(one != other for one, other in zip(prompts, cut, strict=True)):
+            print(f"note: {count} of {given} prompts are cut to {cut_to} tokens")
+        prompts = [prompt for prompt in cut if prompt.question]  # some may be cut to nothing
     kept = [p for p in prompts if len(render_prompt(target.tokenizer, p.text)) <= room]
     if not kept:
         raise InputError(

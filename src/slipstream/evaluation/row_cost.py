@@ -29,8 +29,6 @@ def row_costs(
     `repeats` steps of each being counted, and the device is synchronised, so that ratios are fair.
     """
     cache = target.new_cache(committed + max(counts))
-    for keys, values in cache.layers:
-        keys.zero_(), values.zero_()
     cache.settle([committed])
     level, samplings = cache.level and target.compiled is None, (Sampling(),)
     room = torch.full((1,), max(counts), device=target.device)

@@ -24,25 +24,20 @@ from slipstream.targets.target import Target
 LOW_TAU = 1.05
 
 
-def answer_one(
-    target: Target, method: Method, sampling: Sampling, limits: Limits, prompt: str, seed: int
-) -> list[Record]:
+def answer_one(decoder: Decoder, prompt: str, seed: int) -> None:
     """Answer one prompt on the terminal as it is decided."""
     if not prompt.strip():
         raise InputError("prompt: it is empty; give some text")
-    decoder = decoder_of(method, target, sampling, limits)
-    tell(Console(), decoder, render_prompt(target.tokenizer, prompt), seed)
-    return []
+    tell(Console(), decoder, render_prompt(decoder.target.tokenizer, prompt), seed)
 
 
-def decoder_of(method: Method, target: Target, sampling: Sampling, limits: Limits) -> Decoder:
+def decoder_of(method: Method) -> Decoder:
     """What a method answers with; `InputError` for one that shows nothing while it decides."""
     if not isinstance(method, Plain | Speculative | Sprinter):
         raise InputError(
             f"methods: {type(method).__name__} cannot show an answer while it is decided; let "
             "another method be the last one"
         )
-    method.ready(target, sampling, limits)
     return method.decoder
 
 
@@ -68,7 +63,7 @@ def tell(console: Console, decoder: Decoder, ids: list[int], seed: int) -> Gener
     return generation
 
 
-def converse(decoder: Decoder, seed: int) -> list[Record]:
+def converse(decoder: Decoder, seed: int) -> None:
     """A conversation on the terminal, up to an empty line, "exit" or Ctrl-D; one that outgrows the
     target's context starts anew."""
     console, messages = Console(), []
@@ -85,7 +80,6 @@ def converse(decoder: Decoder, seed: int) -> list[Record]:
             continue
         messages.append({"role": "assistant", "content": answer.text})
         seed += 1
-    return []
 
 
 def _typed(console: Console) -> str:

@@ -18,7 +18,6 @@ TICKS = 8
 """Values across that are each named."""
 LINE_STYLES = ("-o", "--x", ":^", "-.s")
 GREY = dict(color="grey", linewidth=0.8, zorder=0)
-BESIDE = dict(textcoords="offset points", fontsize=7)
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,12 @@ class Panel:
         for number, value in enumerate(values):
             own = [row for row in self.rows if hue is None or row[hue] == value]
             for place, column in enumerate(columns):
-                words = [column] if hue is None else [_named(hue, value)]
-                if hue is not None and place:
-                    # "E[N], simulated" beside "E[N]" is called "simulated"
-                    words.append(column.removeprefix(columns[0]).lstrip(", "))
-                name = ", ".join(words) if hue is not None or len(columns) > 1 else ""
+                if hue is None:
+                    name = column if len(columns) > 1 else ""
+                else:
+                    name = value if isinstance(value, str) else f"{hue} {value}"
+                    if place:  # "E[N], simulated" beside "E[N]" is called "simulated"
+                        name += ", " + column.removeprefix(columns[0]).lstrip(", ")
                 colour = _colour(place if hue is None else number)
                 known = [row for row in own if row[column] is not None]
                 yield name, column, colour, LINE_STYLES[place % len(LINE_STYLES)], known
@@ -122,10 +122,6 @@ def _colour(number: int) -> tuple[float, ...]:
     return colormaps["tab20"](2 * (number % 10) + number // 10 % 2)
 
 
-def _named(column: str, value: object) -> str:
-    return value if isinstance(value, str) else f"{column} {value}"
-
-
 def _draw_lines(axes, panel: Panel, handles: dict) -> None:
     plot = panel.plot
     for name, column, colour, style, rows in panel.series():
@@ -138,8 +134,6 @@ def _draw_lines(axes, panel: Panel, handles: dict) -> None:
         handles.setdefault(name, line)
         if bounds := panel.bounds(column, rows):
             axes.vlines(across, *bounds, color=colour, linewidth=0.9, alpha=0.6)
-        for row in rows if plot.label else ():
-            axes.annotate(cell(row[plot.label]), (row[plot.x], row[column]), (4, 4), **BESIDE)
     for scale, name in ((axes.set_xscale, "x"), (axes.set_yscale, "y")):
         if name in plot.log:
             scale("log")
@@ -173,7 +167,8 @@ def _draw_bars(axes, panel: Panel, handles: dict) -> None:
             ends = list(map(max, lengths, bounds[1]))
         for end, place, row in zip(ends, places, rows, strict=True) if plot.label else ():
             text = f"{cell(row[column])}, {plot.label} {cell(row[plot.label])}"
-            axes.annotate(text, (end, place), (4, 0), va="center", **BESIDE)
+            beside = dict(textcoords="offset points", va="center", fontsize=7)
+            axes.annotate(text, (end, place), (4, 0), **beside)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.margins(x=0.3 if plot.label else 0.05)

@@ -6,6 +6,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -111,17 +112,12 @@ def additions_named(config: object) -> dict[str, list[str]]:
 
 def commit() -> str | None:
     """The commit of the source tree, with '+changes' if it is not clean; None outside of git."""
-
-    def git(*words: str) -> str:
-        command = ["git", *words]
-        here = Path(__file__).parent
-        done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
+    here = Path(__file__)
+    git = partial(subprocess.run, cwd=here.parent, capture_output=True, text=True, check=True)
+    named = "git describe --always --exclude=* --abbrev=12 --dirty=+changes"
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # not that of a project around it
-        found = git("rev-parse", "--short=12", "HEAD")
-        return found + ("+changes" if git("status", "--porcelain", "-uno") else "")
+        git(["git", "ls-files", "--error-unmatch", here.name])  # not that of a project around it
+        return git(named.split()).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

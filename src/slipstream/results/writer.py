@@ -78,9 +78,8 @@ def show(result: Result, console: Console | None = None) -> None:
     for title, rows in result.tables.items():
         table = Table(title=Text(title))
         for place, (name, value) in enumerate(rows[0].items()):
-            justify = (
-                "left" if isinstance(value, str) and place in (0, len(rows[0]) - 1) else "right"
-            )
+            left = isinstance(value, str) and place in (0, len(rows[0]) - 1)
+            justify = "left" if left else "right"
             table.add_column(Text(name), justify=justify, no_wrap=place == 0)
         for row in rows:
             table.add_row(*(Text(cell(value)) for value in row.values()))

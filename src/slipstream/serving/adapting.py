@@ -113,16 +113,14 @@ class AdaptingEngine(Engine):
         """Measure the costs of steps of up to `most` requests, on prompts that mean nothing."""
         known = self.gained, self.weight
         counts = sorted({1 << n for n in range(most.bit_length())} | {most})
-        self.costs, self.slower = {}, {}
-        found = {count: self._timed(count) for count in counts}
-        self.costs = {count: own for count, own in found.items() if len(own) == len(self.sizes)}
+        self.costs = {count: own for count in counts if (own := self._timed(count))}
         self.gained, self.weight = known
         self._fixed, self.running = None, None
         self.attached.forget()
 
     def _timed(self, count: int) -> dict[int, float]:
-        """Fewest seconds of a step with trees of each size; fewer sizes where the target's context
-        has no room for all steps."""
+        """Fewest seconds of a step with trees of each size; none where the target's context has no
+        room for all steps."""
         length = max(1, min(PROMPT, self.target.max_positions // 4))
         most, size = (1 + STEPS * len(self.sizes)) * self.budget + 1, self.target.vocab_size
         limits = Limits(most, (), frozenset())
@@ -141,7 +139,7 @@ class AdaptingEngine(Engine):
             wait_for(self.target.device)  # for the next drafts, too
             if turn:
                 seconds[size].append(time.perf_counter() - started)
-        return {size: min(own) for size, own in seconds.items() if own}
+        return {size: min(own) for size, own in seconds.items()} if all(seconds.values()) else {}
 
     @property
     def _requests(self) -> list[Answering]:

@@ -179,7 +179,6 @@ class _Answering:
     def __init__(self, opened: Open, shape: Shape, started: float):
         self.opened, self.shape, self.started = opened, shape, started
         self.told, self.going = opened.told(), len(shape.ends)
-        self.logged = False
 
     async def next(self) -> tuple[int, Told]:
         """Raises `ApiError` for a job that is refused."""
@@ -202,19 +201,11 @@ class _Answering:
 
     def close(self) -> None:
         self.opened.close()
-        if not self.logged:
-            self.logged, usage = True, self.shape.usage()
-            ends = ",".join(end.finish_reason or "abort" for end in self.shape.ends)
-            seconds = time.perf_counter() - self.started
-            log.info(
-                "%s: %d + %d tokens, %d of them drafted, %s, %.3f s",
-                self.shape.id,
-                usage["prompt_tokens"],
-                usage["completion_tokens"],
-                usage["completion_tokens_details"]["accepted_prediction_tokens"],
-                ends,
-                seconds,
-            )
+        usage, seconds = self.shape.usage(), time.perf_counter() - self.started
+        drafted = usage["completion_tokens_details"]["accepted_prediction_tokens"]
+        ends = ",".join(end.finish_reason or "abort" for end in self.shape.ends)
+        cost = usage["prompt_tokens"], usage["completion_tokens"], drafted, ends, seconds
+        log.info("%s: %d + %d tokens, %d of them drafted, %s, %.3f s", self.shape.id, *cost)
 
 
 class _Stream(StreamingResponse):
@@ -257,19 +248,17 @@ async def _body(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "the content type must be application/json")
-    found, more = bytearray(), True
+    found = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while more:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ApiError(499, "the client has gone")
-                found += message.get("body", b"")
-                more = message.get("more_body", False)
+            async for part in request.stream():
+                found += part
                 if len(found) > LARGEST_BODY:
                     raise ApiError(413, f"the body is larger than {LARGEST_BODY} bytes; shorten it")
     except TimeoutError as error:
         raise ApiError(408, f"the body did not arrive within {BODY_SECONDS} s") from error
+    except ClientDisconnect as error:
+        raise ApiError(499, "the client has gone") from error
     return bytes(found)
 
 

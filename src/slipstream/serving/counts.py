@@ -10,17 +10,28 @@ it says whose it is: workers drop a request that does not own its place any more
 """
 
 import multiprocessing
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-NAMES = ("running", "prompt_tokens", "generation_tokens", "drafts", "draft_tokens", "accepted")
+COUNTERS = {
+    "prompt_tokens": ("prompt_tokens", "Tokens of prompts that were read."),
+    "generation_tokens": ("generation_tokens", "Tokens of answers."),
+    "drafts": ("spec_decode_num_drafts", "Draft trees that were verified."),
+    "draft_tokens": (
+        "spec_decode_num_draft_tokens",
+        "Nodes of these trees, roots left out and padding to the widest tree of a step included.",
+    ),
+    "accepted": ("spec_decode_num_accepted_tokens", "Drafted tokens that were right."),
+}
+"""What only grows; its name and explanation in Prometheus."""
 REASONS = ("stop", "length", "abort", "error")
 POSITIONS = 32
 """Of drafted tokens; deeper ones count for the last."""
-CELLS = {name: place for place, name in enumerate((*NAMES, *REASONS, *range(POSITIONS)))}
+CELLS = {
+    name: place for place, name in enumerate(("running", *COUNTERS, *REASONS, *range(POSITIONS)))
+}
 
 
 class Counts:
@@ -79,12 +90,14 @@ class Board:
         return sum(owner > 0 for owner in self.owners)
 
 
-class Exposed(Collector):
-    """The counts of all workers as metrics. open_now: tells how many requests there are, waiting
-    or not."""
+@dataclass(frozen=True)
+class Exposed:
+    """The counts of all workers as metrics, for `prometheus_client.generate_latest`. open_now: how
+    many requests there are, waiting or not."""
 
-    def __init__(self, model: str, counts: Sequence[Counts], open_now: Callable[[], int]):
-        self.model, self.counts, self.open_now = model, counts, open_now
+    model: str
+    counts: Sequence[Counts]
+    open_now: int
 
     def collect(self) -> Iterator[Metric]:
         def family(kind, name: str, text: str, values: dict, *labels: str) -> Metric:
@@ -94,39 +107,18 @@ class Exposed(Collector):
             return found
 
         total = {name: sum(each[name] for each in self.counts) for name in CELLS}
-        waiting = max(0, self.open_now() - total["running"])
-        gauges = {
-            "num_requests_running": ("Requests that are being answered.", total["running"]),
-            "num_requests_waiting": ("Requests that wait.", waiting),
-        }
-        counters = {
-            "prompt_tokens": ("Tokens of prompts that were read.", "prompt_tokens"),
-            "generation_tokens": ("Tokens of answers.", "generation_tokens"),
-            "spec_decode_num_drafts": ("Draft trees that were verified.", "drafts"),
-            "spec_decode_num_draft_tokens": (
-                "Nodes of these trees, roots left out and padding to the widest tree of a step "
-                "included.",
-                "draft_tokens",
-            ),
-            "spec_decode_num_accepted_tokens": ("Drafted tokens that were right.", "accepted"),
-        }
-        for name, (text, value) in gauges.items():
+        waiting = max(0, self.open_now - total["running"])
+        for name, text, value in (
+            ("num_requests_running", "Requests that are being answered.", total["running"]),
+            ("num_requests_waiting", "Requests that wait.", waiting),
+        ):
             yield family(GaugeMetricFamily, name, text, {(): value})
-        for name, (text, own) in counters.items():
+        for own, (name, text) in COUNTERS.items():
             yield family(CounterMetricFamily, name, text, {(): total[own]})
         text = "Drafted tokens that were right, by position in the draft."
-        name, values = "spec_decode_num_accepted_tokens_per_pos", {}
-        for position in range(POSITIONS):
-            if total[position]:
-                values[str(position),] = total[position]
+        name = "spec_decode_num_accepted_tokens_per_pos"
+        values = {(str(each),): total[each] for each in range(POSITIONS) if total[each]}
         yield family(CounterMetricFamily, name, text, values, "position")
         text = "Requests that ended, by reason; abort: the client had gone; error: a step failed."
         values = {(reason,): total[reason] for reason in REASONS}
         yield family(CounterMetricFamily, "request_success", text, values, "finished_reason")
-
-
-def exposition(collector: Collector) -> bytes:
-    """The page that Prometheus scrapes."""
-    registry = CollectorRegistry()
-    registry.register(collector)
-    return generate_latest(registry)

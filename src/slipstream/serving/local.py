@@ -5,9 +5,12 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
+
+from prometheus_client import generate_latest
 
 from slipstream.serving.application import Backend, Open
-from slipstream.serving.counts import Exposed, exposition
+from slipstream.serving.counts import Exposed
 from slipstream.serving.worker import Asked, Job, Told, Worker
 
 
@@ -15,10 +18,10 @@ class LocalBackend(Backend):
     """Up to `places` jobs at a time, waiting ones among them, are answered by `worker`."""
 
     def __init__(self, worker: Worker, model: str, places: int):
-        self.worker, self.places, self.now_open = worker, places, 0
+        self.places, self.now_open = places, 0
         self.lock, self.arrived = threading.Lock(), queue.SimpleQueue()
-        self.exposed = Exposed(model, [worker.counts], lambda: self.now_open)
-        threading.Thread(target=self._work, daemon=True).start()
+        self.model, self.counts = model, worker.counts
+        threading.Thread(target=worker.work, args=(self.arrived.get,), daemon=True).start()
 
     def open(self, jobs: list[Job]) -> "LocalJobs | None":
         with self.lock:
@@ -27,20 +30,11 @@ class LocalBackend(Backend):
             self.now_open += len(jobs)
         opened = LocalJobs(self)
         for index, job in enumerate(jobs):
-            self.arrived.put(Asked(job, opened.teller(index), lambda: opened.closed))
+            self.arrived.put(Asked(job, partial(opened.tell, index), lambda: opened.closed))
         return opened
 
     def metrics(self) -> bytes:
-        return exposition(self.exposed)
-
-    def _work(self) -> None:
-        worker = self.worker
-        while True:
-            while worker.idle or not self.arrived.empty():
-                asked = self.arrived.get()
-                if worker.prepare(asked):
-                    worker.waiting.append(asked)
-            worker.turn()
+        return generate_latest(Exposed(self.model, [self.counts], self.now_open))
 
 
 class LocalJobs(Open):
@@ -51,15 +45,12 @@ class LocalJobs(Open):
         self.news: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
         self.closed = False
 
-    def teller(self, index: int):
-        def tell(told: Told) -> None:
-            if told.last:
-                with self.backend.lock:
-                    self.backend.now_open -= 1
-            if not self.loop.is_closed():
-                self.loop.call_soon_threadsafe(self.news.put_nowait, (index, told))
-
-        return tell
+    def tell(self, index: int, told: Told) -> None:
+        if told.last:
+            with self.backend.lock:
+                self.backend.now_open -= 1
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.news.put_nowait, (index, told))
 
     async def told(self) -> AsyncIterator[tuple[int, Told]]:
         while True:

@@ -29,12 +29,12 @@ class Processes(litserve.LitServer):
     ending = False
 
     def _init_manager(self, *given):
-        with _ignored(signal.SIGTERM):  # SIGINT it ignores by itself
+        with _handled(signal.SIG_IGN, signal.SIGTERM):  # SIGINT it ignores by itself
             return super()._init_manager(*given)
 
     def launch_inference_worker(self, lit_api: litserve.LitAPI) -> list:
         self._monitor_workers, self.board = False, lit_api.board
-        with _ignored(signal.SIGINT, signal.SIGTERM):
+        with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):
             workers = super().launch_inference_worker(lit_api)
         self._end_with(workers)
         return workers
@@ -85,14 +85,14 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def _ignored(*signals: signal.Signals) -> Iterator[None]:
-    """Processes that are started within ignore these signals."""
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in signals}
+def _handled(handler, *signals: signal.Signals) -> Iterator[None]:
+    """Within, `handler` takes these signals; processes started within ignore what is ignored."""
+    before = {each: signal.signal(each, handler) for each in signals}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for each, usual in before.items():
+            signal.signal(each, usual)
 
 
 @contextmanager
@@ -105,12 +105,8 @@ def ending_on_signals() -> Iterator[None]:
             os._exit(0)
         raise KeyboardInterrupt
 
-    before = {each: signal.signal(each, end) for each in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with _handled(end, signal.SIGTERM, signal.SIGINT):
         yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def check_free(host: str, port: int) -> None:

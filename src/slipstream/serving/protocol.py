@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
@@ -81,14 +81,12 @@ def check_model(asked: str | None, model: str) -> None:
         raise ApiError(404, sentence, "model", "model_not_found")
 
 
-class Part(BaseModel):
-    model_config = ConfigDict(strict=True)
+class Part(BaseModel, strict=True):
     type: Literal["text"]
     text: str
 
 
-class Message(BaseModel):
-    model_config = ConfigDict(strict=True)
+class Message(BaseModel, strict=True):
     role: str
     content: str | list[Part]
 
@@ -98,18 +96,16 @@ class Message(BaseModel):
         return {"role": self.role, "content": "".join(part.text for part in self.content)}
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True)
+class StreamOptions(BaseModel, strict=True):
     include_usage: bool = False
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class Asking(BaseModel):
+class Asking(BaseModel, strict=True, extra="allow"):
     """What chat and plain completions have in common. None: as the server is configured."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -147,11 +143,8 @@ class Asking(BaseModel):
                 limits = replace(limits, stop=self.stop)
         except InputError as error:
             raise refusal(str(error)) from error
-        given = sampling, limits
-        return [
-            Job(self.asked(), *given, seed + place, bool(self.stream))
-            for place in range(self.n or 1)
-        ]
+        seeds = range(seed, seed + (self.n or 1))
+        return [Job(self.asked(), sampling, limits, each, bool(self.stream)) for each in seeds]
 
 
 class ChatRequest(Asking):

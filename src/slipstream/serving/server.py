@@ -10,13 +10,11 @@ check. Open requests are bounded, and cancelled, through memory that all process
 import asyncio
 import logging
 import os
-import queue
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
 from typing import Annotated, Literal
 from uuid import uuid4
 
@@ -26,6 +24,7 @@ from litserve.loops.base import LitLoop
 from litserve.specs.openai import OpenAISpec
 from litserve.utils import LitAPIStatus, LoopResponseType, ResponseBufferItem
 from omegaconf import DictConfig, OmegaConf
+from prometheus_client import generate_latest
 
 from slipstream.commands import Engine, Threads
 from slipstream.configuration import Command, build
@@ -42,7 +41,7 @@ from slipstream.serving import processes
 from slipstream.serving.adapting import AdaptingEngine
 from slipstream.serving.application import Application, Backend, Open, Settings
 from slipstream.serving.connections import Connection
-from slipstream.serving.counts import Board, Counts, Exposed, exposition
+from slipstream.serving.counts import Board, Counts, Exposed
 from slipstream.serving.worker import Asked, Job, Told, Worker
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.target import Target
@@ -200,13 +199,12 @@ class Spec(OpenAISpec, Backend):
             return None
         opened = OpenJobs(self, places)
         for index, (job, place) in enumerate(zip(jobs, places, strict=True)):
-            given = self.response_queue_id, opened.uid, monotonic(), (index, job, *place)
-            self.request_queue.put(given)
+            self.request_queue.put((self.response_queue_id, opened.uid, index, job, *place))
         return opened
 
     def metrics(self) -> bytes:
         counts = [Counts(cells) for cells in self.board.cells]
-        return exposition(Exposed(self.model, counts, lambda: self.board.open))
+        return generate_latest(Exposed(self.model, counts, self.board.open))
 
 
 class OpenJobs(Open):
@@ -257,15 +255,19 @@ class Api(litserve.LitAPI):
 
 
 class EngineLoop(LitLoop):
-    """LitServe's loop of a worker: this thread owns the decoder, another takes requests from the
-    queue, as many as this worker may have at a time, so that others get their share."""
+    """LitServe's loop of a worker, which takes requests from the queue, as many as it may have at a
+    time, so that others get their share."""
 
     def __call__(self, lit_api: Api, device, worker_id, request_queue, transport, *_) -> None:
         worker, board = lit_api.worker, lit_api.board
-        places, arrived = threading.Semaphore(worker.most_running), queue.SimpleQueue()
+        places = threading.Semaphore(worker.most_running)
 
-        def asked_in(number: int, uid: str, _: float, content: tuple) -> Asked:
-            index, job, place, ticket = content
+        def receive() -> Asked | None:
+            places.acquire()
+            try:
+                number, uid, index, job, place, ticket = request_queue.get()
+            except (EOFError, OSError):  # the server is gone
+                return None
 
             def tell(told: Told) -> None:
                 if told.last:
@@ -275,23 +277,5 @@ class EngineLoop(LitLoop):
 
             return Asked(job, tell, lambda: board.owners[place] != ticket)
 
-        def receive() -> None:
-            while True:
-                places.acquire()
-                try:
-                    asked = asked_in(*request_queue.get())
-                except (EOFError, OSError):
-                    arrived.put(None)  # the server is gone
-                    return
-                if worker.prepare(asked):
-                    arrived.put(asked)
-
-        threading.Thread(target=receive, daemon=True).start()
         threading.Thread(target=processes.end_with_parent, daemon=True).start()
-        while True:
-            while worker.idle or not arrived.empty():
-                asked = arrived.get()
-                if asked is None:
-                    return
-                worker.take(asked)
-            worker.turn()
+        worker.work(receive)

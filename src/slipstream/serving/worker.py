@@ -6,6 +6,8 @@ once; a long one in parts, a part between two steps, so that the others go on. I
 """
 
 import logging
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -142,6 +144,25 @@ class Worker:
     def idle(self) -> bool:
         return not (self.waiting or self.running or self.reading)
 
+    def work(self, receive: Callable[[], Asked | None]) -> None:
+        """Answer what `receive` gives, until that is None; another thread waits for it, and
+        prepares it."""
+        arrived: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
+
+        def prepare_all() -> None:
+            while (asked := receive()) is not None:
+                if self.prepare(asked):
+                    arrived.put(asked)
+            arrived.put(None)
+
+        threading.Thread(target=prepare_all, daemon=True).start()
+        while True:
+            while self.idle or not arrived.empty():
+                if (asked := arrived.get()) is None:
+                    return
+                self.take(asked)
+            self.turn()
+
     def turn(self) -> None:
         """Go on with everything by one step; an error in it is told to those it concerns."""
         try:
@@ -200,9 +221,26 @@ class Worker:
             self._start(fresh)
 
     def _start(self, fresh: list[Asked]) -> None:
+        """Short prompts, together: they have one part."""
+        self._read(fresh, self.decoder.starting([asked.request for asked in fresh], self.rows))
+
+    def _read_on(self) -> None:
+        """One part of a long prompt."""
+        if self.reading is not None:
+            (asked, parts), self.reading = self.reading, None
+            if self._read([asked], parts):
+                self.reading = asked, parts
+
+    def _read(self, fresh: list[Asked], parts: Iterator[None]) -> bool:
+        """The next part of these prompts, with the last of which their requests join; whether
+        there are more."""
         before = self.decoder.running
         try:
-            self.decoder.start([asked.request for asked in fresh])
+            next(parts)
+            return True
+        except StopIteration:
+            self.running |= {asked.request: asked for asked in fresh}
+            self.counts["prompt_tokens"] += sum(asked.prompt_tokens for asked in fresh)
         except InputError as error:  # of a drafter that does not take the sampling of one
             if len(fresh) == 1:
                 fresh[0].tell(Told(refused=str(error)))
@@ -216,31 +254,7 @@ class Worker:
             if self.decoder.running is not before:  # they had begun to join
                 raise
             log.exception(NOT_STARTED)
-        else:
-            self.running |= {asked.request: asked for asked in fresh}
-            self.counts["prompt_tokens"] += sum(asked.prompt_tokens for asked in fresh)
-
-    def _read_on(self) -> None:
-        """One part of a long prompt; with the last one its request joins."""
-        if self.reading is None:
-            return
-        asked, parts = self.reading
-        before = self.decoder.running
-        try:
-            next(parts)
-        except StopIteration:
-            self.reading = None
-            self.running[asked.request] = asked
-            self.counts["prompt_tokens"] += asked.prompt_tokens
-        except InputError as error:
-            self.reading = None
-            asked.tell(Told(refused=str(error)))
-        except Exception:
-            self.reading = None
-            self._fail([asked])
-            if self.decoder.running is not before:
-                raise
-            log.exception(NOT_STARTED)
+        return False
 
     def _tell(self) -> None:
         for request, asked in list(self.running.items()):

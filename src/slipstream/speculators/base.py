@@ -78,13 +78,12 @@ class DraftingSpeculator(Speculator):
     """A speculator that drafts for its target.
 
     source: from which paper, for the model card. drafter_class: its drafter, as an entry point
-    names it (module:class), for drafters stand above speculators; drafter_settings: of that drafter
-    when validation measures tau.
+    names it (module:class), for drafters stand above speculators; made of a speculator alone it is
+    that with which validation measures tau.
     """
 
     source: ClassVar[str]
     drafter_class: ClassVar[str]
-    drafter_settings: ClassVar[dict] = {}
 
     @abstractmethod
     def losses(
@@ -106,7 +105,7 @@ class DraftingSpeculator(Speculator):
 
     def drafter(self):
         """A drafter of this speculator as it is now."""
-        return resolve_name(self.drafter_class)(self, **self.drafter_settings)
+        return resolve_name(self.drafter_class)(self)
 
     def placed(self, target: Target) -> Self:
         """A copy where and in what `target` computes; this one, which may be in training, stays as

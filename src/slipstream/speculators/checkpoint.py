@@ -18,6 +18,7 @@ from typing import TypeVar
 import safetensors
 import safetensors.torch
 import torch
+from torch.utils._pytree import tree_leaves
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError, first_sentence
@@ -92,41 +93,33 @@ def read_config(folder: str | Path) -> dict:
     path = Path(folder) / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        fields = {name: config[name] for name in FIELDS}
-        _check_fields(**fields)
+        version, kind, arguments, target, prints = (config[name] for name in FIELDS)
+        if not isinstance(arguments, dict) or not isinstance(prints, dict):
+            raise TypeError("no mapping")
+        texts = *prints.values(), "" if target is None else target
+        if not all(isinstance(each, str) for each in texts):
+            raise TypeError("no text")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(
             f"speculator: {path} cannot be read ({type(error).__name__}); give a folder written "
             "by train.py"
         ) from error
-    if fields["format_version"] != FORMAT_VERSION or fields["kind"] not in list(known_kinds()):
+    if version != FORMAT_VERSION or kind not in list(known_kinds()):
         raise InputError(
-            f"speculator: {folder} has format {fields['format_version']!r} and kind "
-            f"{fields['kind']!r}; this version opens format {FORMAT_VERSION} and kinds "
-            f"{', '.join(known_kinds())}"
+            f"speculator: {folder} has format {version!r} and kind {kind!r}; this version opens "
+            f"format {FORMAT_VERSION} and kinds {', '.join(known_kinds())}"
         )
     return config
 
 
-def _check_fields(target: object, target_fingerprint: object, arguments: object, **_) -> None:
-    """TypeError for what `save_speculator` does not write."""
-    prints = isinstance(target_fingerprint, dict) and target_fingerprint.values()
-    if not isinstance(arguments, dict) or prints is False or not isinstance(target, str | None):
-        raise TypeError("fields of other types")
-    if not all(isinstance(each, str) for each in prints):
-        raise TypeError("a fingerprint that is no text")
-
-
-def _check_sizes(arguments: object, target: Target, tensors: dict[str, torch.Tensor]) -> None:
+def _check_sizes(arguments: dict, target: Target, tensors: dict[str, torch.Tensor]) -> None:
     """`InputError` for whole numbers that nothing here is as large as, before memory is asked for
     so much."""
-    if isinstance(arguments, dict | list):
-        for each in arguments.values() if isinstance(arguments, dict) else arguments:
-            _check_sizes(each, target, tensors)
     sizes = (size for each in tensors.values() for size in each.shape)
     largest = max([target.max_positions, *sizes])
-    if isinstance(arguments, int) and arguments > largest:
-        raise InputError(f"{arguments} is more than any size of its tensors and the target")
+    for each in tree_leaves(arguments):
+        if isinstance(each, int) and each > largest:
+            raise InputError(f"{each} is more than any size of its tensors and the target")
 
 
 def load_speculator(folder: str | Path, target: Target) -> Speculator:

@@ -23,7 +23,7 @@ def from_pretrained(name: str | Path):
             f"speculator: {name} holds a speculator of kind {kind.kind!r}, which does not draft; "
             "give one that train.py wrote with speculator=streaming or speculator=medusa"
         )
-    return resolve_name(kind.drafter_class)(name, **kind.drafter_settings)
+    return resolve_name(kind.drafter_class)(name)
 
 
 def push_to_hub(folder: str | Path, repo_id: str, private: bool | None = None) -> str:

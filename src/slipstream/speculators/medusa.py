@@ -19,7 +19,7 @@ from slipstream.core.settings import Count, PositiveShare, Size
 from slipstream.speculators.base import Batch, DraftingSpeculator, SpeculatorConfig, causal_rows
 from slipstream.speculators.head_loss import head_loss, in_slices
 from slipstream.speculators.labels import NO_LABEL, future_tokens, guess_means
-from slipstream.targets.packed import PackedLinear
+from slipstream.targets.packed import PackedLinear, frozen_linear
 from slipstream.targets.rows import rows_at
 from slipstream.targets.target import Target
 
@@ -139,9 +139,6 @@ def _copied(head: nn.Module) -> nn.Module:
             "speculator.own_heads: the target's LM head is no plain linear layer, so it cannot be "
             "copied; set it to false"
         )
-    copy = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
-    with torch.no_grad():
-        copy.weight.copy_(head.weight)
-        if head.bias is not None:
-            copy.bias.copy_(head.bias)
-    return copy
+    weight = head.weight.to(torch.float32, copy=True)
+    bias = None if head.bias is None else head.bias.to(torch.float32, copy=True)
+    return frozen_linear(weight, bias).requires_grad_()

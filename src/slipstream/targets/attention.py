@@ -106,19 +106,16 @@ def limit_streams(
     last of all.
     """
     nodes, main = rows.num_nodes, key.shape[2] - rows.num_stream_rows
+    limited = mask.expand(len(query), query.shape[1], -1, -1).clone()
     owners = rows.owners.to(query.device).clamp(min=0).expand(len(query), -1)
     places = owners[:, None, :, None]
     asking = query.gather(2, places.expand(-1, query.shape[1], -1, query.shape[3]))
     asking = asking.unflatten(1, (key.shape[1], -1))
     scores = (asking @ key[:, :, None, :main].transpose(-1, -2)).flatten(1, 2)
-    visible = mask[:, :, :nodes, :main].expand(len(query), -1, -1, -1)
-    visible = visible.gather(2, places.expand(-1, 1, -1, main))
+    visible = limited[:, :1, :nodes, :main].gather(2, places.expand(-1, 1, -1, main))
     scores = scores.masked_fill(~visible, -torch.inf)
     best = scores.topk(min(attended, main), dim=-1).indices
     chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
     each = rows.num_stream_rows // owners.shape[1]
-    streams = mask[:, :, nodes:].expand(-1, query.shape[1], -1, -1)
-    streams = torch.cat(
-        [streams[..., :main] & chosen.repeat_interleave(each, dim=2), streams[..., main:]], -1
-    )
-    return torch.cat([mask[:, :, :nodes].expand(len(query), query.shape[1], -1, -1), streams], 2)
+    limited[:, :, nodes:, :main] &= chosen.repeat_interleave(each, dim=2)
+    return limited

@@ -97,16 +97,10 @@ class CompiledLayers:
         self._buffers: StepCache | None = None
         self._user: Callable[[], StepCache | None] = lambda: None
 
-    def new_cache(
-        self,
-        allocate: Callable[..., StepCache],
-        capacity: int,
-        batch: int,
-        instead_of: StepCache | None,
-    ) -> StepCache:
+    def new_cache(self, capacity: int, batch: int, instead_of: StepCache | None) -> StepCache:
         """An empty cache over the buffers that graphs were captured for. They grow and never
         shrink, and serve one cache at a time; another gets buffers of its own, without graphs."""
-        capacity, kept = capacity + GRANULARITY, self._buffers
+        capacity, kept, allocate = capacity + GRANULARITY, self._buffers, self.target.allocate
         if self._user() not in (None, instead_of):
             return allocate(capacity, batch, GRANULARITY)
         if kept is None or capacity > kept.capacity or batch > kept.batch_size:
@@ -164,15 +158,12 @@ class CompiledLayers:
         rows.read_out()
         return rows.hidden, rows.outcome
 
-    def replayed(
-        self, run: Callable, settings: tuple, *inputs: torch.Tensor, cache: StepCache | None = None
-    ) -> object:
-        """`run(*settings, *inputs)`: of tensors with the batch first, and of nothing else; cache:
-        as in `Target.replayed`."""
-        whole = partial(run, *(() if cache is None else (cache,)), *settings)
-        if not self._captures(cache):
-            return whole(*inputs)
-        return self._graph((run, settings), whole, inputs)(*inputs)
+    def replayed(self, run: Callable, key: tuple, inputs: Sequence, cache: StepCache | None):
+        """`run(*inputs)`, where graphs are captured by one of them: of tensors with the batch
+        first, of what `key` has, and of nothing else."""
+        if self._captures(cache):
+            run = self._graph(key, run, inputs)
+        return run(*inputs)
 
     def _captures(self, cache: StepCache | None) -> bool:
         """Whether what runs here is a graph: over the buffers that all caches share, and not as

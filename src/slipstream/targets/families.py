@@ -30,8 +30,7 @@ def device_of(module: nn.Module) -> torch.device:
     packed may have none.)"""
     device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
     if device is None:
-        own = next(chain(module.parameters(), module.buffers()), torch.empty(0))
-        device = own.device
+        device = next(chain(module.parameters(), module.buffers()), torch.empty(0)).device
     return torch.device(device)
 
 
@@ -71,7 +70,6 @@ class Family:
         self.config, self.decoder = model.config, model.get_decoder()
         self.embeddings = model.get_input_embeddings()
         self.layers: nn.ModuleList = getattr(self.decoder, self.layer_list)
-        self.max_positions = context_of(model.config)
         # Others may have the key, which they do not read.
         windowed = model.config.model_type in WINDOWED
         self.sliding_window: int | None = model.config.sliding_window if windowed else None

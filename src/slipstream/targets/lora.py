@@ -81,11 +81,10 @@ def merge(target: Target, packed: bool) -> Target:
     """
     from peft.tuners.lora import LoraLayer
 
-    quantized = is_quantized(target.model)
-    changed = [] if quantized else _adapted_tensors(target.model)
+    changed = _folded_tensors(target.model)
     model = _sharing_copy(target.model, changed)
     for name, module in list(model.named_modules()):
-        if isinstance(module, LoraLayer) and not quantized:
+        if changed and isinstance(module, LoraLayer):
             module.merge(safe_merge=True)
             model.set_submodule(name, module.get_base_layer())
     model.eval().requires_grad_(False)
@@ -114,15 +113,15 @@ def _target_like(target: Target, model: nn.Module) -> Target:
 
 def merged_bytes(target: Target) -> int:
     """What `merge` adds to an adapted target, if nothing is packed."""
-    if is_quantized(target.model):
-        return 0
-    return sum(tensor.nbytes for tensor in _adapted_tensors(target.model))
+    return sum(tensor.nbytes for tensor in _folded_tensors(target.model))
 
 
-def _adapted_tensors(model: nn.Module) -> list[torch.Tensor]:
-    """The adapters, and the weights that they are folded into."""
+def _folded_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """The adapters, and the weights that they are folded into; none where these are quantised."""
     from peft.tuners.lora import LoraLayer
 
+    if is_quantized(model):
+        return []
     adapted = (module for module in model.modules() if isinstance(module, LoraLayer))
     return [tensor for module in adapted for tensor in module.parameters()]
 

@@ -103,24 +103,18 @@ def packing_available(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def pack_linears(module: nn.Module, rounded: bool = False) -> int:
-    """Replace every linear below `module` (also GPT-2's Conv1D) by a packed one, or one of 8 bits;
-    returns how many.
+def pack_linears(module: nn.Module, rounded: bool = False) -> None:
+    """Replace every linear below `module` (also GPT-2's Conv1D) by a packed one, or one of 8 bits.
 
     The replaced weights are dropped, so the model is for decoding only from here on. Linears of
     other libraries (quantised ones) and weights of other types are left alone.
     """
     from transformers.pytorch_utils import Conv1D
 
-    found = [
-        (name, child)
-        for name, child in module.named_modules()
-        if name and type(child) in (nn.Linear, Conv1D) and packing_available(child.weight.dtype)
-    ]
-    for name, child in found:
-        kind = RoundedLinear if rounded else PackedLinear
-        module.set_submodule(name, kind(matrix_of(child), child.bias))
-    return len(found)
+    kind = RoundedLinear if rounded else PackedLinear
+    for name, child in list(module.named_modules()):
+        if name and type(child) in (nn.Linear, Conv1D) and packing_available(child.weight.dtype):
+            module.set_submodule(name, kind(matrix_of(child), child.bias))
 
 
 class FusedLinear(nn.Module):
@@ -164,10 +158,9 @@ class _Product(nn.Module):
         self.linear = frozen_linear(torch.cat([linear.weight for linear in linears]), bias)
 
 
-def fuse_linears(layers: Iterable[nn.Module], groups: Iterable[tuple[str, ...]]) -> int:
-    """Let the linears of each group, names inside a layer, be one product in all `layers`; returns
-    how many there are. What is no ordinary frozen linear stays as it is."""
-    products = 0
+def fuse_linears(layers: Iterable[nn.Module], groups: Iterable[tuple[str, ...]]) -> None:
+    """Let the linears of each group, names inside a layer, be one product in all `layers`. What is
+    no ordinary frozen linear stays as it is."""
     for layer in layers:
         modules = dict(layer.named_modules())
         for names in groups:
@@ -175,10 +168,9 @@ def fuse_linears(layers: Iterable[nn.Module], groups: Iterable[tuple[str, ...]])
             if all(type(own) is nn.Linear and not own.weight.requires_grad for own in linears) and (
                 len({own.bias is None for own in linears}) == 1
             ):
-                product, products = _Product(linears), products + 1
+                product = _Product(linears)
                 for index, name in enumerate(names):
                     layer.set_submodule(name, FusedLinear(product, index))
-    return products
 
 
 def is_fused(module: nn.Module) -> bool:

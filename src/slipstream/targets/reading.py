@@ -41,7 +41,7 @@ def read_on(
     alone = width == 1 and cache.level and not visitors  # a row that sees all there is
     if compiled or (cache.bound and not alone):
         causal = causal_mask(width, device).expand(len(tokens), -1, -1)
-        mask = tree_mask(causal, cache.slots, cache.sees())
+        mask = tree_mask(causal, cache.slots, None if cache.level else cache.ends)
     positions = positions.clamp(max=model.max_positions - 1)
     repeats = mask is not None and width <= often
     rows = model.forward(ids, positions, mask, cache, visitors, last=last, repeats=repeats)
@@ -70,7 +70,7 @@ class CachedModel:
 
     def forget_beyond(self, lengths: list[int]) -> None:
         """Forget what was read after the first so many tokens of each text."""
-        self.cache.roll_back(*map(min, self.cache.lengths, lengths))
+        self.cache.settle(list(map(min, self.cache.lengths, lengths)))
 
     def read(self, tokens: list[list[int]]) -> torch.Tensor:
         """Read on, at least one text; (B, D) states of the last tokens, before the final norm.
@@ -97,8 +97,8 @@ def joined(model: Target, first: StepCache, second: StepCache) -> StepCache:
     """A cache with the sequences of both: the first one, where it has room for the others, or one
     that graphs were captured for."""
     cache, count = first, len(first.lengths) + len(second.lengths)
-    room, moves = max(first.room, second.room), model.compiled and model.compiled.deserted
-    if moves and moves(first, second):
+    room = max(first.room, second.room)
+    if model.compiled and model.compiled.deserted(first, second):
         cache, second = model.new_cache(room, count, instead_of=second), second.copied()
     elif not first.fits(second):
         cache = model.new_cache(room, count, instead_of=first)

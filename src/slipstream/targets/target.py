@@ -19,7 +19,7 @@ from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
 from slipstream.core.trees import Trees
 from slipstream.targets.attention import added, our_attention
-from slipstream.targets.families import Family, device_of, family_of
+from slipstream.targets.families import Family, context_of, device_of, family_of
 from slipstream.targets.rows import LayerVisitor, Rows
 
 Outcome = TypeVar("Outcome")
@@ -47,7 +47,7 @@ class Target:
         self.hidden_size = model.config.hidden_size
         self.embedding_size = model.get_input_embeddings().embedding_dim
         self.vocab_size = model.config.vocab_size
-        self.max_positions = self.family.max_positions
+        self.max_positions = context_of(model.config)
         self.fingerprint: dict[str, str] = {}
         self.loading: dict[str, object] = {}  # with which arguments the same model is loaded again
         self.checkpointing = False  # in training, layers run again in the backward pass
@@ -85,16 +85,15 @@ class Target:
         """An empty cache with at least `capacity` slots for every layer; instead_of: another one,
         whose sequences go on in it."""
         if self.compiled is None:
-            return self._allocate(capacity, batch_size)
-        return self.compiled.new_cache(self._allocate, capacity, batch_size, instead_of)
+            return self.allocate(capacity, batch_size)
+        return self.compiled.new_cache(capacity, batch_size, instead_of)
 
-    def _allocate(self, capacity: int, batch_size: int, granularity: int = 1) -> StepCache:
+    def allocate(self, capacity: int, batch_size: int, granularity: int = 1) -> StepCache:
+        """A cache over buffers of its own."""
         heads, size = self.family.cache_shape
         heads //= self.num_parallel if self.family.splits_heads else 1
         devices = [device_of(layer) for layer in self.family.layers]
-        return StepCache(
-            self.num_layers, heads, size, capacity, batch_size, self.dtype, devices, granularity
-        )
+        return StepCache(devices, heads, size, capacity, batch_size, self.dtype, granularity)
 
     def token_embeddings(self, ids: torch.Tensor) -> torch.Tensor:
         """(...) ids -> (..., `embedding_size`), without positions."""
@@ -204,9 +203,10 @@ class Target:
         that every decoding step comes by: where graphs are captured, it is one, and so is what it
         calls. often: whether with these shapes; cache: an argument before the others, for layers
         that it runs."""
+        whole = partial(run, *(() if cache is None else (cache,)), *settings)
         if self.compiled is not None and often:
-            return self.compiled.replayed(run, settings, *inputs, cache=cache)
-        return run(*(() if cache is None else (cache,)), *settings, *inputs)
+            return self.compiled.replayed(whole, (run, settings), inputs, cache)
+        return whole(*inputs)
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """What stands between the layers and the LM head: (..., D) -> (..., width that the head

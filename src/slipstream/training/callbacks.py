@@ -5,7 +5,6 @@ import signal
 import threading
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import lightning as L
@@ -22,17 +21,18 @@ from slipstream.core.resuming import how_to_go_on
 from slipstream.core.settings import Amount
 from slipstream.data.rendering import Sample
 from slipstream.training.checkpoints import go_back_to_last_step
-from slipstream.training.memory import GIB, MemoryEstimate, largest_batch, step_bytes
+from slipstream.training.memory import MemoryEstimate, largest_batch, step_bytes
 from slipstream.training.resuming import random_state, set_random_state
 from slipstream.training.sharding import ShardedTarget
 from slipstream.training.together import SAVE_SECONDS, end_after
 
 
 class RunSummary(L.Callback):
-    """Prints parameters, a memory estimate, the supervised share and one sample with its mask."""
+    """Prints parameters, a memory estimate, the supervised share and one sample with its mask; of
+    classifiers of drafted tokens, whose training tells other things, nothing."""
 
     def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or not module.runs_target:
             return
         console, data, samples = Console(), trainer.datamodule, trainer.datamodule.samples["train"]
         trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
@@ -48,7 +48,7 @@ class RunSummary(L.Callback):
         console.print(_masked(samples[0], data.tokenizer))
 
 
-def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEstimate | str:
+def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEstimate:
     """Of a run's largest batch, in each process."""
     trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
     weights, count = sum(p.nbytes for p in module.parameters()), sharers(trainer)
@@ -59,8 +59,6 @@ def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEsti
     with alone():
         batch = largest_batch(trainer.datamodule.train_dataloader())
         step = step_bytes(module.empty_step, batch, mixed, module.device.type)
-    if step is None:
-        return f"{(weights + 2 * trained) / GIB:.2f} GiB, and what a step takes (not estimated)"
     return MemoryEstimate(weights, 2 * trained, max(step, module.validation_bytes()))
 
 
@@ -93,13 +91,12 @@ class SaveWhenInterrupted(L.Callback):
     def __init__(self, path: str):
         self.path = Path(path)
         self.interrupted = self.stepping = self.terminated = self.requeued = False
-        self.steps, self.random = 0, random_state()
+        self.random = random_state()
 
     def setup(self, trainer: L.Trainer, *_, **__) -> None:
         connector = trainer._signal_connector
-        self.requeue, connector._slurm_sigusr_handler_fn = (
-            connector._slurm_sigusr_handler_fn, self._requeue
-        )  # fmt: skip
+        self.requeue = connector._slurm_sigusr_handler_fn
+        connector._slurm_sigusr_handler_fn = self._requeue
         if trainer.world_size > 1:
             connector._sigterm_notifier_fn = self._terminate
 
@@ -137,7 +134,7 @@ class SaveWhenInterrupted(L.Callback):
         if states := loop._combined_loader_states_to_load:
             loop._combined_loader._load_state_dicts(states)
             loop._combined_loader_states_to_load = []
-        self.steps, self.random = trainer.global_step, random_state()
+        self.random = random_state()
         if trainer.world_size == 1 and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._wait)  # Lightning's teardown takes it back
 
@@ -155,8 +152,8 @@ class SaveWhenInterrupted(L.Callback):
         self.stepping = True
 
     def on_train_batch_end(self, trainer: L.Trainer, *_) -> None:
-        if self.steps != trainer.global_step:
-            self.stepping, self.steps, self.random = False, trainer.global_step, random_state()
+        if self.stepping:
+            self.stepping, self.random = False, random_state()
         self._answer_signals(trainer)
 
     def on_exception(self, trainer: L.Trainer, _, exception: BaseException) -> None:
@@ -192,10 +189,9 @@ class StopWhenNotFinite(L.Callback):
     def on_before_backward(self, trainer: L.Trainer, _, loss: torch.Tensor) -> None:
         self.loss = self.loss + loss.detach()
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, _, optimizer) -> None:
-        losses, self.loss = torch.as_tensor(self.loss), 0.0
-        parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-        gradients = [each.grad for each in parameters if each.grad is not None]
+    def on_before_optimizer_step(self, trainer: L.Trainer, module: L.LightningModule, _) -> None:
+        losses, self.loss = self.loss, 0.0
+        gradients = [each.grad for each in module.parameters() if each.grad is not None]
         # In float16 Lightning scales losses, and leaves out steps whose gradients overflow.
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             gradients = []
@@ -231,9 +227,9 @@ class Progress(TQDMProgressBar):
             self._train_progress_bar.close()
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_) -> None:
-        bar = self.train_progress_bar
-        if trainer.global_step % self.refresh_rate == 0 or trainer.global_step == bar.total:
-            bar.update(trainer.global_step - bar.n)
+        bar, done = self.train_progress_bar, trainer.global_step
+        if self._should_update(done, bar.total):
+            bar.update(done - bar.n)
             bar.set_postfix(self.get_metrics(trainer, module))
 
     def get_metrics(self, trainer: L.Trainer, module: L.LightningModule) -> dict:

@@ -8,9 +8,9 @@ before they return, and what an allocator holds back.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -112,41 +112,23 @@ def empty_target(config, dtype: torch.dtype) -> Target:
     return Target(model.eval().requires_grad_(False))
 
 
-def step_bytes(
-    step_of: Callable[[], Step | None], batch: Batch, mixed: bool, device: str = "cpu"
-) -> int | None:
+def step_bytes(step_of: Callable[[], Step], batch: Batch, mixed: bool, device: str = "cpu") -> int:
     """The peak of a step's forward and backward pass.
 
-    step_of: makes the step, of parts without content; None, and so is the result, where they cannot
-    be made. mixed: whether it runs in bfloat16 over float32 parameters; device: which one, for that
-    many bytes of logits at a time.
+    step_of: makes the step, of parts without content. mixed: whether it runs in bfloat16 over
+    float32 parameters; device: which one, for that many bytes of logits at a time.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), _unmoved():
+    # PyTorch cannot move modules without content; PEFT asks for it, to where they are already.
+    unmoved = patch.object(nn.Module, "to", lambda module, *_, **__: module)
+    with FakeTensorMode(allow_non_fake_inputs=True), unmoved:
         step = step_of()
-    if step is None:
-        return None
-    usual = head_loss.SLICE_BYTES["cpu"]
-    head_loss.SLICE_BYTES["cpu"] = head_loss.SLICE_BYTES.get(device, usual)
-    precision = torch.autocast("cpu", torch.bfloat16) if mixed else nullcontext()
-    try:
-        with PeakMemory() as memory:
-            with precision:
-                loss = step(batch)
-            loss.backward()
-    finally:
-        head_loss.SLICE_BYTES["cpu"] = usual
+    usual = head_loss.SLICE_BYTES
+    slices = patch.dict(usual, cpu=usual.get(device, usual["cpu"]))
+    with slices, PeakMemory() as memory:
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            loss = step(batch)
+        loss.backward()
     return memory.peak
-
-
-@contextmanager
-def _unmoved() -> Iterator[None]:
-    """Modules stay where they are, as PyTorch cannot move those without content; PEFT asks for it,
-    to where they are already."""
-    usual, nn.Module.to = nn.Module.to, lambda module, *_, **__: module
-    try:
-        yield
-    finally:
-        nn.Module.to = usual
 
 
 def largest_batch(batches) -> Batch:

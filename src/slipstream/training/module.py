@@ -46,10 +46,9 @@ class TrainingModule(L.LightningModule):
         data.prepare(self.target.tokenizer, self.target)
         self.data = data
 
-    def empty_step(self) -> Step | None:
-        """The loss of a batch, by parts without content, for the estimate of memory; None where
-        they cannot be made."""
-        return None
+    def empty_step(self) -> Step:
+        """The loss of a batch, by parts without content, for the estimate of memory."""
+        raise NotImplementedError
 
     def validation_bytes(self) -> int:
         """What validation takes beside the weights, about."""
@@ -155,7 +154,7 @@ def total_steps(trainer: L.Trainer, num_batches: int) -> int:
     limit = trainer.limit_train_batches
     num_batches = min(num_batches, limit) if type(limit) is int else int(num_batches * limit)
     steps = trainer.max_steps if trainer.max_steps >= 0 else math.inf
-    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+    if trainer.max_epochs >= 0:
         per_epoch = math.ceil(num_batches / trainer.accumulate_grad_batches)
         steps = min(steps, per_epoch * trainer.max_epochs)
     if steps == math.inf:

@@ -100,13 +100,11 @@ def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: 
         raise InputError(
             "trainer: no step was taken, so nothing was saved; give more time, or more steps"
         )
-    kept = trainer.checkpoint_callback
-    monitored = kept if getattr(kept, "monitor", None) else None  # others keep what came last
-    best = getattr(monitored, "best_model_path", "")
-    score = getattr(monitored, "best_model_score", None)
-    if best:
-        state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
-        module.load_state_dict(state, strict=False)
+    kept, score = trainer.checkpoint_callback, None
+    if getattr(kept, "monitor", None) and kept.best_model_path:  # others keep what came last
+        score = kept.best_model_score
+        state = torch.load(kept.best_model_path, map_location="cpu", weights_only=True)
+        module.load_state_dict(state["state_dict"], strict=False)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and not parameter.isfinite().all():
             raise InputError(

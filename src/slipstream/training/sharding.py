@@ -25,16 +25,14 @@ class ShardedTarget(DDPStrategy):
     def model_to_device(self) -> None:
         module = self.lightning_module
         check_sharded(module)
-        frozen = module.frozen
         mesh = torch.distributed.init_device_mesh(self.root_device.type, (self.world_size,))
         # Embedding and head stay whole: processes call the head for as many slices as they have.
         for layer in module.target.family.layers:
             # Each is called by itself, and would stay whole afterwards, as roots do.
             fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-        names = {id(tensor) for tensor in (*frozen.parameters(), *frozen.buffers())}
-        every = (*module.named_parameters(), *module.named_buffers())
+        held = *module.frozen.named_parameters(), *module.frozen.named_buffers()
         # These are no whole tensors, and not to be sent from the first process to the others.
-        module._ddp_params_and_buffers_to_ignore = [n for n, tensor in every if id(tensor) in names]
+        module._ddp_params_and_buffers_to_ignore = [f"frozen.{name}" for name, _ in held]
         super().model_to_device()
 
 

@@ -163,8 +163,7 @@ class SpeculatorTraining(TrainingModule):
         named = list(self.speculator.named_parameters())
         lora = [parameter for name, parameter in named if name.startswith("lora.")]
         own = [parameter for name, parameter in named if not name.startswith("lora.")]
-        rate = self.lora_learning_rate
-        rate = self.learning_rate if rate is None else rate
+        rate = self.learning_rate if self.lora_learning_rate is None else self.lora_learning_rate
         return [{"params": own}, {"params": lora, "lr": rate}]
 
     def save(self, folder: Path, card: str) -> None:

@@ -30,7 +30,8 @@ def launch(trainer: L.Trainer, output: Path) -> None:
         return
     if not launcher.cluster_environment.creates_processes_externally:
         launcher._call_children_scripts()  # as `launch` does, whose observer kills without a word
-        _watch(lambda: _worst(launcher.procs), launcher.procs, output)
+        procs = launcher.procs
+        _watch(lambda: next(filter(None, (each.poll() for each in procs)), 0), procs, output)
     elif launcher.cluster_environment.local_rank() and "TORCHELASTIC_RUN_ID" not in os.environ:
         parent = os.getppid()
         _watch(lambda: int(os.getppid() != parent), [], output)
@@ -67,11 +68,6 @@ def end_alone(
         file=sys.stderr, flush=True,
     )  # fmt: skip
     os._exit(1)
-
-
-def _worst(processes: list[subprocess.Popen]) -> int:
-    """The exit code of a process that did not end well, 0 if there is none."""
-    return next((code for each in processes if (code := each.poll())), 0)
 
 
 def _watch(lost: Callable[[], int], others: list[subprocess.Popen], output: Path) -> None:

@@ -28,15 +28,13 @@ from slipstream.targets.target import Target, device_of
 
 
 class LowRank(nn.Module):
-    """x -> up(down(x)), down (rank, in), up (out, rank); zero at first unless `random_up`."""
+    """x -> up(down(x)), down (rank, in), up (out, rank); zero at first."""
 
-    def __init__(self, in_features: int, out_features: int, rank: int, random_up: bool = False):
+    def __init__(self, in_features: int, out_features: int, rank: int):
         super().__init__()
         self.down = nn.Parameter(torch.empty(rank, in_features))
         self.up = nn.Parameter(torch.zeros(out_features, rank))
         nn.init.normal_(self.down, std=in_features**-0.5)
-        if random_up:
-            nn.init.normal_(self.up, std=rank**-0.5)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""
@@ -49,22 +47,19 @@ class StreamAdapters(nn.Module):
     Shapes are read off the target; its modules are not kept, so it is not saved with the adapters.
     """
 
-    def __init__(self, target: Target, num_msa_layers: int, rank: int, skip_mlp: bool):
+    def __init__(self, target: Target, layers: range, rank: int, skip_mlp: bool):
         super().__init__()
-        family = target.family
-        self.skip_mlp = skip_mlp
-        self.first_layer = target.num_layers - num_msa_layers
+        family, width = target.family, target.hidden_size
         names = family.attention_linears + (() if skip_mlp else family.mlp_linears)
         self.layers = nn.ModuleDict()
-        for index in range(self.first_layer, target.num_layers):
+        for index in layers:
             layer = family.layers[index]
-            adapters = {
-                name.replace(".", "/"): LowRank(*_shape(layer.get_submodule(name)), rank)
-                for name in names
-            }
+            shapes = {name: _shape(layer.get_submodule(name)) for name in names}
             if skip_mlp:
-                adapters[family.mlp] = LowRank(target.hidden_size, target.hidden_size, rank)
-            self.layers[str(index)] = nn.ModuleDict(adapters)
+                shapes[family.mlp] = width, width
+            self.layers[str(index)] = nn.ModuleDict(
+                {name.replace(".", "/"): LowRank(*shape, rank) for name, shape in shapes.items()}
+            )
 
     def _adapted(self, target: Target) -> Iterator[tuple[nn.Module, dict[str, LowRank]]]:
         """Each MSA layer of the target, and its adapters by the names of what they act on."""
@@ -84,8 +79,7 @@ class StreamAdapters(nn.Module):
         with ExitStack() as hooks:
             for layer, adapters in self._adapted(target):
                 for name, adapter in adapters.items():
-                    replaced = self.skip_mlp and name == target.family.mlp
-                    hook = _hook_in_place_of if replaced else _hook_beside
+                    hook = _hook_in_place_of if name == target.family.mlp else _hook_beside
                     for handle in hook(layer.get_submodule(name), adapter, rows):
                         hooks.enter_context(handle)
             yield
@@ -94,13 +88,12 @@ class StreamAdapters(nn.Module):
     def merged_layers(self, target: Target) -> nn.ModuleList:
         """Copies of the MSA layers for stream rows only, with the adapters merged in; in 8 bits
         where that pays."""
-        layers = nn.ModuleList()
+        layers, config = nn.ModuleList(), target.model.config
         for original, adapters in self._adapted(target):
             # The same config: it says how these layers attend.
-            config = target.model.config
             layer = copy.deepcopy(original, {id(config): config})
             for name, adapter in adapters.items():
-                if self.skip_mlp and name == target.family.mlp:
+                if name == target.family.mlp:
                     pair = (frozen_linear(part.clone()) for part in (adapter.down, adapter.up))
                     layer.set_submodule(name, nn.Sequential(*pair).to(target.dtype))
                 else:

@@ -110,7 +110,7 @@ class StreamingConfig(SpeculatorConfig):
                 f"{target.max_positions} positions; give 0 for all of them"
             )
         limit = math.pi / 2 / (target.max_positions + self.num_streams)
-        if not 0 <= self.value_rotation <= limit:
+        if self.value_rotation > limit:
             raise InputError(
                 f"speculator.value_rotation: must be between 0 and {limit:.3g}, a quarter turn "
                 "over all positions and streams"

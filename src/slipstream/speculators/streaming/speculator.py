@@ -6,7 +6,6 @@ Its adapters act on stream rows alone (lossless), or are LoRA layers for all row
 
 import copy
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -23,16 +22,12 @@ from slipstream.targets.target import Target
 
 
 class StreamingSpeculator(StreamSteps):
-    """gamma streams in the top N_s layers of `target`.
-
-    Raises `InputError` for a config the target cannot carry.
-    """
+    """gamma streams in the top N_s layers of `target`."""
 
     kind = StreamingConfig.kind
     Config = StreamingConfig
     title = "Streaming speculator"
     drafter_class = "slipstream.drafters.streaming:Streaming"
-    drafter_settings: ClassVar = {"schedule": "auto", "top_k": 4}
 
     def __init__(self, target: Target, config: StreamingConfig):
         super().__init__(target, config)
@@ -81,10 +76,8 @@ class StreamingSpeculator(StreamSteps):
         """
         config = replace(self.config, num_streams=count, stream_weights=None)
         fewer = StreamingSpeculator(target, config)
-        own, tensors = fewer.state_dict(), self.state_dict()
-        for name, tensor in tensors.items():
-            tensors[name] = tensor[:count] if tensor.shape != own[name].shape else tensor
-        fewer.load_state_dict(tensors)
+        own = fewer.state_dict()
+        fewer.load_state_dict({n: t[: len(own[n])] for n, t in self.state_dict().items()})
         return fewer.to(self.pruning.down)
 
     def losses(
@@ -107,9 +100,3 @@ class StreamingSpeculator(StreamSteps):
         means = guess_means(losses.streams, losses.accuracies, "stream")
         means["pruning_loss"] = losses.pruning
         return losses.total, means | ({"main_loss": losses.main} if main else {})
-
-    def num_extra_parameters(self) -> int:
-        """Trained parameters beside the adapters, of streams or of all rows (the paper's "extra
-        parameters")."""
-        own = self.named_parameters()
-        return sum(p.numel() for name, p in own if not name.startswith(("adapters.", "lora.")))

@@ -44,12 +44,13 @@ class StreamSteps(DraftingSpeculator):
         if not config.value_rotation:
             self.embeddings = nn.Parameter(0.02 * torch.randn(self.num_streams, width))
         if rank := config.initialisation_rank:
-            self.initialisation = LowRank(width, width, rank, random_up=True)
+            self.initialisation = LowRank(width, width, rank)
+            nn.init.normal_(self.initialisation.up, std=rank**-0.5)
         if rank := config.root_rank:
             self.root = LowRank(target.embedding_size, width, rank)
         if rank := config.adapter_rank:
             skip_mlp = config.mlp == "adapter"
-            self.adapters = StreamAdapters(target, config.num_msa_layers, rank, skip_mlp)
+            self.adapters = StreamAdapters(target, self.msa_layers(target), rank, skip_mlp)
         self.pruning = LowRank(width, width, config.pruning_rank)
         if rank := config.transition_rank:
             self.transitions = Transitions(target.embedding_size, rank)
