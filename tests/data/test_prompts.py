@@ -42,6 +42,16 @@ def test_a_path_wins_over_the_hub_and_the_split_is_that_asked_for(tmp_path):
         assert PromptSets(None, HUB, None, split, 0).take(1)[0].text == f"{split} 0"
 
 
+def test_what_a_single_file_is_good_for_is_told(tmp_path, capsys):
+    """Its prompts are those of both splits."""
+    for split in ("test", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"prompt": split}))
+        PromptSets(str(tmp_path), None, None, split, 0).take(1)
+        PromptSets(str(tmp_path / "test.jsonl"), None, None, split, 0).take(1)
+        told = capsys.readouterr().out
+        assert ("measure what is chosen by these on others" in told) == (split == "validation")
+
+
 def test_a_split_that_is_trained_on_is_refused():
     with pytest.raises(InputError, match=r"data\.split: must be one of test, validation"):
         app.infer(config_of("infer", "data.split=train"))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
+from pathlib import Path
 from typing import Literal
 
 from slipstream.core.errors import InputError
@@ -70,6 +71,11 @@ class PromptSets:
             rows = self.sources.synthetic(count, self.split)
             return [Prompt(row.prompt, row.source) for row in rows]
         tables = self.sources.tables(self.split, completion_required=False)
+        if self.split == "validation" and any(Path(own).is_file() for own in self.sources.paths):
+            print(
+                "note: a single file of data.path has no validation prompts of its own; measure "
+                "what is chosen by these on others"
+            )
         if self.categories:
             tables = [part for table in tables for part in by_category(table)]
         sets = []
