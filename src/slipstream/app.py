@@ -113,7 +113,7 @@ def infer(config: DictConfig) -> list:
     from slipstream.core.resuming import flattened, journal, stoppable
     from slipstream.decoding.calibrated import described
     from slipstream.evaluation.methods import prepared
-    from slipstream.evaluation.run import answer_one, converse, decoder_of
+    from slipstream.evaluation.run import answer_one, converse, showing
     from slipstream.results.record import environment
     from slipstream.results.writer import check_replaceable
     from slipstream.speculators.checkpoint import owned
@@ -128,6 +128,8 @@ def infer(config: DictConfig) -> list:
     tasks = [name for name in TASKS if config[name] not in (None, False)]
     if len(tasks) > 1:
         raise InputError(f"{tasks[0]}: cannot be combined with {tasks[1]}; leave one of them out")
+    if config.prompt is not None and not config.prompt.strip():
+        raise InputError("prompt: it is empty; give some text")
     if config.study is not None:
         _check_study(config)
     if config.threads:
@@ -143,13 +145,12 @@ def infer(config: DictConfig) -> list:
         chosen = [name for name, node in config.methods.items() if node is not None]
         if not chosen:
             raise InputError("methods: nothing to answer with; name at least one method")
-        made = {chosen[-1]: partial(build, config.methods[chosen[-1]])}
+        made = {chosen[-1]: lambda: showing(build(config.methods[chosen[-1]]))}
         (method,) = prepared("methods", made, target, sampling, limits, False).values()
-        decoder = decoder_of(method)
         if config.chat:
-            converse(decoder, config.seed)
+            converse(method.decoder, config.seed)
         else:
-            answer_one(decoder, config.prompt, config.seed)
+            answer_one(method.decoder, config.prompt, config.seed)
         return []
     run = described(content) | {"target": target.fingerprint, "environment": environment(target)}
     del run["output_dir"], run["resume"]

@@ -82,9 +82,10 @@ def words(count: int, random: Random) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["deferred", "fused", "prompt lookup"])
-def test_answers_are_those_alone_and_the_counts_are_the_engines(kind):
+def test_answers_are_those_alone_and_the_counts_are_the_engines(kind, monkeypatch):
     """Prompts from one token to several parts, greedy and sampled, while trees change their size:
     each answer is plain decoding's, and every counter is what its requests say."""
+    monkeypatch.setattr("slipstream.serving.worker.PREFILL_ROWS", 4)  # short ones have two, too
     random = Random(2)
     ways = [Sampling(), Sampling(0.9), Sampling(0.7, top_k=9)]
     clients = [

@@ -26,19 +26,17 @@ LOW_TAU = 1.05
 
 def answer_one(decoder: Decoder, prompt: str, seed: int) -> None:
     """Answer one prompt on the terminal as it is decided."""
-    if not prompt.strip():
-        raise InputError("prompt: it is empty; give some text")
     tell(Console(), decoder, render_prompt(decoder.target.tokenizer, prompt), seed)
 
 
-def decoder_of(method: Method) -> Decoder:
-    """What a method answers with; `InputError` for one that shows nothing while it decides."""
+def showing(method: Method) -> Method:
+    """A method that can show an answer while it is decided; `InputError` for another one."""
     if not isinstance(method, Plain | Speculative | Sprinter):
         raise InputError(
             f"methods: {type(method).__name__} cannot show an answer while it is decided; let "
             "another method be the last one"
         )
-    return method.decoder
+    return method
 
 
 def tell(console: Console, decoder: Decoder, ids: list[int], seed: int) -> Generation:

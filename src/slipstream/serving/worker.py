@@ -21,6 +21,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering
 from slipstream.serving.counts import Counts
+from slipstream.targets.reading import PREFILL_ROWS
 
 log = logging.getLogger(__name__)
 FINISHED = {"end": "stop", "stop": "stop", "length": "length"}
@@ -221,8 +222,11 @@ class Worker:
             self._start(fresh)
 
     def _start(self, fresh: list[Asked]) -> None:
-        """Short prompts, together: they have one part."""
-        self._read(fresh, self.decoder.starting([asked.request for asked in fresh], self.rows))
+        """Short prompts, together and at once."""
+        requests, rows = [asked.request for asked in fresh], min(self.rows, PREFILL_ROWS)
+        parts = self.decoder.starting(requests, rows)
+        while self._read(fresh, parts):
+            pass
 
     def _read_on(self) -> None:
         """One part of a long prompt."""
