@@ -190,6 +190,7 @@ def _last(known: dict[tuple, object], name: str | Path, make: Callable[[str], ob
     if key not in known:
         known.clear()
         gc.collect()
+        torch.cuda.empty_cache()
         known[key] = make(str(name))
     return known[key]
 

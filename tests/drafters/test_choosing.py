@@ -24,6 +24,7 @@ from slipstream.drafters.experience import (
     GLANCE,
     KEPT,
     MOST,
+    NEAR,
     NEIGHBOURS,
     PACE,
     TREES,
@@ -203,7 +204,7 @@ def test_a_tree_is_as_wide_as_pays():
     now, draft = record.opened([[1]]), Draft.chain([7] * 9, [1, *(0.9**n for n in range(1, 9))])
     # 3.4 tokens in one second, or 6.1 in three: what tells is how many a second there are anyway
     assert record.choice(now, {"one": [draft]}, [], 12) == ("near", 9, [draft])
-    now[0].add(PACE, "", 33, 10.0)
+    now[0].add(PACE, NEAR, 33, 10.0)
     assert record.choice(now, {"one": [draft]}, [], 12) == ("near", 4, [draft])
     for _ in range(9):
         record.passed("plain", 8, 1.1)
@@ -239,6 +240,7 @@ def test_trees_of_who_must_work_are_as_wide_as_pays_too():
     assert record.choice(now, {}, ["streams"], 16) == ("streams", 8, [])
     for _ in range(50):
         record.passed("streams", 16, 1.2)
+        record.passed("plain", 1, 1.0)
     assert record.choice(now, {}, ["streams"], 16) == ("streams", 16, [])
 
 
@@ -250,7 +252,7 @@ def test_a_cheap_draft_that_is_right_now_and_then_makes_slow_steps_dear():
         record.passed("slow", 8, 2.0)
     for tokens, name in ((20, "slow"), (25, "plain")):
         (now,) = record.opened([[1]])
-        now.all = {(TREES, "slow"): (300, 240), (PACE, ""): (tokens, 10.0)}
+        now.all = {(TREES, "slow"): (300, 240), (PACE, NEAR): (tokens, 10.0)}
         assert record.choice([now], {"none": [Draft.chain([7])]}, ["slow"], 8)[0] == name
 
 
@@ -274,6 +276,20 @@ def test_longer_texts_make_all_steps_dearer_alike():
     record.look_back()
     assert record.level == pytest.approx(1.0, rel=0.15)
     assert record._cost("plain", 1) == pytest.approx(1.0, rel=0.15)
+
+
+def test_steps_without_near_drafters_have_the_pace_of_the_best_of_them():
+    """However it went so far: where streams are worth less than usual, nothing else is better."""
+    now = Episode([1])
+    now.add(PACE, "", 40, 10.0)
+    assert now.pace(2.0) == 2.0
+    now.add(PACE, NEAR, 50, 10.0)
+    assert now.pace(2.0) == (50 + 2 * 10) / 20
+
+
+def test_no_node_is_believed_more_than_its_parent():
+    sure = Draft.chain([7, 1, 2], [1, 0.5, 0.9]).believed(1.2).confidences
+    assert sure == pytest.approx([1, 0.6, 0.6])
 
 
 def test_near_drafters_draft_one_tree():
@@ -379,5 +395,7 @@ def test_a_call_by_name():
 def test_what_cannot_be_chosen_from_is_refused(target):
     assert "name at least one" in refused(lambda: Auto({"one": None}))
     assert "cannot be parts" in refused(lambda: Auto({"one": lookahead()}).attach(target))
+    for name in ("plain", "near"):
+        assert "another name" in refused(lambda: Auto({name: unispec()}).attach(target))  # noqa: B023
     draft = DraftModel(tiny_target(seed=8), 3)
     assert "must read along" in refused(lambda: Auto({"one": draft}).attach(target))

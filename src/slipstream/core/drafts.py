@@ -45,19 +45,23 @@ class Draft:
         return Draft(self.tokens[:count], self.parents[:count], self.confidences[:count])
 
     def believed(self, trust: float) -> "Draft":
-        """The same with confidences of `trust` times as much, and at most 1."""
-        sure = [1.0, *(min(1.0, trust * own) for own in self.confidences[1:])]
+        """The same with confidences of `trust` times as much, of no node more than its parent's."""
+        sure = [1.0]
+        for own, parent in zip(self.confidences[1:], self.parents[1:], strict=True):
+            sure.append(min(sure[parent], trust * own))
         return Draft(self.tokens, self.parents, sure)
 
     def merged(self, other: "Draft", budget: int) -> "Draft":
         """Both trees of one root in one: equal paths are one, with the higher confidence. The
-        `budget` most confident nodes, in this order; children are no surer than their parents.
+        `budget` most confident nodes, in this order; in both no child is surer than its parent.
 
         >>> one = Draft.chain([7, 1, 2], [1.0, 0.6, 0.3])
         >>> both = one.merged(Draft([7, 1, 3], [-1, 0, 0], [1.0, 0.8, 0.4]), 4)
         >>> both.tokens, both.parents, both.confidences
         ([7, 1, 3, 2], [-1, 0, 0, 1], [1.0, 0.8, 0.4, 0.3])
         """
+        if len(other) == 1:
+            return self
         tokens, parents, sure = [*self.tokens], [*self.parents], [*self.confidences]
         nodes = {pair: node for node, pair in enumerate(zip(parents, tokens, strict=True))}
         place: list[int] = []

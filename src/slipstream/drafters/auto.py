@@ -34,6 +34,8 @@ class Auto(Several):
     def attach(self, target: Target) -> AttachedSeveral:
         target, parts = self.attached_parts(target)
         for name, part in parts.items():
+            if name in (NONE, NEAR):
+                raise InputError(f"drafter.drafters.{name}: has a meaning here; give another name")
             if isinstance(part, AttachedDraftModel):
                 raise InputError(
                     f"drafter.drafters.{name}: a draft model must read along at every step, "
@@ -101,7 +103,7 @@ class AutoSession(SeveralSession):
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        """A drafter works on the host: steps with trees of others should not cost more for it."""
+        """A drafter works on the host: no step costs more for it, whoever drafts."""
         started = time.perf_counter()
         yield
         self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - started
@@ -112,11 +114,10 @@ class AutoSession(SeveralSession):
         if self.running is not None:
             name, count, width, since = self.running
             record.spent(self.spent)
-            aside = sum(spent for other, spent in self.spent.items() if other != name)
             kind = name if name in self.working else NONE
-            record.passed(kind, count * width, now - since - aside)
+            record.passed(kind, count * width, now - since - sum(self.spent.values()))
             for episode, tokens in zip(self.episodes, decided, strict=True):
-                episode.add(PACE, "", len(tokens), now - since)
+                episode.add(PACE, NEAR if name == NEAR else "", len(tokens), now - since)
                 if name in self.working:
                     episode.add(TREES, name, log2(width), len(tokens) - 1)
         self.spent = {}

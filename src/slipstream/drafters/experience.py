@@ -24,7 +24,8 @@ MOST = {CLAIMS: 40.0, TREES: 20.0, LOOKS: 16.0, PACE: 80.0}
 """Kinds of evidence, as pairs: of a near drafter the tokens it claimed, and those that were right;
 of a working one the logarithms of its trees' nodes, and the tokens that were right; how often a
 near drafter was looked at, and the seconds that its drafts promised to save; the tokens that were
-decided, and the seconds it took. Of earlier prompts no more than so much of the first counts."""
+decided, and the seconds it took, by trees of near drafters and by others (""). Of earlier prompts
+no more than so much of the first counts."""
 MEMORY = 0.98
 """What evidence still counts after the next of its kind."""
 KEPT, NEIGHBOURS = 64, 8
@@ -40,8 +41,9 @@ GLANCE, SURE = 16, 2.0
 """A near drafter whose drafts have saved less time than they took, in so many looks or more, drafts
 at every 16th step alone."""
 MARGIN = 0.2
-"""What is drafted must promise so many tokens more than it costs, of each request: the most
-promising of many drafts promises too much, and some of its tokens would have been cheap later."""
+"""What near drafters draft must promise so many tokens more than what it replaces, of each request:
+the most promising of many drafts promises too much, and some of its tokens would have been cheap
+later."""
 FEW, SAMPLES, STALE, RENEW = 3, 25, 1024, 8
 """Of a number of rows the fewest steps that tell their cost; the seconds of so many are kept, and
 for so many steps after the last of them; what they come to is computed anew so often."""
@@ -52,7 +54,7 @@ would move further with steps that were disturbed than with others, and drift.)"
 SIZES = tuple(sorted({2**n for n in range(14)} | {3 * 2**n for n in range(12)}))
 """Numbers of rows that costs are told apart by, and widths of trees that are considered."""
 Evidence = dict[tuple[str, str], tuple[float, float]]
-"""Pairs as in `MOST`, by kind and drafter ("" for `PACE`); recent findings count more."""
+"""Pairs as in `MOST`, by kind and drafter (of `PACE` `NEAR` or ""); recent findings count more."""
 
 
 class Episode:
@@ -84,7 +86,8 @@ class Episode:
 
     def alike(self, other: "Episode") -> float:
         """The tokens that both prompts have, as a part of those that one of them has."""
-        return len(self.tokens & other.tokens) / max(1, len(self.tokens | other.tokens))
+        both = len(self.tokens & other.tokens)
+        return both / max(1, len(self.tokens) + len(other.tokens) - both)
 
     def add(self, kind: str, name: str, of: float, came: float) -> None:
         for evidence in (self.own, self.all):
@@ -106,10 +109,12 @@ class Episode:
         looks, saved = self.all.get((LOOKS, name), (0.0, 0.0))
         return saved / looks if looks >= SURE else float("inf")
 
-    def pace(self, usual: float) -> float:
-        """Tokens a second; `usual` where nothing is known."""
-        tokens, seconds = self.all.get((PACE, ""), (0.0, 0.0))
-        return tokens / seconds if seconds else usual
+    def pace(self, steady: float) -> float:
+        """Tokens a second, where all steps without near drafters have `steady`."""
+        tokens, seconds = self.all.get((PACE, NEAR), (0.0, 0.0))
+        others = self.all.get((PACE, ""), (0.0, 0.0))[1]
+        known = seconds + others
+        return (tokens + steady * others) / known if known else steady
 
 
 def _added(
@@ -153,8 +158,9 @@ class Experience:
     def opened(self, prompts: Iterable[Sequence[int]]) -> list[Episode]:
         """Answers to these prompts begin."""
         episodes = [Episode(prompt) for prompt in prompts]
+        past = list(self.past)  # other threads may begin answers, too
         for episode in episodes:
-            episode.follow(self.past)
+            episode.follow(past)
         self.past += episodes
         self.last = ""
         return episodes
@@ -195,31 +201,31 @@ class Experience:
         if own is None or not own.tells(self.steps):
             return NONE, 1, []
         alone = self._cost(NONE, requests)
-        usual = 1 / (self.level * alone)
-        pace = self.level * sum(each.pace(usual) for each in episodes)
-        found = {(NONE, 1): requests - pace * alone}
+        promised = {(NONE, 1): (requests, alone)}
         for name in working:
             gains = sum(each.gains(name) for each in episodes)
             for width in sizes_up_to(budget)[1:]:
-                tokens = requests + gains * log2(width)
-                found[name, width] = tokens - pace * self._cost(name, requests * width)
-        best, least = max(found, key=found.__getitem__), found[NONE, 1] + MARGIN * requests
+                cost = self._cost(name, requests * width)
+                promised[name, width] = requests + gains * log2(width), cost
+        steady = max(tokens / cost for tokens, cost in promised.values()) / self.level / requests
+        pace = self.level * sum(each.pace(steady) for each in episodes)
+        found = {key: tokens - pace * cost for key, (tokens, cost) in promised.items()}
+        best = max(found, key=found.__getitem__)
         # The quickest to look is credited first: another one with the same draft saves nothing, nor
         # does a draft that is not worth verifying.
-        near: list[Draft] = []
+        near, most = [], found[best] + MARGIN * requests
         for name in sorted(drafts, key=lambda name: self.host.get(name, 0.0)):
-            before, pairs = max(found[best], least), zip(episodes, drafts[name], strict=True)
+            before, pairs = most, zip(episodes, drafts[name], strict=True)
             more = [draft.believed(episode.trust(name)) for episode, draft in pairs]
             pairs = zip(near, more, strict=True)
             near = [known.merged(draft, budget) for known, draft in pairs] if near else more
             for width, tokens in _promised(near):
-                found[NEAR, width] = requests + tokens - pace * self._cost(NONE, requests * width)
-                best = max(best, (NEAR, width), key=found.__getitem__)
-            saved = self.level * (max(found[best], least) - before) / pace / requests
+                worth = requests + tokens - pace * self._cost(NONE, requests * width)
+                if worth > most:
+                    best, most = (NEAR, width), worth
+            saved = self.level * (most - before) / pace / requests
             for episode in episodes:
                 episode.add(LOOKS, name, 1, saved)
-        if found[best] < least:
-            best = NONE, 1
         self.last = best[0]
         return *best, near
 

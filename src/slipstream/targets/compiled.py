@@ -36,7 +36,7 @@ REPLAYING = ("cuda",)
 COMPILED = 256
 # How many graphs a target keeps, those that were used last: a long text goes through many numbers
 # of slots, a server through batches and budgets, too.
-GRAPHS = 512
+GRAPHS = 2048
 # Caches have a multiple of so many slots, so that most prompts find one that is there.
 CAPACITY = 1024
 # Prompts are padded to multiples of so many rows, where a batch has at most so many: of more the
