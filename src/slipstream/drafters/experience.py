@@ -37,13 +37,13 @@ TRUST = 2.0
 """Claims are believed as if so many tokens had been right that were claimed."""
 HOPE = 4.0
 """Trees of working drafters: as if so many nodes, in logarithms, had each had a token right."""
-GLANCE, SURE = 16, 2.0
+GLANCE, SURE = 24, 2.0
 """A near drafter whose drafts have saved less time than they took, in so many looks or more, drafts
-at every 16th step alone."""
-MARGIN = 0.2
+at every 24th step alone."""
+MARGIN, WORKING_MARGIN = 0.2, 0.1
 """What near drafters draft must promise so many tokens more than what it replaces, of each request:
 the most promising of many drafts promises too much, and some of its tokens would have been cheap
-later."""
+later. Trees of a working drafter must promise so many more than none."""
 FEW, SAMPLES, STALE, RENEW = 3, 25, 1024, 8
 """Of a number of rows the fewest steps that tell their cost; the seconds of so many are kept, and
 for so many steps after the last of them; what they come to is computed anew so often."""
@@ -211,6 +211,8 @@ class Experience:
         pace = self.level * sum(each.pace(steady) for each in episodes)
         found = {key: tokens - pace * cost for key, (tokens, cost) in promised.items()}
         best = max(found, key=found.__getitem__)
+        if found[best] < found[NONE, 1] + WORKING_MARGIN * requests:
+            best = NONE, 1
         # The quickest to look is credited first: another one with the same draft saves nothing, nor
         # does a draft that is not worth verifying.
         near, most = [], found[best] + MARGIN * requests
