@@ -9,7 +9,7 @@ rows.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Reversible, Sequence
+from collections.abc import Iterable, Reversible, Sequence
 from functools import cache
 from heapq import nlargest
 from itertools import accumulate
@@ -53,7 +53,8 @@ much it moves with a step, however long that took, and by this power it goes bac
 would move further with steps that were disturbed than with others, and drift.)"""
 SIZES = tuple(sorted({2**n for n in range(14)} | {3 * 2**n for n in range(12)}))
 """Numbers of rows that costs are told apart by, and widths of trees that are considered."""
-Evidence = dict[tuple[str, str], tuple[float, float]]
+Pair = tuple[float, float]
+Evidence = dict[tuple[str, str], Pair]
 """Pairs as in `MOST`, by kind and drafter (of `PACE` `NEAR` or ""); recent findings count more."""
 
 
@@ -113,13 +114,10 @@ class Episode:
         """Tokens a second, where all steps without near drafters have `steady`."""
         tokens, seconds = self.all.get((PACE, NEAR), (0.0, 0.0))
         others = self.all.get((PACE, ""), (0.0, 0.0))[1]
-        known = seconds + others
-        return (tokens + steady * others) / known if known else steady
+        return (tokens + steady * others) / (seconds + others) if seconds + others else steady
 
 
-def _added(
-    before: tuple[float, float] | None, of: float, came: float, memory: float = 1.0
-) -> tuple[float, float]:
+def _added(before: Pair | None, of: float, came: float, memory: float = 1.0) -> Pair:
     known, known_came = before or (0.0, 0.0)
     return memory * known + of, memory * known_came + came
 
@@ -200,8 +198,7 @@ class Experience:
         own = self.seconds.get(NONE, {}).get(_size(requests))
         if own is None or not own.tells(self.steps):
             return NONE, 1, []
-        alone = self._cost(NONE, requests)
-        promised = {(NONE, 1): (requests, alone)}
+        promised = {(NONE, 1): (requests, self._cost(NONE, requests))}
         for name in working:
             gains = sum(each.gains(name) for each in episodes)
             for width in sizes_up_to(budget)[1:]:
@@ -221,8 +218,10 @@ class Experience:
             more = [draft.believed(episode.trust(name)) for episode, draft in pairs]
             pairs = zip(near, more, strict=True)
             near = [known.merged(draft, budget) for known, draft in pairs] if near else more
-            for width, tokens in _promised(near):
-                worth = requests + tokens - pace * self._cost(NONE, requests * width)
+            sums = [[*accumulate(draft.confidences[1:], initial=0.0)] for draft in near]
+            for width in sizes_up_to(max(map(len, sums)))[1:]:
+                tokens = requests + sum(each[min(width, len(each)) - 1] for each in sums)
+                worth = tokens - pace * self._cost(NONE, requests * width)
                 if worth > most:
                     best, most = (NEAR, width), worth
             saved = self.level * (most - before) / pace / requests
@@ -280,13 +279,6 @@ class Recent:
     def add(self, seconds: float, step: int) -> None:
         self.seconds.append(seconds)
         self.median, self.last = sorted(self.seconds)[len(self.seconds) // 2], step
-
-
-def _promised(drafts: list[Draft]) -> Iterator[tuple[int, float]]:
-    """Widths of trees, and how many drafted tokens all of them should have right then."""
-    sums = [[*accumulate(draft.confidences[1:], initial=0.0)] for draft in drafts]
-    for width in sizes_up_to(max(map(len, sums)))[1:]:
-        yield width, sum(own[min(width, len(own)) - 1] for own in sums)
 
 
 @cache
