@@ -23,7 +23,7 @@ from slipstream.targets.target import Target
 
 
 class Engine(Decoder):
-    """Decoding of `target` with `drafter`, attached to it or not; budget: nodes of a tree."""
+    """Decodes with `drafter`, attached to `target` or not; budget: nodes of a tree, root included."""
 
     @checked
     def __init__(

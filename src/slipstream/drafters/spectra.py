@@ -110,10 +110,13 @@ class Dictionaries(GuessPool):
         """Up to `longest` tokens, one by one those of the longest suffix that `backward` knows."""
         size = self.ngram - 1
         ending = tokens[-size:]
-        end = len(ending) + longest
-        while len(ending) < end and (ngram := longest_known(self.backward, ending, size)):
+        known = len(ending)
+        while len(ending) < known + longest:
+            ngram = longest_known(self.backward, ending, size)
+            if ngram is None:
+                break
             ending.append(self.backward[ngram])
-        return ending[end - longest :]
+        return ending[known:]
 
 
 class _Candidates(Branches):

@@ -73,8 +73,8 @@ class PromptSets:
         tables = self.sources.tables(self.split, completion_required=False)
         if self.split == "validation" and any(Path(own).is_file() for own in self.sources.paths):
             print(
-                "note: a single file of data.path is of all splits; measure what is chosen by its "
-                "prompts on others"
+                "note: a single file of data.path has the same prompts for validation and test; "
+                "measure what is chosen by them on others"
             )
         if self.categories:
             tables = [part for table in tables for part in by_category(table)]
