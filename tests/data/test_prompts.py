@@ -49,9 +49,7 @@ def test_what_a_single_file_is_good_for_is_told(tmp_path, capsys):
         PromptSets(str(tmp_path), None, None, split, 0).take(1)
         PromptSets(str(tmp_path / "test.jsonl"), None, None, split, 0).take(1)
         told = capsys.readouterr().out
-        assert ("measure what is chosen by its prompts on others" in told) == (
-            split == "validation"
-        )
+        assert ("measure what is chosen by them on others" in told) == (split == "validation")
 
 
 def test_a_split_that_is_trained_on_is_refused():

@@ -23,7 +23,8 @@ from slipstream.targets.target import Target
 
 
 class Engine(Decoder):
-    """Decodes with `drafter`, attached to `target` or not; budget: nodes of a tree, root included."""
+    """Speculative decoding with `drafter`, attached to `target` or not; budget: nodes of a tree,
+    root included."""
 
     @checked
     def __init__(
