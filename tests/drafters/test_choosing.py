@@ -33,8 +33,9 @@ from slipstream.drafters.experience import (
     sizes_up_to,
 )
 from slipstream.drafters.prompt_lookup import PromptLookup
-from slipstream.drafters.stream_sessions import StreamSession
+from slipstream.drafters.stream_sessions import DeferredSession, StreamSession
 from slipstream.drafters.streaming import Streaming
+from slipstream.targets.compiled import compile_target
 
 PROMPT = [3, 14, 15, 9, 26, 5, 3, 14, 15]
 LONG = Limits(240)
@@ -345,7 +346,7 @@ def test_streams_and_lookups_in_turn_and_in_batches(target):
     engine = Engine(target, Auto(parts), Sampling(), Limits(40), 8)
     turn, chosen = count(), []
 
-    def choice(episodes, drafts, working, budget):
+    def choice(episodes, drafts, working, budget, begun):
         name = ["streaming", "plain", *drafts][next(turn) % (2 + len(drafts))]
         chosen.append(name)
         if name in drafts:
@@ -383,6 +384,56 @@ def test_streams_that_draft_again_read_what_was_decided_meanwhile(target, monkey
     monkeypatch.setattr(StreamSession, "_read", checked)
     engine.generate_batch([PROMPT, PROMPT[:3]])
     assert len(wholes) > 6 and all(wholes)
+
+
+def test_a_draft_that_is_begun_gives_way_to_more_tokens_alone():
+    """Three tokens in 3 s, or 2.5 in 1: what is drafted already takes its time anyway."""
+    record = told()
+    for _ in range(FEW):
+        record.passed("plain", 8, 1.0)
+        record.passed("streams", 8, 3.0)
+    (now,) = record.opened([[1]])
+    now.all = {(TREES, "streams"): (90, 60), (PACE, NEAR): (20, 10.0)}
+    short, long = Draft.chain([7, 1, 2], [1, 0.8, 0.7]), Draft.chain([7] * 5, [1, *[0.9] * 4])
+    for begun, draft, name in ((None, short, NEAR), (8, short, "streams"), (8, long, NEAR)):
+        asked = [now], {"one": [draft]}, ["streams"], 8, begun and ("streams", begun)
+        assert record.choice(*asked)[0] == name
+
+
+@pytest.mark.parametrize("looking", [True, False])
+def test_where_steps_are_compiled_streams_draft_before_the_host_knows(looking, target, monkeypatch):
+    """Near drafters look meanwhile; where none does, the next forward begins, too, and what became
+    of trees is learned a step later, of the last ones of an answer never."""
+    speculator = tiny_speculator(target, seed=2, num_streams=3)
+    parts = {"streaming": Streaming(speculator, "deferred", 2), "lookup": PromptLookup(2, 3)}
+    monkeypatch.setattr(Experience, "pays", lambda *_: looking)
+    monkeypatch.setattr(Experience, "glances", False)
+    monkeypatch.setattr(Experience, "_cost", lambda *_: 1.0)  # streams are worth it
+    plain = PlainDecoder(target, Sampling(), Limits(40))
+    expected = [plain.generate(ids).ids for ids in (PROMPT, PROMPT[:3])]
+    engine = Engine(
+        compile_target(target, "reduce-overhead"), Auto(parts), Sampling(), Limits(40), 8
+    )
+    record, drafted, begun = engine.attached.record, [], []
+    for _ in range(FEW):
+        record.passed("plain", 1, 1.0)
+    draft, begin = DeferredSession.draft, Engine._begin_next
+
+    def noted(session, verified, budget):
+        drafted.append(verified.known)
+        return draft(session, verified, budget)
+
+    def noticed(self, batch, verified):
+        begun.append(not verified.known)
+        return begin(self, batch, verified)
+
+    monkeypatch.setattr(DeferredSession, "draft", noted)
+    monkeypatch.setattr(Engine, "_begin_next", noticed)
+    found = [engine.generate(ids) for ids in (PROMPT, PROMPT[:3])]
+    assert [each.ids for each in found] == expected
+    assert not any(drafted) and all(begun) == any(begun) == (not looking)
+    steps = sum(each.statistics.target_forwards for each in found)
+    assert record.steps == FEW + steps - (0 if looking else len(found))
 
 
 def test_a_call_by_name():

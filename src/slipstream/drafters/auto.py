@@ -10,6 +10,9 @@ how their claims have held; corrected, their drafts are one tree, of which as ma
 verified as are worth their rows. A drafter that must work in order to draft (streams, Medusa heads)
 is judged by those of its drafts that were verified; as long as little is known of it in prompts
 like this one, it is believed in. What a step costs is measured as it goes.
+
+Where steps are compiled, the device drafts with the best of the latter while the host looks n-grams
+up, and the host does not wait where none are.
 """
 
 import time
@@ -48,8 +51,9 @@ class AutoSession(SeveralSession):
     """near: sessions whose drafts cost no forward; working: the others; episodes: of each request
     what drafts have been worth in it, watched: and its drafts whose worth is not known yet;
     paying: near drafters whose drafts are worth a look at every step; looking: those that draft for
-    the next step; running: who drafted the trees that are verified now, how many, of how many
-    nodes, and since when; spent: seconds of near drafters on the host, of this step."""
+    the next step; running: the trees that are verified now; unread: what was verified before them,
+    and its trees, if nothing was learned from it yet; spent: seconds of near drafters on the host,
+    of this step."""
 
     def __init__(self, attached: AttachedSeveral, requests: Sequence[Request], budget: int):
         super().__init__(attached, requests, budget)
@@ -57,7 +61,9 @@ class AutoSession(SeveralSession):
         self.working = {n: each for n, each in self.sessions.items() if n not in self.near}
         self.episodes = attached.record.opened(request.tokens for request in requests)
         self.watched: list[list[Watched]] = [[] for _ in requests]
-        self.paying, self.looking, self.running = self._paying(), [], None
+        self.paying, self.looking = self._paying(), []
+        self.running: Running | None = None
+        self.unread: tuple[Verified, Running | None] | None = None
         self.spent: dict[str, float] = {}
 
     def ask(self, verified: Verified) -> None:
@@ -70,8 +76,40 @@ class AutoSession(SeveralSession):
                 self.near[name].ask(verified)
 
     def draft(self, verified: Verified, budget: int) -> Trees:
-        decided, now = verified.host(), time.perf_counter()
-        self._learn(verified, now)
+        record, begun, trees = self.attached.record, None, None
+        self._catch_up()
+        if self.attached.target.compiled is not None:  # the device drafts while the host looks
+            name, width, _ = record.choice(self.episodes, {}, self.working, budget)
+            if name != NONE:
+                begun, trees = (name, width), self._worked(name, width, verified)
+        if begun and not self.looking:  # nor need the host know what was decided
+            self.unread, now = (verified, self.running), 0.0
+        else:
+            verified.host()
+            now = time.perf_counter()
+            self._learn(verified, self.running, now)
+            drafts = self._looked(verified, budget)
+            name, width, near = record.choice(self.episodes, drafts, self.working, budget, begun)
+            if drafts:
+                self.paying = self._paying()
+            if not begun:
+                trees = self._worked(name, width, verified)
+            if name == NEAR:
+                device = verified.next_tokens.device
+                trees = Trees.of([draft.first(width) for draft in near], device)
+        self.running = Running(name, len(verified.requests), width, now, begun is not None)
+        return trees
+
+    def _worked(self, name: str, width: int, verified: Verified) -> Trees:
+        """Trees of the working drafter `name`; roots alone if it is none."""
+        found = {
+            other: session.draft(verified, width if other == name else 1)
+            for other, session in self.working.items()
+        }
+        return found[name] if name in found else Trees.roots(verified.next_tokens)
+
+    def _looked(self, verified: Verified, budget: int) -> dict[str, list[Draft]]:
+        """The drafts of near drafters, by name, of each request."""
         drafts = {}
         for name in self.looking:
             with self._timed(name):
@@ -80,21 +118,7 @@ class AutoSession(SeveralSession):
             for watched, request, draft in zip(self.watched, verified.requests, own, strict=True):
                 if len(draft) > 1:
                     watched.append(Watched(name, draft, len(request.tokens)))
-        record = self.attached.record
-        name, width, near = record.choice(self.episodes, drafts, self.working, budget)
-        if drafts:
-            self.paying = self._paying()
-        trees = None
-        for other, session in self.working.items():
-            found = session.draft(verified, width if other == name else 1)
-            trees = found if other == name or trees is None else trees
-        if name == NEAR:
-            device = verified.next_tokens.device
-            trees = Trees.of([draft.first(width) for draft in near], device)
-        elif trees is None:
-            trees = Trees.roots(verified.next_tokens)
-        self.running = name, len(decided), width, now
-        return trees
+        return drafts
 
     def _paying(self) -> list[str]:
         """Who keeps what it learns for later prompts misses no step."""
@@ -108,18 +132,26 @@ class AutoSession(SeveralSession):
         yield
         self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - started
 
-    def _learn(self, verified: Verified, now: float) -> None:
-        """Take up what became of the last trees, and of all drafts whose worth is known now."""
+    def _catch_up(self) -> None:
+        """Take up what became of trees for which nobody waited."""
+        if self.unread is not None:
+            now = time.perf_counter()
+            self._learn(*self.unread, now)
+            self.unread, self.running.since = None, now
+
+    def _learn(self, verified: Verified, trees: "Running | None", now: float) -> None:
+        """Take up what became of these trees, and of all drafts whose worth is known now."""
         record, decided = self.attached.record, verified.host()
-        if self.running is not None:
-            name, count, width, since = self.running
+        if trees is not None:
+            name, seconds = trees.name, now - trees.since
             record.spent(self.spent)
-            kind = name if name in self.working else NONE
-            record.passed(kind, count * width, now - since - sum(self.spent.values()))
+            kind = name if trees.begun or name in self.working else NONE
+            beside = 0.0 if trees.begun else sum(self.spent.values())
+            record.passed(kind, trees.count * trees.width, seconds - beside)
             for episode, tokens in zip(self.episodes, decided, strict=True):
-                episode.add(PACE, NEAR if name == NEAR else "", len(tokens), now - since)
+                episode.add(PACE, NEAR if name == NEAR else "", len(tokens), seconds)
                 if name in self.working:
-                    episode.add(TREES, name, log2(width), len(tokens) - 1)
+                    episode.add(TREES, name, log2(trees.width), len(tokens) - 1)
         self.spent = {}
         for place, request in enumerate(verified.requests):
             if not self.watched[place]:
@@ -132,17 +164,32 @@ class AutoSession(SeveralSession):
             self.watched[place] = [each for each in self.watched[place] if each.known_at > known]
 
     def keep(self, indices: list[int]) -> None:
+        self._catch_up()
         self.watched = [self.watched[index] for index in indices]
         self.episodes = [self.episodes[index] for index in indices]
         self.paying = self._paying()
         super().keep(indices)
 
     def join(self, other: "AutoSession") -> None:
+        self._catch_up()
+        other._catch_up()
         self.watched += other.watched
         self.episodes += other.episodes
         self.paying = self._paying()
         super().join(other)
         self.running = None  # the trees are of both, and the time was shared with prompts
+
+
+@dataclass
+class Running:
+    """Trees that are verified: whose, of how many requests, of how many nodes, since when, and
+    whether a working drafter began before near ones looked."""
+
+    name: str
+    count: int
+    width: int
+    since: float
+    begun: bool
 
 
 @dataclass

@@ -15,6 +15,8 @@ from heapq import nlargest
 from itertools import accumulate
 from math import log2
 
+import numpy as np
+
 from slipstream.core.drafts import Draft
 
 NONE, NEAR = "plain", "near"
@@ -26,20 +28,18 @@ of a working one the logarithms of its trees' nodes, and the tokens that were ri
 near drafter was looked at, and the seconds that its drafts promised to save; the tokens that were
 decided, and the seconds it took, by trees of near drafters and by others (""). Of earlier prompts
 no more than so much of the first counts."""
-MEMORY = 0.98
-"""What evidence still counts after the next of its kind."""
-KEPT, NEIGHBOURS = 64, 8
-"""So many answers are remembered, of which those to the most similar prompts count."""
+MEMORY, KEPT, NEIGHBOURS = 0.98, 64, 8
+"""What evidence still counts after the next of its kind; so many answers are remembered, of which
+those to the most similar prompts count."""
 ALIKE = 0.15
-"""Prompts that share this part of their tokens, or more, count in full; others, less, as the square
-of it."""
+"""Prompts that share this part of their tokens count in full; others less, as the square of it."""
 TRUST = 2.0
 """Claims are believed as if so many tokens had been right that were claimed."""
 HOPE = 4.0
 """Trees of working drafters: as if so many nodes, in logarithms, had each had a token right."""
 GLANCE, SURE = 24, 2.0
-"""A near drafter whose drafts have saved less time than they took, in so many looks or more, drafts
-at every 24th step alone."""
+"""A near drafter whose drafts saved less time than they took drafts at every 24th step alone; SURE:
+looks that tell."""
 MARGIN, WORKING_MARGIN = 0.2, 0.1
 """What near drafters draft must promise so many tokens more than what it replaces, of each request:
 the most promising of many drafts promises too much, and some of its tokens would have been cheap
@@ -55,7 +55,7 @@ SIZES = tuple(sorted({2**n for n in range(14)} | {3 * 2**n for n in range(12)}))
 """Numbers of rows that costs are told apart by, and widths of trees that are considered."""
 Pair = tuple[float, float]
 Evidence = dict[tuple[str, str], Pair]
-"""Pairs as in `MOST`, by kind and drafter (of `PACE` `NEAR` or ""); recent findings count more."""
+"""Pairs as in `MOST`, by kind and drafter (of `PACE` `NEAR` or ""), recent ones counting more."""
 
 
 class Episode:
@@ -178,7 +178,7 @@ class Experience:
             self.host[name] = 0.9 * self.host.get(name, seconds) + 0.1 * seconds
 
     def passed(self, name: str, rows: int, seconds: float) -> None:
-        """A step of so many rows took so long; name: of the drafter, `NONE` for any near one."""
+        """A step of so many rows took so long; name: of the drafter, `NONE` for near ones alone."""
         self.steps += 1
         self.passing.append((self.steps, name, rows, seconds))
 
@@ -188,9 +188,11 @@ class Experience:
         drafts: dict[str, list[Draft]],
         working: Iterable[str],
         budget: int,
+        begun: tuple[str, int] | None = None,
     ) -> tuple[str, int, list[Draft]]:
         """Who drafts next, how many nodes of each tree are verified at most, and these trees, where
-        near drafters draft. drafts: theirs, by name, one for each request."""
+        near drafters draft. drafts: theirs, by name, one for each request; begun: a working drafter
+        that drafts already, and its nodes."""
         if self.last == NONE and not drafts and not self.glances:  # hardly more is known
             return NONE, 1, []
         self.look_back()
@@ -207,8 +209,10 @@ class Experience:
         steady = max(tokens / cost for tokens, cost in promised.values()) / self.level / requests
         pace = self.level * sum(each.pace(steady) for each in episodes)
         found = {key: tokens - pace * cost for key, (tokens, cost) in promised.items()}
-        best = max(found, key=found.__getitem__)
-        if found[best] < found[NONE, 1] + WORKING_MARGIN * requests:
+        best = begun or max(found, key=found.__getitem__)
+        if begun:  # it takes its time whatever is verified
+            found[begun] = promised[begun][0] - pace * self._cost(NONE, requests * begun[1])
+        elif found[best] < found[NONE, 1] + WORKING_MARGIN * requests:
             best = NONE, 1
         # The quickest to look is credited first: another one with the same draft saves nothing, nor
         # does a draft that is not worth verifying.
@@ -258,11 +262,7 @@ class Experience:
             return 0.0 if name == NONE else self._cost(NONE, rows)
         sizes, medians = zip(*known, strict=True)
         seconds = [*accumulate(medians[::-1], min)][::-1]
-        place = bisect_left(sizes, rows)
-        if place in (0, len(sizes)):
-            return seconds[max(0, place - 1)]
-        share = (rows - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
-        return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
+        return float(np.interp(rows, sizes, seconds))
 
 
 class Recent:
