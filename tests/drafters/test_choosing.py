@@ -400,15 +400,19 @@ def test_a_draft_that_is_begun_gives_way_to_more_tokens_alone():
         assert record.choice(*asked)[0] == name
 
 
+@pytest.mark.parametrize("drafting", [True, False])
 @pytest.mark.parametrize("looking", [True, False])
-def test_where_steps_are_compiled_streams_draft_before_the_host_knows(looking, target, monkeypatch):
-    """Near drafters look meanwhile; where none does, the next forward begins, too, and what became
-    of trees is learned a step later, of the last ones of an answer never."""
+def test_where_steps_are_compiled_streams_draft_before_the_host_knows(
+    looking, drafting, target, monkeypatch
+):
+    """Near drafters look meanwhile; where none does, the next forward begins, too, drafted or not,
+    and what became of trees is learned a step later, of the last ones of an answer never."""
     speculator = tiny_speculator(target, seed=2, num_streams=3)
     parts = {"streaming": Streaming(speculator, "deferred", 2), "lookup": PromptLookup(2, 3)}
     monkeypatch.setattr(Experience, "pays", lambda *_: looking)
     monkeypatch.setattr(Experience, "glances", False)
-    monkeypatch.setattr(Experience, "_cost", lambda *_: 1.0)  # streams are worth it
+    costs = {"plain": 1.0, "streaming": 1.0 if drafting else 99.0}
+    monkeypatch.setattr(Experience, "_cost", lambda _, name, rows: costs[name])
     plain = PlainDecoder(target, Sampling(), Limits(40))
     expected = [plain.generate(ids).ids for ids in (PROMPT, PROMPT[:3])]
     engine = Engine(
@@ -431,7 +435,9 @@ def test_where_steps_are_compiled_streams_draft_before_the_host_knows(looking, t
     monkeypatch.setattr(Engine, "_begin_next", noticed)
     found = [engine.generate(ids) for ids in (PROMPT, PROMPT[:3])]
     assert [each.ids for each in found] == expected
-    assert not any(drafted) and all(begun) == any(begun) == (not looking)
+    assert all(begun) == any(begun) == (not looking)
+    if drafting or not looking:
+        assert drafted and not any(drafted)
     steps = sum(each.statistics.target_forwards for each in found)
     assert record.steps == FEW + steps - (0 if looking else len(found))
 

@@ -80,7 +80,7 @@ class AutoSession(SeveralSession):
         self._catch_up()
         if self.attached.target.compiled is not None:  # the device drafts while the host looks
             name, width, _ = record.choice(self.episodes, {}, self.working, budget)
-            if name != NONE:
+            if name != NONE or not self.looking:
                 begun, trees = (name, width), self._worked(name, width, verified)
         if begun and not self.looking:  # nor need the host know what was decided
             self.unread, now = (verified, self.running), 0.0
