@@ -28,6 +28,7 @@ from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
+from slipstream.drafters.auto import Auto
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.row_cost import row_costs
@@ -76,6 +77,7 @@ def exactness(device: str, modes: list[str]) -> Iterator[dict]:
             "streams, fused": streams("fused", TOP_K),
             "streams, pruned": streams("deferred", TOP_K, 0.02, 8),
             "prompt lookup": PromptLookup(3, 7),
+            "auto": Auto({"streams": streams("deferred", TOP_K), "lookup": PromptLookup(3, 7)}),
         }
         for name, drafter in drafters.items():
             likeliest, drawing = (
@@ -95,8 +97,8 @@ def exactness(device: str, modes: list[str]) -> Iterator[dict]:
 def decoding(
     target: Target, streams: StreamingSpeculator, modes: list[str], repeats: int, bandwidth: float
 ) -> Rows:
-    """Plain decoding and streams of both schedules, eager and compiled, beside `generate`; the
-    prefill is left out of all but `generate`."""
+    """Plain decoding, streams of both schedules and the choice at every step, eager and compiled,
+    beside `generate`; the prefill is left out of all but `generate`."""
     limits, prompts = Limits(96), _prompts(target)
     columns = "method", "steps", "tokens/s", "vs plain", "tau", "ms/step", "of bandwidth"
     read = sum(p.nbytes for p in target.family.layers.parameters()) + target.head.weight.nbytes
@@ -112,6 +114,9 @@ def decoding(
             for nodes in budgets:
                 name = f"{schedule}, {nodes} nodes"
                 decoders[name] = Engine(target, attached, GREEDY, limits, nodes)
+        parts = {"streams": Streaming(streams, "deferred", TOP_K), "lookup": PromptLookup(3, 7)}
+        name = f"auto, {max(DEFERRED)} nodes"
+        decoders[name] = Engine(target, Auto(parts), GREEDY, limits, max(DEFERRED))
         totals = dict.fromkeys(decoders, Statistics())
         for turn, ids, name in product(range(repeats + 1), prompts, decoders):
             taken = decoders[name].generate(ids).statistics

@@ -99,20 +99,24 @@ def training_step(
 
 def training_steps(target: Target, lengths: Sequence[int], repeats: int) -> Rows:
     """Forward and backward of one sample of random tokens by number of segments, with scores of
-    pairs and without; as `train.py` opens targets, not fused."""
-    rows, on_gpu = [], target.device.type == "cuda"
+    pairs and without, in turn; as `train.py` opens targets, not fused."""
+    on_gpu, peaks = target.device.type == "cuda", {}
     unpack_linears(compile_target(target, "off").model)
-    for scores, config in RECIPES.items():
-        speculator = StreamingSpeculator(target, config).to(target.device)
-        for length, segments in product(lengths, (1, 4)):
-            batch = random_batch(target.vocab_size, 1, length).to(target.device)
-            step = partial(training_step, target, speculator, batch, segments)
-            if on_gpu:
-                torch.cuda.reset_peak_memory_stats()
-            seconds = timed({"step": step}, repeats, target.device)["step"]
-            peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
-            rows.append(
-                {"pair scores": scores, "tokens": length, "segments": segments, "seconds": seconds,
-                 "tokens/s": length / seconds, "peak GiB": peak}
-            )  # fmt: skip
-    return rows
+    speculators = {
+        scores: StreamingSpeculator(target, config).to(target.device)
+        for scores, config in RECIPES.items()
+    }
+    steps = {}
+    for scores, length, segments in product(speculators, lengths, (1, 4)):
+        batch = random_batch(target.vocab_size, 1, length).to(target.device)
+        step = partial(training_step, target, speculators[scores], batch, segments)
+        steps[scores, length, segments] = step
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            step()
+            peaks[scores, length, segments] = torch.cuda.max_memory_allocated() / 2**30
+    return [
+        {"pair scores": key[0], "tokens": key[1], "segments": key[2], "seconds": seconds,
+         "tokens/s": key[1] / seconds, "peak GiB": peaks.get(key)}
+        for key, seconds in timed(steps, repeats, target.device).items()
+    ]  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.tiny import VOCABULARY, tiny_target
 
+from slipstream.speculators.head_loss import SLICE_BYTES
 from slipstream.speculators.streaming.pairs import (
     CopyScores,
     PairScores,
@@ -103,3 +104,19 @@ def test_small_embeddings_are_brought_to_unit_size_in_every_type(dtype):
     assert torch.allclose(found.square().mean(-1).sqrt(), torch.ones(()).double(), atol=0.02)
     directions = torch.eye(found.shape[1], dtype=dtype)
     assert torch.allclose(vocabulary_table(target, directions).double(), found, rtol=0.02)
+
+
+def test_embeddings_that_are_no_table_are_asked_for_a_slice_at_a_time(target, monkeypatch):
+    """The same, and the same gradients."""
+    directions = torch.randn(3, target.embedding_size, dtype=torch.float64, requires_grad=True)
+    monkeypatch.setitem(SLICE_BYTES, "cpu", 4 * 7 * target.embedding_size)
+    found = []
+    for frozen in (True, False):
+        target.model.get_input_embeddings().requires_grad_(not frozen)
+        assert (target.embedding_table is not None) == frozen
+        table = vocabulary_table(target, directions)
+        assert table.shape == (target.vocab_size, 3)
+        (gradient,) = torch.autograd.grad(table.sin().sum(), directions)
+        found.append((table, gradient))
+    for table, other in zip(*found, strict=True):
+        torch.testing.assert_close(table, other, rtol=1e-12, atol=1e-12)

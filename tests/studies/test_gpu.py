@@ -40,7 +40,7 @@ def test_the_script_runs_without_hydra(tmp_path):
     assert run.returncode == 0, run.stderr
     found = json.loads(out.read_text())
     exact = found["Exact answers, float32"]
-    assert len(exact) == 5
+    assert len(exact) == 6
     for row in exact:
         assert (row["greedy"], row["batch"], row["sampled"]) == ("2/2", "2/2", "2/2"), row
     speeds = {row["method"]: row for row in found["Decoding"]}

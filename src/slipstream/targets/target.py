@@ -99,6 +99,16 @@ class Target:
         """(...) ids -> (..., `embedding_size`), without positions."""
         return self.model.get_input_embeddings()(self._known(ids))
 
+    @property
+    def embedding_table(self) -> torch.Tensor | None:
+        """(V, `embedding_size`), where token embeddings are a frozen table in one place; else None:
+        they must be asked for."""
+        module = self.model.get_input_embeddings()
+        table = module.weight
+        whole = type(module) is nn.Embedding and not hasattr(module, "_hf_hook")
+        whole = whole and not table.requires_grad and not hasattr(table, "full_tensor")
+        return table[: self.vocab_size] if whole and len(table) >= self.vocab_size else None
+
     def _known(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids that the model has embeddings for; those beyond are padding."""
         known = self.model.config.vocab_size

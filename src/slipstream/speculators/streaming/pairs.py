@@ -138,19 +138,25 @@ def normed_embeddings(target: Target, tokens: torch.Tensor) -> torch.Tensor:
 
 def vocabulary_table(target: Target, directions: torch.Tensor) -> torch.Tensor:
     """(r, E) directions -> (V, r), how far the embedding of each token, at unit size, goes there;
-    at least float32. The embeddings of the whole vocabulary are never held at once, and are brought
-    to unit size after the product, which is narrower."""
+    at least float32. Embeddings are brought to unit size after the product, which is narrower. None
+    are held but those of the target's own table; where there is none, a slice at a time."""
+
+    def scales(embeddings: torch.Tensor) -> tuple[torch.Tensor]:
+        kind = torch.promote_types(embeddings.dtype, torch.float32)
+        sizes = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True, dtype=kind)
+        return ((sizes.square() / embeddings.shape[-1] + _least(embeddings)).rsqrt(),)
 
     def of_slice(tokens: torch.Tensor) -> tuple[torch.Tensor]:
         embeddings = target.token_embeddings(tokens)
-        kind = torch.promote_types(embeddings.dtype, torch.float32)
-        sizes = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True, dtype=kind)
-        mean_squares = sizes.square() / embeddings.shape[-1]
-        scales = (mean_squares + _least(embeddings)).rsqrt()
-        return (F.linear(embeddings, directions) * scales,)
+        return (F.linear(embeddings, directions) * scales(embeddings)[0],)
 
-    tokens = torch.arange(target.vocab_size, device=target.device)
-    return in_slices(of_slice, target.embedding_size, tokens)[0]
+    width, table = target.embedding_size, target.embedding_table
+    if table is None:
+        tokens = torch.arange(target.vocab_size, device=target.device)
+        return in_slices(of_slice, width, tokens)[0]
+    with torch.no_grad():
+        sizes = in_slices(scales, width, table)[0]
+    return F.linear(table, directions) * sizes
 
 
 def _least(embeddings: torch.Tensor) -> float:
