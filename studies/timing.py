@@ -115,6 +115,7 @@ def training_steps(target: Target, lengths: Sequence[int], repeats: int) -> Rows
             torch.cuda.reset_peak_memory_stats()
             step()
             peaks[scores, length, segments] = torch.cuda.max_memory_allocated() / 2**30
+            speculators[scores].zero_grad(set_to_none=True)
     return [
         {"pair scores": key[0], "tokens": key[1], "segments": key[2], "seconds": seconds,
          "tokens/s": key[1] / seconds, "peak GiB": peaks.get(key)}

@@ -11,14 +11,15 @@ verified as are worth their rows. A drafter that must work in order to draft (st
 is judged by those of its drafts that were verified; as long as little is known of it in prompts
 like this one, it is believed in. What a step costs is measured as it goes.
 
-Where steps are compiled, the device drafts with the best of the latter while the host looks n-grams
-up, and the host does not wait where none are.
+Where steps are compiled, the best of the latter drafts before the host knows what was decided: the
+device is busy while the host looks n-grams up, and where it does not, nothing waits for it.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import log2
 
 from slipstream.core.drafts import Draft
@@ -51,9 +52,9 @@ class AutoSession(SeveralSession):
     """near: sessions whose drafts cost no forward; working: the others; episodes: of each request
     what drafts have been worth in it, watched: and its drafts whose worth is not known yet;
     paying: near drafters whose drafts are worth a look at every step; looking: those that draft for
-    the next step; running: the trees that are verified now; unread: what was verified before them,
-    and its trees, if nothing was learned from it yet; spent: seconds of near drafters on the host,
-    of this step."""
+    the next step; begins: whether working drafters draft before near ones look; running: the trees
+    that are verified next; since: when the host knew what was decided last; spent: seconds of near
+    drafters on the host since then."""
 
     def __init__(self, attached: AttachedSeveral, requests: Sequence[Request], budget: int):
         super().__init__(attached, requests, budget)
@@ -62,9 +63,11 @@ class AutoSession(SeveralSession):
         self.episodes = attached.record.opened(request.tokens for request in requests)
         self.watched: list[list[Watched]] = [[] for _ in requests]
         self.paying, self.looking = self._paying(), []
+        ruled = any(getattr(attached.parts[name], "length", None) for name in self.working)
+        # Rules for the draft length look at what became of each of their drafts.
+        self.begins = attached.target.compiled is not None and not ruled
         self.running: Running | None = None
-        self.unread: tuple[Verified, Running | None] | None = None
-        self.spent: dict[str, float] = {}
+        self.since, self.spent = 0.0, {}
 
     def ask(self, verified: Verified) -> None:
         glance = not verified.prompt and self.attached.record.glances
@@ -77,17 +80,13 @@ class AutoSession(SeveralSession):
 
     def draft(self, verified: Verified, budget: int) -> Trees:
         record, begun, trees = self.attached.record, None, None
-        self._catch_up()
-        if self.attached.target.compiled is not None:  # the device drafts while the host looks
+        verified.when_known(partial(self._learn, verified, self.running))
+        if self.begins:
             name, width, _ = record.choice(self.episodes, {}, self.working, budget)
             if name != NONE or not self.looking:
                 begun, trees = (name, width), self._worked(name, width, verified)
-        if begun and not self.looking:  # nor need the host know what was decided
-            self.unread, now = (verified, self.running), 0.0
-        else:
+        if self.looking or not begun:
             verified.host()
-            now = time.perf_counter()
-            self._learn(verified, self.running, now)
             drafts = self._looked(verified, budget)
             name, width, near = record.choice(self.episodes, drafts, self.working, budget, begun)
             if drafts:
@@ -97,7 +96,8 @@ class AutoSession(SeveralSession):
             if name == NEAR:
                 device = verified.next_tokens.device
                 trees = Trees.of([draft.first(width) for draft in near], device)
-        self.running = Running(name, len(verified.requests), width, now, begun is not None)
+        worker = begun[0] if begun else name if name in self.working else NONE
+        self.running = Running(name, width, worker, begun is not None)
         return trees
 
     def _worked(self, name: str, width: int, verified: Verified) -> Trees:
@@ -132,26 +132,19 @@ class AutoSession(SeveralSession):
         yield
         self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - started
 
-    def _catch_up(self) -> None:
-        """Take up what became of trees for which nobody waited."""
-        if self.unread is not None:
-            now = time.perf_counter()
-            self._learn(*self.unread, now)
-            self.unread, self.running.since = None, now
-
-    def _learn(self, verified: Verified, trees: "Running | None", now: float) -> None:
+    def _learn(self, verified: Verified, trees: "Running | None") -> None:
         """Take up what became of these trees, and of all drafts whose worth is known now."""
-        record, decided = self.attached.record, verified.host()
+        record, decided, now = self.attached.record, verified.host(), time.perf_counter()
         if trees is not None:
-            name, seconds = trees.name, now - trees.since
-            record.spent(self.spent)
-            kind = name if trees.begun or name in self.working else NONE
+            name, width, seconds = trees.name, trees.width, now - self.since
             beside = 0.0 if trees.begun else sum(self.spent.values())
-            record.passed(kind, trees.count * trees.width, seconds - beside)
+            record.spent(self.spent)
+            record.passed(trees.worker, len(decided) * width, seconds - beside)
             for episode, tokens in zip(self.episodes, decided, strict=True):
                 episode.add(PACE, NEAR if name == NEAR else "", len(tokens), seconds)
                 if name in self.working:
-                    episode.add(TREES, name, log2(trees.width), len(tokens) - 1)
+                    episode.add(TREES, name, log2(width), len(tokens) - 1)
+        self.since = now
         self.spent = {}
         for place, request in enumerate(verified.requests):
             if not self.watched[place]:
@@ -164,15 +157,12 @@ class AutoSession(SeveralSession):
             self.watched[place] = [each for each in self.watched[place] if each.known_at > known]
 
     def keep(self, indices: list[int]) -> None:
-        self._catch_up()
         self.watched = [self.watched[index] for index in indices]
         self.episodes = [self.episodes[index] for index in indices]
         self.paying = self._paying()
         super().keep(indices)
 
     def join(self, other: "AutoSession") -> None:
-        self._catch_up()
-        other._catch_up()
         self.watched += other.watched
         self.episodes += other.episodes
         self.paying = self._paying()
@@ -182,13 +172,12 @@ class AutoSession(SeveralSession):
 
 @dataclass
 class Running:
-    """Trees that are verified: whose, of how many requests, of how many nodes, since when, and
-    whether a working drafter began before near ones looked."""
+    """Trees that are verified: who drafted them, and of how many nodes each; worker: the working
+    drafter that drafted, too, if any; begun: whether it did so before near ones looked."""
 
     name: str
-    count: int
     width: int
-    since: float
+    worker: str
     begun: bool
 
 

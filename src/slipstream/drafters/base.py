@@ -75,6 +75,7 @@ class Verified:
     _brought: list[torch.Tensor] = field(default_factory=list)
     _arriving: Brought | None = None
     _decided: list[list[int]] | None = None
+    _waiting: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def prompt(self) -> bool:
@@ -106,6 +107,10 @@ class Verified:
         """Whether the host has what was decided."""
         return self._decided is not None
 
+    def when_known(self, call: Callable[[], None]) -> None:
+        """Call this as soon as the host has it, which nothing waits for here."""
+        self._waiting.append(call)
+
     def host(self) -> list[list[int]]:
         """The decided tokens of each request, which now knows them: the step's one wait."""
         if self._decided is None:
@@ -116,6 +121,8 @@ class Verified:
             self._decided = [[token for token in own if token != -1] for own in decided.tolist()]
             for request, own in zip(self.requests, self._decided, strict=True):
                 request.decide(own)
+            for call in self._waiting:
+                call()
         return self._decided
 
 

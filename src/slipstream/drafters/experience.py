@@ -178,7 +178,7 @@ class Experience:
             self.host[name] = 0.9 * self.host.get(name, seconds) + 0.1 * seconds
 
     def passed(self, name: str, rows: int, seconds: float) -> None:
-        """A step of so many rows took so long; name: of the drafter, `NONE` for near ones alone."""
+        """A step of so many rows took so long; name: of the working drafter, or `NONE`."""
         self.steps += 1
         self.passing.append((self.steps, name, rows, seconds))
 
@@ -199,7 +199,7 @@ class Experience:
         requests = len(episodes)
         own = self.seconds.get(NONE, {}).get(_size(requests))
         if own is None or not own.tells(self.steps):
-            return NONE, 1, []
+            return *(begun or (NONE, 1)), []
         promised = {(NONE, 1): (requests, self._cost(NONE, requests))}
         for name in working:
             gains = sum(each.gains(name) for each in episodes)
@@ -210,13 +210,12 @@ class Experience:
         pace = self.level * sum(each.pace(steady) for each in episodes)
         found = {key: tokens - pace * cost for key, (tokens, cost) in promised.items()}
         best = begun or max(found, key=found.__getitem__)
-        if begun:  # it takes its time whatever is verified
-            found[begun] = promised[begun][0] - pace * self._cost(NONE, requests * begun[1])
-        elif found[best] < found[NONE, 1] + WORKING_MARGIN * requests:
+        if not begun and found[best] < found[NONE, 1] + WORKING_MARGIN * requests:
             best = NONE, 1
         # The quickest to look is credited first: another one with the same draft saves nothing, nor
         # does a draft that is not worth verifying.
         near, most = [], found[best] + MARGIN * requests
+        worker = begun[0] if begun else NONE  # which takes its time whatever is verified
         for name in sorted(drafts, key=lambda name: self.host.get(name, 0.0)):
             before, pairs = most, zip(episodes, drafts[name], strict=True)
             more = [draft.believed(episode.trust(name)) for episode, draft in pairs]
@@ -225,7 +224,7 @@ class Experience:
             sums = [[*accumulate(draft.confidences[1:], initial=0.0)] for draft in near]
             for width in sizes_up_to(max(map(len, sums)))[1:]:
                 tokens = requests + sum(each[min(width, len(each)) - 1] for each in sums)
-                worth = tokens - pace * self._cost(NONE, requests * width)
+                worth = tokens - pace * self._cost(worker, requests * width)
                 if worth > most:
                     best, most = (NEAR, width), worth
             saved = self.level * (most - before) / pace / requests

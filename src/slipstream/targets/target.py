@@ -104,10 +104,13 @@ class Target:
         """(V, `embedding_size`), where token embeddings are a frozen table in one place; else None:
         they must be asked for."""
         module = self.model.get_input_embeddings()
-        table = module.weight
-        whole = type(module) is nn.Embedding and not hasattr(module, "_hf_hook")
-        whole = whole and not table.requires_grad and not hasattr(table, "full_tensor")
-        return table[: self.vocab_size] if whole and len(table) >= self.vocab_size else None
+        if type(module) is not nn.Embedding or hasattr(module, "_hf_hook"):
+            return None
+        table, known = module.weight, min(len(module.weight), self.model.config.vocab_size)
+        sharded = hasattr(table, "full_tensor")
+        if table.requires_grad or sharded or known < self.vocab_size:
+            return None
+        return table[: self.vocab_size]
 
     def _known(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids that the model has embeddings for; those beyond are padding."""

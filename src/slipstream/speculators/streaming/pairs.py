@@ -156,7 +156,8 @@ def vocabulary_table(target: Target, directions: torch.Tensor) -> torch.Tensor:
         return in_slices(of_slice, width, tokens)[0]
     with torch.no_grad():
         sizes = in_slices(scales, width, table)[0]
-    return F.linear(table, directions) * sizes
+    with torch.autocast(table.device.type, enabled=False):  # which may copy the table
+        return F.linear(table, directions.to(table.dtype)) * sizes
 
 
 def _least(embeddings: torch.Tensor) -> float:
