@@ -12,7 +12,7 @@ is judged by those of its drafts that were verified; as long as little is known 
 like this one, it is believed in. What a step costs is measured as it goes.
 
 Where steps are compiled, the best of the latter drafts before the host knows what was decided: the
-device is busy while the host looks n-grams up, and where it does not, nothing waits for it.
+device is busy while the host looks n-grams up, and where no lookup pays nothing waits for the host.
 """
 
 import time
@@ -63,8 +63,8 @@ class AutoSession(SeveralSession):
         self.episodes = attached.record.opened(request.tokens for request in requests)
         self.watched: list[list[Watched]] = [[] for _ in requests]
         self.paying, self.looking = self._paying(), []
-        ruled = any(getattr(attached.parts[name], "length", None) for name in self.working)
         # Rules for the draft length look at what became of each of their drafts.
+        ruled = any(getattr(attached.parts[name], "length", None) for name in self.working)
         self.begins = attached.target.compiled is not None and not ruled
         self.running: Running | None = None
         self.since, self.spent = 0.0, {}

@@ -108,7 +108,7 @@ class Verified:
         return self._decided is not None
 
     def when_known(self, call: Callable[[], None]) -> None:
-        """Call this as soon as the host has it, which nothing waits for here."""
+        """Let this be called once the host has what was decided; nothing waits for that here."""
         self._waiting.append(call)
 
     def host(self) -> list[list[int]]:
