@@ -1,5 +1,7 @@
 """Auto: at every step the drafter that promises most for its time, or none."""
 
+import gc
+import weakref
 from itertools import count
 
 import pytest
@@ -15,7 +17,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters import auto
-from slipstream.drafters.auto import Auto
+from slipstream.drafters.auto import Auto, AutoSession
 from slipstream.drafters.base import Attached, AttachedHost, Drafter, Session
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.experience import (
@@ -440,6 +442,24 @@ def test_where_steps_are_compiled_streams_draft_before_the_host_knows(
         assert drafted and not any(drafted)
     steps = sum(each.statistics.target_forwards for each in found)
     assert record.steps == FEW + steps
+
+
+def test_what_was_verified_is_let_go_at_once(target, monkeypatch):
+    """Its logits and states are large: they do not wait for the garbage collector."""
+    kept, draft = [], AutoSession.draft
+
+    def noted(session, verified, budget):
+        kept.append(weakref.ref(verified))
+        return draft(session, verified, budget)
+
+    monkeypatch.setattr(AutoSession, "draft", noted)
+    engine = Engine(target, Auto({"lookup": PromptLookup(2, 3)}), Sampling(), Limits(20), 8)
+    gc.disable()
+    try:
+        engine.generate(PROMPT)
+        assert len(kept) > 5 and sum(each() is not None for each in kept) <= 1
+    finally:
+        gc.enable()
 
 
 def test_a_call_by_name():

@@ -80,7 +80,7 @@ class AutoSession(SeveralSession):
 
     def draft(self, verified: Verified, budget: int) -> Trees:
         record, begun, trees = self.attached.record, None, None
-        verified.when_known(partial(self._learn, verified, self.running))
+        verified.when_known(partial(self._learn, self.running))
         if self.begins:
             name, width, _ = record.choice(self.episodes, {}, self.working, budget)
             if name != NONE or not self.looking:
@@ -132,7 +132,7 @@ class AutoSession(SeveralSession):
         yield
         self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - started
 
-    def _learn(self, verified: Verified, trees: "Running | None") -> None:
+    def _learn(self, trees: "Running | None", verified: Verified) -> None:
         """Take up what became of these trees, and of all drafts whose worth is known now."""
         record, decided, now = self.attached.record, verified.host(), time.perf_counter()
         if trees is not None:

@@ -75,7 +75,7 @@ class Verified:
     _brought: list[torch.Tensor] = field(default_factory=list)
     _arriving: Brought | None = None
     _decided: list[list[int]] | None = None
-    _waiting: list[Callable[[], None]] = field(default_factory=list)
+    _waiting: list[Callable[["Verified"], None]] = field(default_factory=list)
 
     @property
     def prompt(self) -> bool:
@@ -107,7 +107,7 @@ class Verified:
         """Whether the host has what was decided."""
         return self._decided is not None
 
-    def when_known(self, call: Callable[[], None]) -> None:
+    def when_known(self, call: Callable[["Verified"], None]) -> None:
         """Let this be called once the host has what was decided; nothing waits for that here."""
         self._waiting.append(call)
 
@@ -122,7 +122,7 @@ class Verified:
             for request, own in zip(self.requests, self._decided, strict=True):
                 request.decide(own)
             for call in self._waiting:
-                call()
+                call(self)
         return self._decided
 
 
