@@ -28,9 +28,10 @@ of a working one the logarithms of its trees' nodes, and the tokens that were ri
 near drafter was looked at, and the seconds that its drafts promised to save; the tokens that were
 decided, and the seconds it took, by trees of near drafters and by others (""). Of earlier prompts
 no more than so much of the first counts."""
-MEMORY, KEPT, NEIGHBOURS = 0.98, 64, 8
-"""What evidence still counts after the next of its kind; so many answers are remembered, of which
-those to the most similar prompts count."""
+MEMORY = 0.98
+"""What evidence still counts after the next of its kind."""
+KEPT, NEIGHBOURS = 64, 8
+"""So many answers are remembered, of which those to the most similar prompts count."""
 ALIKE = 0.15
 """Prompts that share this part of their tokens count in full; others less, as the square of it."""
 TRUST = 2.0
