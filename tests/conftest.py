@@ -10,6 +10,9 @@ import torch
 from hypothesis import settings
 from tests.enumeration import chance  # noqa: F401
 
+from slipstream.targets import packed
+
 torch.set_num_threads(1)
+packed.MARGIN = 0.0  # tests are of reordered weights, whatever is faster on their machine
 settings.register_profile("machine", deadline=None, derandomize=True)
 settings.load_profile("machine")

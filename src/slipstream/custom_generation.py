@@ -17,7 +17,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.drafters.base import Drafter
 from slipstream.speculators.hub import from_pretrained
 from slipstream.targets.loading import target_of
-from slipstream.targets.packed import is_packed, pack_linears
+from slipstream.targets.packed import is_packed, pack_linears, reordering_pays
 from slipstream.targets.target import token_ids
 
 # What transformers makes of the generation settings that our own sampling and limits cover.
@@ -51,10 +51,10 @@ def custom_generate(
     Keeps max_new_tokens, do_sample, temperature, top_k, top_p, num_return_sequences, eos_token_id,
     pad_token_id, attention_mask (of left-padded prompts), streamer and return_dict_in_generate.
     seed: of the first prompt, the next one's is one more; None draws one from torch's global
-    generator. packed: on a CPU, reorder the model's weights for small batches, which is faster; in
-    place, so that it can only decode from then on. Returns (B, T) prompts and answers, short ones
-    padded, or transformers' output object with them. Raises `InputError` for all that it would not
-    keep.
+    generator. packed: on a CPU, reorder the model's weights for small batches where that is faster;
+    in place, so that it can only decode from then on. Returns (B, T) prompts and answers, short
+    ones padded, or transformers' output object with them. Raises `InputError` for all that it would
+    not keep.
     """
     if drafter is None:
         raise InputError("drafter: name the drafter to decode with, e.g. drafter=Streaming(...)")
@@ -76,7 +76,7 @@ def custom_generate(
     end_ids = token_ids(config.eos_token_id)
     limits = Limits(config.max_length - input_ids.shape[1], end_ids=end_ids)
     target = target_of(model)
-    if packed and target.device.type == "cpu" and not is_packed(model):
+    if packed and target.device.type == "cpu" and not is_packed(model) and reordering_pays(model):
         pack_linears(model)
     engine = Engine(target, drafter.attached(target), sampling, limits, budget)
     if seed is None:

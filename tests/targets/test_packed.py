@@ -22,10 +22,13 @@ from slipstream.targets.packed import (
     FusedLinear,
     PackedLinear,
     RoundedLinear,
+    _share_of_time,
     fuse_linears,
     is_fused,
+    is_packed,
     pack_linears,
     packing_available,
+    reordering_pays,
     rounding_available,
     unpack_linears,
 )
@@ -191,6 +194,44 @@ def states(target: Target) -> torch.Tensor:
     ids = torch.arange(12).view(2, 6)
     positions = torch.arange(6).expand(2, -1)
     return target.logits(target.forward(ids, positions, None, None).hidden)
+
+
+@pytest.mark.parametrize(("ordinary", "reordered"), [(0.9, 1.0), (1.0, 1.0), (1.0, 0.9)])
+def test_weights_keep_their_order_where_products_are_faster_so(ordinary, reordered, monkeypatch):
+    if not packing_available(torch.float32):
+        pytest.skip("this build of torch cannot reorder weights")
+    measured = []
+
+    def seconds(linears, inputs):
+        rows = {each.shape[0] for each in inputs.values()}
+        measured.append((type(linears[0]), len(linears), *rows))
+        return ordinary if type(linears[0]) is nn.Linear else reordered
+
+    monkeypatch.setattr("slipstream.targets.packed.MARGIN", 0.95)
+    monkeypatch.setattr("slipstream.targets.packed._seconds", seconds)
+    _share_of_time.cache_clear()
+    try:
+        model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+        assert reordering_pays(model) == (ordinary >= reordered)
+        assert set(measured) == {
+            (kind, 2, rows) for kind in (nn.Linear, PackedLinear) for rows in (1, 8)
+        }
+        count = len(measured)
+        assert reordering_pays(copy.deepcopy(model)) == (ordinary >= reordered)
+        assert len(measured) == count  # once for all models of these shapes
+        monkeypatch.setattr("slipstream.targets.packed.MEASURED_NUMBERS", 6 * 4)
+        reordering_pays(model)
+        assert measured[-1][1] == 1  # and of a large one no more than fits
+    finally:
+        _share_of_time.cache_clear()
+
+
+def test_a_target_is_reordered_where_that_pays(monkeypatch):
+    monkeypatch.setattr("slipstream.targets.packed.MARGIN", torch.inf)
+    assert not is_packed(load_target("slipstream/small-target", device="cpu").model)
+    monkeypatch.setattr("slipstream.targets.packed.MARGIN", 0.0)
+    found = load_target("slipstream/small-target", device="cpu").model
+    assert is_packed(found) == packing_available(torch.float32)
 
 
 @pytest.mark.parametrize("architecture", FUSED)

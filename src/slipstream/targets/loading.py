@@ -16,7 +16,7 @@ from slipstream.core.settings import Text, checked
 from slipstream.targets import quantized
 from slipstream.targets.families import check_architecture
 from slipstream.targets.fingerprints import fingerprint, vocabulary_of
-from slipstream.targets.packed import fuse_linears, pack_linears
+from slipstream.targets.packed import fuse_linears, pack_linears, reordering_pays
 from slipstream.targets.target import Target
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ def load_target(
 ) -> Target:
     """Open the model and tokenizer called `name`: a shipped model, a folder, or a hub id.
 
-    device: 'auto' takes CUDA if there is any. packed: lay the weights out for decoding, on the CPU
-    reordered, on a GPU fused (see targets/packed.py). adapter: a PEFT adapter (folder or hub id) to
-    merge into the weights, or to run beside quantised ones. quantization: 'int8' or 'nf4'
-    (bitsandbytes), None for the weights as they are. chat_template: in place of the tokenizer's
-    own. architecture: what the model's config must say. device_map: accelerate's, to spread the
-    layers over devices ('auto', or a device for each module); in place of `device`.
+    device: 'auto' takes CUDA if there is any. packed: lay the weights out for decoding, on a CPU
+    reordered where that is faster, on a GPU fused (see targets/packed.py). adapter: a PEFT adapter
+    (folder or hub id) to merge into the weights, or to run beside quantised ones. quantization:
+    'int8' or 'nf4' (bitsandbytes), None for the weights as they are. chat_template: in place of the
+    tokenizer's own. architecture: what the model's config must say. device_map: accelerate's, to
+    spread the layers over devices ('auto', or a device for each module); in place of `device`.
     tensor_parallel: split every layer over the processes that torchrun started, by transformers'
     own plan. reads_markers: take special tokens that are spelled in texts for those tokens, as in
     prompts that were rendered before. Weights are safetensors, or pickles of tensors alone, and no
@@ -118,7 +118,8 @@ def load_target(
             embeddings.embed_scale = scale.to(embeddings.embed_scale.device)
         if not placed:
             model.to(device)
-    if packed and target.device.type == "cpu" and (not placed or quantization or already):
+    whole_on_cpu = target.device.type == "cpu" and (not placed or quantization or already)
+    if packed and whole_on_cpu and reordering_pays(model):
         pack_linears(model)
     if packed and target.device.type == "cuda" and not placed:
         fuse_linears(target.family.layers, target.family.fused)

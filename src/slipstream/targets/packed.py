@@ -1,9 +1,10 @@
 """Linears whose weights are laid out for decoding: reordered on a CPU, fused on a GPU.
 
-With ordinary linears a forward of eight rows costs about twice a forward of one; with reordered
-weights it costs about the same, which is what makes verifying several tokens at once pay on a CPU.
-The plain linears are the reference (results differ by rounding, about 2e-6 in float32) and the
-fallback where oneDNN has no such operator.
+On many CPUs a forward of eight rows costs about twice a forward of one with ordinary linears, and
+about the same with reordered weights, which is what makes verifying several tokens at once pay
+there. On others ordinary products are faster, so both are measured (`reordering_pays`). The plain
+linears are the reference (results differ by rounding, about 2e-6 in float32) and the fallback where
+oneDNN has no such operator.
 
 What serves drafts alone need not be exact: copies in 8 bits take half the time to read.
 
@@ -11,13 +12,21 @@ A GPU reads weights faster in one large product than in several small ones, so l
 input (query, key and value; gate and up) become one.
 """
 
+import logging
 from collections.abc import Iterable
+from functools import cache
+from itertools import accumulate
+from time import perf_counter
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+log = logging.getLogger(__name__)
 ROWS_TO_OPTIMISE_FOR = 8
+MEASURED_NUMBERS, TURNS, MARGIN = 2**24, 5, 0.95
+"""Products are timed with at most so many weights, more than a core's own cache holds, and so many
+times; weights keep their order where that takes less than so much of the time."""
 DIGITS = 5
 """Numbers of rows have so many binary digits that count; what lies between two such numbers is
 padded, by a sixteenth at most: oneDNN compiles a kernel for each number of rows and keeps it; the
@@ -115,6 +124,44 @@ def pack_linears(module: nn.Module, rounded: bool = False) -> None:
     for name, child in list(module.named_modules()):
         if name and type(child) in (nn.Linear, Conv1D) and packing_available(child.weight.dtype):
             module.set_submodule(name, kind(matrix_of(child), child.bias))
+
+
+def reordering_pays(module: nn.Module) -> bool:
+    """Whether this machine multiplies faster with the weights of the linears below `module` once
+    they are reordered: one row and `ROWS_TO_OPTIMISE_FOR` rows, measured once for all models of the
+    same shapes. Says so where it does not."""
+    weights = [own.weight for own in module.modules() if type(own) is nn.Linear]
+    if not weights or not packing_available(weights[0].dtype):
+        return True  # nothing of it is reordered, or (GPT-2's) nothing was measured
+    sizes = accumulate(weight.numel() for weight in weights[1:])
+    count = 1 + sum(size <= MEASURED_NUMBERS - weights[0].numel() for size in sizes)
+    share = _share_of_time(tuple(weight.shape for weight in weights[:count]), weights[0].dtype)
+    if share < MARGIN:
+        log.info("Weights keep their order, which takes %.2f of the time on this CPU", share)
+    return share >= MARGIN
+
+
+@cache
+def _share_of_time(shapes: tuple[torch.Size, ...], dtype: torch.dtype) -> float:
+    """How long products with ordinary weights of these shapes (out, in) take, compared with
+    reordered ones; the quickest of several turns counts."""
+    weights = [torch.full(shape, 0.01, dtype=dtype) for shape in shapes]
+    sides = [[kind(weight, None) for weight in weights] for kind in (frozen_linear, PackedLinear)]
+    widths = {width for _, width in shapes}
+    seconds = torch.zeros(2)
+    for rows in (1, ROWS_TO_OPTIMISE_FOR):
+        inputs = {width: torch.ones(rows, width, dtype=dtype) for width in widths}
+        turns = [[_seconds(linears, inputs) for linears in sides] for _ in range(TURNS)]
+        seconds += torch.tensor(turns).amin(0)
+    return float(seconds[0] / seconds[1])
+
+
+def _seconds(linears: list[nn.Module], inputs: dict[int, torch.Tensor]) -> float:
+    """What one product with each linear takes; inputs: by their width."""
+    begun = perf_counter()
+    for linear in linears:
+        linear(inputs[linear.in_features])
+    return perf_counter() - begun
 
 
 class FusedLinear(nn.Module):
