@@ -100,9 +100,9 @@ class Engine(Decoder):
         """Accepted paths and next tokens."""
         trees, (logits, *found) = rows.trees, rows.outcome
         if not found and trees.drawn is None:
-            given = *trees.columns, logits, batch.room, *batch.deciding(trees.depth + 1)
             # Samplings of clients, of which there may be any number: no graph for each of them.
-            found = _followed(batch.samplings, trees.depth, *given)
+            given = logits, batch.room, *batch.deciding(trees.depth + 1)
+            found = _followed(batch.samplings, trees, *given)
         elif not found:
             count, siblings = trees.depth + 1, batch.keep[: trees.drawn.siblings]
             accept = torch.stack([batch.points(numbers, count) for numbers in siblings], -1)
@@ -143,7 +143,7 @@ def verified_rows(
     rows = target.forward(tokens, positions, mask, cache, visitors, **way)
     trees, logits, followed = rows.trees, rows.outcome, ()
     if samplings is not None:
-        followed = _followed(samplings, depth, *trees.columns, logits, *following)
+        followed = _followed(samplings, trees, logits, *following)
     # What nobody asks for after the layers is not brought out of a graph.
     rows.mask = rows.owners = rows.readout = rows.acting = None
     rows.outcome, rows.prepared = (logits, *followed), (None, None)
@@ -151,25 +151,27 @@ def verified_rows(
 
 
 def _followed(
-    samplings: tuple[Sampling, ...], depth: int, *given: torch.Tensor
+    samplings: tuple[Sampling, ...],
+    trees: Trees,
+    logits: torch.Tensor,
+    room: torch.Tensor,
+    *points: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """`_outcome` of trees that are followed. given: their columns, the logits after the nodes, the
-    room and, unless all requests are greedy, the numbers that decide at each depth."""
-    *columns, logits, room = given[:7]
-    trees = Trees.known(columns, depth)
-    if not depth:  # roots alone: the numbers are theirs
-        tokens = choose(samplings, logits[:, :1], *given[7:])[:, 0]
+    """`_outcome` of trees that are followed. points: unless all requests are greedy, the numbers
+    that decide at each depth."""
+    if not trees.depth:  # roots alone: the numbers are theirs
+        tokens = choose(samplings, logits[:, :1], *points)[:, 0]
         return _outcome(trees, torch.zeros_like(tokens), tokens, room, logits)
-    if any(each.top_p for each in samplings) and trees.width > depth + 1 and not logits.is_cuda:
+    wide = trees.width > trees.depth + 1
+    if any(each.top_p for each in samplings) and wide and not logits.is_cuda:
         # On a CPU the most probable tokens of a node take longer to find than all else.
-        each, numbers = torch.arange(len(logits)), given[7]
+        each, numbers = torch.arange(len(logits)), points[0]
 
         def after(nodes: torch.Tensor, level: int) -> torch.Tensor:
             return choose(samplings, logits[each, nodes, None], numbers[:, level, None])[:, 0]
 
         return _outcome(trees, *walk(trees, after), room, logits)
-    points = [numbers.gather(1, trees.depths) for numbers in given[7:]]
-    choices = choose(samplings, logits, *points)
+    choices = choose(samplings, logits, *(numbers.gather(1, trees.depths) for numbers in points))
     last = follow(trees, choices)
     return _outcome(trees, last, choices.gather(1, last[:, None])[:, 0], room, logits)
 

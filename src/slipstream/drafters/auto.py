@@ -102,11 +102,11 @@ class AutoSession(SeveralSession):
 
     def _worked(self, name: str, width: int, verified: Verified) -> Trees:
         """Trees of the working drafter `name`; roots alone if it is none."""
-        found = {
-            other: session.draft(verified, width if other == name else 1)
-            for other, session in self.working.items()
-        }
-        return found[name] if name in found else Trees.roots(verified.next_tokens)
+        trees = None
+        for other, session in self.working.items():
+            found = session.draft(verified, width if other == name else 1)
+            trees = found if trees is None or other == name else trees
+        return Trees.roots(verified.next_tokens) if trees is None else trees
 
     def _looked(self, verified: Verified, budget: int) -> dict[str, list[Draft]]:
         """The drafts of near drafters, by name, of each request."""
