@@ -13,6 +13,7 @@ input (query, key and value; gate and up) become one.
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Iterable
 from functools import cache
 from itertools import accumulate
@@ -24,7 +25,7 @@ from torch import nn
 
 log = logging.getLogger(__name__)
 ROWS_TO_OPTIMISE_FOR = 8
-MEASURED_NUMBERS, TURNS, MARGIN = 2**24, 5, 0.95
+MEASURED_NUMBERS, TURNS, MARGIN = 2**24, 5, 0.9
 """Products are timed with at most so many weights, more than a core's own cache holds, and so many
 times; weights keep their order where that takes less than so much of the time."""
 DIGITS = 5
@@ -118,24 +119,32 @@ def pack_linears(module: nn.Module, rounded: bool = False) -> None:
     The replaced weights are dropped, so the model is for decoding only from here on. Linears of
     other libraries (quantised ones) and weights of other types are left alone.
     """
+    kind = RoundedLinear if rounded else PackedLinear
+    for name, child in _ordinary(module):
+        module.set_submodule(name, kind(matrix_of(child), child.bias))
+
+
+def _ordinary(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The linears below `module` that can be packed, and their names."""
     from transformers.pytorch_utils import Conv1D
 
-    kind = RoundedLinear if rounded else PackedLinear
-    for name, child in list(module.named_modules()):
-        if name and type(child) in (nn.Linear, Conv1D) and packing_available(child.weight.dtype):
-            module.set_submodule(name, kind(matrix_of(child), child.bias))
+    return [
+        (name, child)
+        for name, child in module.named_modules()
+        if name and type(child) in (nn.Linear, Conv1D) and packing_available(child.weight.dtype)
+    ]
 
 
 def reordering_pays(module: nn.Module) -> bool:
     """Whether this machine multiplies faster with the weights of the linears below `module` once
     they are reordered: one row and `ROWS_TO_OPTIMISE_FOR` rows, measured once for all models of the
     same shapes. Says so where it does not."""
-    weights = [own.weight for own in module.modules() if type(own) is nn.Linear]
-    if not weights or not packing_available(weights[0].dtype):
-        return True  # nothing of it is reordered, or (GPT-2's) nothing was measured
-    sizes = accumulate(weight.numel() for weight in weights[1:])
-    count = 1 + sum(size <= MEASURED_NUMBERS - weights[0].numel() for size in sizes)
-    share = _share_of_time(tuple(weight.shape for weight in weights[:count]), weights[0].dtype)
+    weights = [matrix_of(child) for _, child in _ordinary(module)]
+    if not weights:
+        return True  # nothing is reordered
+    sizes = [*accumulate(weight.numel() for weight in weights)]
+    some = weights[: max(1, bisect_right(sizes, MEASURED_NUMBERS))]
+    share = _share_of_time(tuple(weight.shape for weight in some), weights[0].dtype)
     if share < MARGIN:
         log.info("Weights keep their order, which takes %.2f of the time on this CPU", share)
     return share >= MARGIN
