@@ -202,7 +202,7 @@ def _check_study(config: DictConfig) -> None:
     reads = str(OmegaConf.to_container(config.study, resolve=False))
     for name in (each.lstrip("+~").partition("=")[0].partition(".")[0] for each in given):
         if name in UNREAD_BY_STUDIES and f"${{{name}" not in reads:
-            raise InputError(f"{name}: this study has none, or one of its own; leave it out")
+            raise InputError(f"{name}: this study does not use it, or sets its own; leave it out")
 
 
 def serve(config: DictConfig) -> None:

@@ -156,8 +156,8 @@ def check_config(config: DictConfig, command: type[Command]) -> None:
 def _stand_in(
     node: object, path: str, schema: type[Command] | None = None, later: Collection[str] = ()
 ) -> object:
-    """What passes for the part that is to be built of a node, whose arguments are checked: settings
-    are made, of others there is an empty object. schema: of a node without `_target_`; later:
+    """Check a node's arguments; returns a stand-in for the part that is to be built of it: settings
+    are made, for other classes it is an empty object. schema: of a node without `_target_`; later:
     arguments that are not in the config."""
     if isinstance(node, list):
         return [_stand_in(each, f"{path}[{place}]") for place, each in enumerate(node)]

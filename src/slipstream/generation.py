@@ -184,8 +184,8 @@ def _drafter(drafter: Drafter | str | Path | None, target: Target) -> Drafter | 
 
 
 def _last(known: dict[tuple, object], name: str | Path, make: Callable[[str], object]) -> object:
-    """What `known` has of this name and of folders as they are now; else it is made, once all that
-    `known` has is gone: two large models may not fit."""
+    """The entry of `known` for this name, if its folder has not changed since; else a new one, made
+    after `known` is emptied: two large models may not fit."""
     key = str(name), times_of(locate(name))
     if key not in known:
         known.clear()

@@ -21,15 +21,15 @@ from slipstream.core.transfer import on_device
 class StepCache:
     """Keys and values of L layers for B sequences, each of its own length.
 
-    devices: of each layer; batch_size: most sequences; some may leave, and others join. `layers`
-    are their (keys, values), each (batch_size, H_kv, capacity, D_head), views of buffers that
-    neighbours on one device share and that never move. `ends`: (B,), how many slots of each
-    sequence are committed; `lengths`: the same on the host, which after a `commit` knows no more
-    than that nothing lies beyond slot `bound`, until it is told (`learn`).
-    Rows are staged behind slot `slots` in all sequences: `bound` rounded up to a multiple of
-    `granularity`, so that steps of compiled layers have few shapes; where there is one, an empty
-    cache counts as one slot, so that prompts are steps like others. What lies between a sequence's
-    end and there belongs to nothing.
+    devices: the device of each layer; batch_size: the most sequences (some may leave, others join).
+    `layers`: the (keys, values) of each layer, each (batch_size, H_kv, capacity, D_head), views of
+    buffers that adjacent layers on one device share and that never move. `ends`: (B,), how many
+    slots of each sequence are committed; `lengths`: the same on the host; between a `commit` and
+    `learn` they are out of date, and the host knows only that no sequence goes beyond `bound`.
+    In all sequences rows are staged from slot `slots` on: `bound` rounded up to a multiple of
+    `granularity`, so that steps of compiled layers have few shapes. With a granularity above 1 an
+    empty cache counts as one slot, so that prompts are steps like others. The slots between a
+    sequence's end and `slots` belong to nothing.
     """
 
     def __init__(
@@ -227,13 +227,13 @@ class StepCache:
 
 
 class TrainingCache:
-    """The plain counterpart with gradients: rows see what `kept` has of their layer, and one
-    another. It is the reference for `StepCache`.
+    """The plain counterpart of `StepCache` with gradients, and its reference: rows attend to the
+    kept rows of their layer and to one another.
 
-    kept: (keys, values) of each layer, None for none; made: those of the forward at hand, which are
-    kept from `settle` on, so that a layer that is computed again sees what it saw. keep: how many
-    of the next rows of a layer are made (the first ones of the call; None for all); layers before
-    `first` make none; visible: how many of the kept ones later rows are shown (None for all).
+    kept: (keys, values) of each layer, None for none; made: those of the forward that runs, which
+    `settle` turns into `kept`, so that a layer that is recomputed sees what it saw. keep: how many
+    rows of a call go into `made`, the first ones (None for all; none in layers before `first`);
+    visible: how many of the kept rows later rows may attend to, the first ones (None for all).
     Streams come after the main rows of a call and are never kept.
     """
 

@@ -52,8 +52,8 @@ class Draft:
         return Draft(self.tokens, self.parents, sure)
 
     def merged(self, other: "Draft", budget: int) -> "Draft":
-        """Both trees of one root in one: equal paths are one, with the higher confidence. The
-        `budget` most confident nodes, in this order; in both no child is surer than its parent.
+        """The union of two trees with one root; a path that both have gets the higher confidence.
+        Its `budget` most confident nodes, sorted; in both no child may be surer than its parent.
 
         >>> one = Draft.chain([7, 1, 2], [1.0, 0.6, 0.3])
         >>> both = one.merged(Draft([7, 1, 3], [-1, 0, 0], [1.0, 0.8, 0.4]), 4)
@@ -146,8 +146,8 @@ def grow_by_confidence(
     """The `budget` most confident nodes of a tree whose children depend on one token and its depth.
 
     children: (token, depth of its children) -> their tokens, distinct, and how probable each is,
-    most probable first. A node's confidence comes `along` its path, by default as the product; no
-    node may be more confident than its parent. Of a level, only the `beam` most confident nodes
+    most probable first. along: (parent's confidence, child's probability) -> child's confidence,
+    by default the product, at most the parent's. Of a level, only the `beam` most confident nodes
     have children, and of these only nodes whose confidence is at least `threshold`; all others may
     still be drafted (UNISPEC, Algorithm 1, lines 27 to 30). Nodes come out in order of confidence.
 

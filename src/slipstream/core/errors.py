@@ -24,8 +24,8 @@ def first_sentence(error: Exception) -> str:
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Within, an `InputError` has the config `path` of what is built there before the field it
-    names; "" for what Python code builds."""
+    """Within, the text of an `InputError` gets `path` put before it: the config path of the part
+    that is being built, "" for parts that Python code builds."""
     try:
         yield
     except InputError as error:

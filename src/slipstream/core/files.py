@@ -180,8 +180,8 @@ def lines_of(path: Path) -> list[dict]:
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Within, no other process holds the lock file at `path`: the second one waits, or, where it
-    shall not, goes on with False. A process that is killed lets go."""
+    """Hold the lock file at `path` within; yields True. Where another process holds it, wait, or
+    with `wait=False` yield False at once. A process that is killed releases its lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     with suppress(Timeout):

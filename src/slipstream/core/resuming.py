@@ -85,8 +85,8 @@ def check_same(then: dict[str, object], now: dict[str, object]) -> None:
 class Journal:
     """What a command has found so far, each finding a line of a file under the place it belongs to.
 
-    run: what it is a run of; the file's first line says it, and `InputError` what differs. What is
-    there stays until the first finding comes; without `resume` it goes then.
+    run: what identifies the run, also in the file's first line; with `resume`, `InputError` names
+    the first difference from it. Without `resume` the first finding replaces an existing file.
     """
 
     def __init__(self, path: Path, run: dict[str, object], resume: bool):

@@ -79,7 +79,7 @@ class Sampling(Settings):
 def by_sampling(
     samplings: Sequence[Sampling], of: Callable[[Sampling, object], torch.Tensor]
 ) -> torch.Tensor:
-    """What `of` finds for all requests of one sampling, in the order of the requests."""
+    """One call of `of` (sampling, places of its requests) per sampling; rows in request order."""
     groups: dict[Sampling, list[int]] = {}
     for place, sampling in enumerate(samplings):
         groups.setdefault(sampling, []).append(place)
@@ -118,11 +118,11 @@ def draw(probabilities: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
 
 
 def nucleus(probabilities: torch.Tensor, mass: float) -> torch.Tensor:
-    """(..., V) bool: the smallest sets of most probable tokens that reach `mass`, in float64; of
-    equal ones the first.
+    """(..., V) bool: the smallest sets of most probable tokens whose probabilities, summed in
+    float64, reach `mass`; among equal probabilities the first tokens.
 
-    Positive floats are ordered as their bits are. Those of the least probable token of the set are
-    found `DIGIT` at a time, the highest first: tokens with the same ones add up their masses.
+    A radix search: positive floats are ordered as their bits are, so the bits of a set's least
+    probable token are found `DIGIT` at a time, highest first, from the summed mass of each digit.
 
     >>> nucleus(torch.tensor([0.2, 0.3, 0.3, 0.2]), 0.7).tolist()
     [True, True, True, False]
@@ -132,7 +132,7 @@ def nucleus(probabilities: torch.Tensor, mass: float) -> torch.Tensor:
     limits = _just_below(masses.new_full(bits.shape[:-1], mass))
     end, digits = 1 << DIGIT, 1 << DIGIT
     for shift in range(4 * DIGIT if double else DIGIT, -1, -DIGIT):
-        # From the highest digit on; before it, tokens above all that begin as the one looked for.
+        # Place 0: tokens above the digits found so far; next places: by this digit, highest first.
         order = (end - (bits >> shift)).clamp_(0, digits + 1).long()
         ordered = masses.new_zeros(*bits.shape[:-1], digits + 2).scatter_add_(-1, order, masses)
         place, left = _passing(ordered, _sums(ordered), limits)
@@ -148,8 +148,8 @@ def nucleus(probabilities: torch.Tensor, mass: float) -> torch.Tensor:
 def _passing(
     weights: torch.Tensor, sums: torch.Tensor, limits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(...): the first place of each (..., V) up to which the weights are more than (...) `limits`,
-    at most the last place with a weight, and (...), what the limits leave there.
+    """(...) the first place of each (..., V) where the running sum of the weights exceeds (...)
+    `limits`, at most the last place with a weight; and (...) the limit less the sum before it.
 
     sums: of `_sums`.
     """

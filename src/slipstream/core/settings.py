@@ -83,8 +83,8 @@ class Settings:
 def check(
     component: Callable, given: Mapping[str, object], path: str = "", later: Collection[str] = ()
 ) -> None:
-    """`InputError` unless `given` is what `component` may be called with; path: where it stands;
-    later: arguments that are given by others."""
+    """Raise `InputError` unless `component` may be called with `given`; path: its place in the
+    config; later: required arguments that `given` may lack, since they come from elsewhere."""
     if TypeAdapter is None:
         return
     allowed, before = arguments_of(component), f"{path}." if path else ""

@@ -19,7 +19,7 @@ def on_device(values: Sequence | torch.Tensor, device: torch.device) -> torch.Te
 def right_padded(
     texts: Sequence[Sequence[int]], device: torch.device, width: int = 0, value: int = 0
 ) -> torch.Tensor:
-    """(B, T) tokens of texts, those of shorter ones, and of `width` tokens, filled up on the right.
+    """(B, T) tokens of texts, right-padded with `value` to the longest, or to `width` if larger.
 
     >>> right_padded([[1, 2], []], torch.device("cpu"), width=3).tolist()
     [[1, 2, 0], [0, 0, 0]]
@@ -29,8 +29,8 @@ def right_padded(
 
 
 def sent(*tensors: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
-    """Let `tensors` be copied to the CPU. What is returned gives the copies, after a single wait
-    for their device: for what it was told to do so far, and not for what it is told later."""
+    """Start copying `tensors` to the CPU. Returns a function that gives the copies after one wait
+    for the work queued on their devices so far, and not for work that is queued later."""
     copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
     devices = {tensor.device for tensor in tensors if tensor.is_cuda}
     events = [torch.cuda.current_stream(device).record_event() for device in devices]

@@ -104,8 +104,8 @@ class Trees:
     def ancestors(self) -> torch.Tensor:
         """(B, N, N) bool: entry [b, i, j] is True where j is i or an ancestor of i.
 
-        What is found along the path to the node 1, 2, 4, ... levels above (the uppermost one where
-        there are not so many) makes the path known twice as far.
+        By pointer doubling: each node adds the ancestors of the node 1, 2, 4, ... levels above (the
+        root where there are fewer) to its own, which then reach twice as far.
         """
         if self.width == 1:
             return torch.ones_like(self.tokens[..., None], dtype=torch.bool)

@@ -119,7 +119,7 @@ def calibrated_decoder(
     if found.plain:
         return found, undrafted(target, attached, sampling, limits)
     if (chosen := drafter.variants(attached).get(found.way)) is None:
-        raise InputError(f"budget: {found.way!r} is no way of this drafter; calibrate=true again")
+        raise InputError(f"budget: this drafter has no variant {found.way!r}; calibrate=true again")
     return found, Engine(target, chosen, sampling, limits, found.budget)
 
 

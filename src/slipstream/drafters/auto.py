@@ -121,7 +121,7 @@ class AutoSession(SeveralSession):
         return drafts
 
     def _paying(self) -> list[str]:
-        """Who keeps what it learns for later prompts misses no step."""
+        """Near drafters for every step: those that pay, or keep what they learn between prompts."""
         pays, near = self.attached.record.pays, self.near.items()
         return [name for name, each in near if each.attached.keeps or pays(name, self.episodes)]
 

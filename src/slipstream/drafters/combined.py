@@ -1,12 +1,12 @@
 """One tree of several drafters' trees, under one budget: each node as confident as it has proven.
 
-What a drafter claims of a token, given the one before, is believed only until it has been put to
-the test: how often tokens of which the like was claimed were right is counted, also of those that
-found no room in the tree, whenever the target's answer is known. What is counted is what all
-drafters claim together, because a token that one of them is sure of means less where another, which
-knows the text better, has named others. Texts differ in which drafter knows them, so the count of
-all prompts is corrected by how well the first drafter's and the others' tokens do in this one. All
-of it happens on the device.
+A drafter's claim, the probability of a token given the one before, is believed only until it has
+been tested: whenever the target's answer is known, it is counted how often tokens with a similar
+claim were right, also those that found no room in the tree. Counts are by the claims of all
+drafters together, because a token that one of them is sure of means less where another, which knows
+the text better, has named others. Texts differ in which drafter knows them, so the counts of all
+prompts are corrected by how well the first drafter's and the others' tokens do in this one. All of
+it happens on the device.
 """
 
 from collections.abc import Sequence
@@ -169,8 +169,8 @@ class Record:
 
 
 class PromptRecords:
-    """counts: (2, B, 3), how often tokens were right in each of B prompts, and were expected to be:
-    the first drafter has named none, others, and them."""
+    """counts: (2, B, 3), tokens that were right in each of B prompts, and that were expected to be,
+    by what the first drafter named in their place: nothing, other tokens, or the token itself."""
 
     def __init__(self, batch: int, device: torch.device):
         self.counts = torch.zeros(2, batch, 3, dtype=torch.float64, device=device)

@@ -48,8 +48,8 @@ class Grown:
 
 
 class DraftLength(Settings):
-    """Base of all rules, and the simplest one: as long as there is room. The settings, the same
-    `attach`ed to a drafter, and as one request follows them (`start`) with a state of its own.
+    """Base of all rules, and the simplest one: as long as there is room. An object is the settings,
+    a copy of them for one attached drafter (`attach`), or one with a request's state (`start`).
 
     looks_at: what `scores` needs to know of a draft: "nothing", the "confidence" in its tokens, the
     "logits" that they are drawn from, or the "states" of a draft model as well. threshold: a draft

@@ -23,11 +23,11 @@ NONE, NEAR = "plain", "near"
 """The names of drafting nothing, and of what near drafters draft, in one tree."""
 CLAIMS, TREES, LOOKS, PACE = "claims", "trees", "looks", "pace"
 MOST = {CLAIMS: 40.0, TREES: 20.0, LOOKS: 16.0, PACE: 80.0}
-"""Kinds of evidence, as pairs: of a near drafter the tokens it claimed, and those that were right;
-of a working one the logarithms of its trees' nodes, and the tokens that were right; how often a
-near drafter was looked at, and the seconds that its drafts promised to save; the tokens that were
-decided, and the seconds it took, by trees of near drafters and by others (""). Of earlier prompts
-no more than so much of the first counts."""
+"""Kinds of evidence, each a pair. CLAIMS: tokens that a near drafter claimed, and those right;
+TREES: log2 of the nodes of a working drafter's trees, and tokens right; LOOKS: how often a near
+drafter was looked at, and seconds that its drafts promised to save; PACE: tokens decided, and
+seconds taken, by trees of near drafters and by others (""). Pairs of earlier prompts are scaled
+down where their first number exceeds the value here."""
 MEMORY = 0.98
 """What evidence still counts after the next of its kind."""
 KEPT, NEIGHBOURS = 64, 8
@@ -46,12 +46,12 @@ MARGIN, WORKING_MARGIN = 0.2, 0.1
 the most promising of many drafts promises too much, and some of its tokens would have been cheap
 later. Trees of a working drafter must promise so many more than none."""
 FEW, SAMPLES, STALE, RENEW = 3, 25, 1024, 8
-"""Of a number of rows the fewest steps that tell their cost; the seconds of so many are kept, and
-for so many steps after the last of them; what they come to is computed anew so often."""
+"""For each number of rows: at least FEW steps tell its cost; the seconds of the last SAMPLES are
+kept, and count for STALE steps after the last; costs are computed anew every RENEW steps."""
 MOVE, RETURN = 1.07, 0.999
-"""How much longer, or shorter, than usual steps take, all alike, as they do after long texts: by so
-much it moves with a step, however long that took, and by this power it goes back to 1. (A mean
-would move further with steps that were disturbed than with others, and drift.)"""
+"""Of `Experience.level`, how many times as long as usual all steps take now, as after long texts: a
+step moves it by a factor of MOVE at most, however long it took, and the power RETURN draws it back
+to 1. (A mean would move further with steps that were disturbed than with others, and drift.)"""
 SIZES = tuple(sorted({2**n for n in range(14)} | {3 * 2**n for n in range(12)}))
 """Numbers of rows that costs are told apart by, and widths of trees that are considered."""
 Pair = tuple[float, float]

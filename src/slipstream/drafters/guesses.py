@@ -24,8 +24,8 @@ from slipstream.targets.target import Target
 
 class GuessPool:
     """At most `most` continuations of each first token, of up to `ngram` - 1 tokens; the one that
-    was added longest ago is forgotten first. What another one begins with has no entry, and is
-    nothing new where the longer one is known.
+    was added longest ago is forgotten first. A prefix of another continuation has no entry: adding
+    it changes nothing, and adding the longer one removes it.
 
     >>> pool = GuessPool(3, 2)
     >>> for guess in ([1, 2], [1, 2, 3], [1, 4, 5], [1, 2], [1, 6, 7]):

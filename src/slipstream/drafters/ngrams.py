@@ -66,8 +66,8 @@ class LastPlaces:
 
 
 class Followers(LastPlaces):
-    """How often each token followed each n-gram. text: what is indexed; before: of n-grams of each
-    length, for the place of what follows one the same of the n-gram's occurrence before, if any.
+    """How often each token followed each n-gram. text: what is indexed; before[n][place]: where the
+    token stands that followed the previous occurrence of the n tokens before `place`, or None.
 
     >>> index = Followers(2)
     >>> index.extend([1, 2, 1, 3, 1, 2])

@@ -40,10 +40,10 @@ class Several(Drafter):
 
 
 class AttachedSeveral(Attached):
-    """parts: the attached drafters by name; record: of what they have proven to be worth, in all
-    prompts, also of those that are answered at the same time. These share it without harm: it
-    changes which tokens are drafted, and no answer depends on that. new_record: makes one that
-    knows nothing yet; session: the class of those that work with it."""
+    """parts: the attached drafters by name; record: what they have proven to be worth in all
+    prompts. Prompts that are answered at the same time share it without harm: it changes which
+    tokens are drafted, and no answer depends on that. new_record: makes an empty record; session:
+    the class of its sessions."""
 
     mergeable = False
 

@@ -170,8 +170,8 @@ class AttachedStreaming(Attached):
         budget: int,
         *given: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`grown`, from the first `count` of `given`, which its sessions ask for
-        (`StreamSession.states`), and the other arguments of `grown` after the logits."""
+        """What `grown` returns, from logits made here. given: `count` tensors of the sessions'
+        `asked`, for their `states`; then the arguments of `grown` after the logits."""
         asked, given = given[:count], given[count:]
         states = self.kind.states(self, cache, speculator, slots, *asked)
         logits = self.head(self.target.norm(states)).to(states.device)

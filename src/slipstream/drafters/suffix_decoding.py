@@ -65,8 +65,8 @@ class Texts:
         self.tokens.extend(tokens)
 
     def after(self, ending: Sequence[int], depth: int) -> Iterator[tuple[int, Places]]:
-        """The places after each of the last `depth` endings of a text that occurs, the longest
-        first, with its length. (The end of these texts themselves is none.)"""
+        """(length, places) of each ending of a text, up to `depth` tokens, that occurs here, the
+        longest first: the places after its occurrences. (The end of these texts is no place.)"""
         tokens, found = self.tokens, []
         places = list(self.places.get(ending[-1], ())[-LOOKED_AT:])
         if places and places[-1] == len(tokens):

@@ -181,9 +181,9 @@ class Retrieved:
         self.settings, self.store, self.nbytes = settings, store, store.nbytes
 
     def counted(self, tokens: list[int]) -> list[tuple[tuple[int, ...], float]]:
-        """What followed the longest known ending of `tokens`, every beginning of it, with the share
-        of the occurrences that it followed; the most frequent first, beginnings before what they
-        begin."""
+        """All prefixes of what followed the longest known ending of `tokens`, each with the share
+        of the occurrences that it followed; the most frequent first, a prefix before its
+        extensions."""
         low, high, size = self.store.longest(tokens, self.settings.max_ngram)
         count = min(self.settings.max_matches, high - low)
         if not count:

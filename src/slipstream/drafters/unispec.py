@@ -120,7 +120,7 @@ class AttachedUniSpec(AttachedHost):
     def learn(
         self, verified: Verified, states: list["_Known"], brought: list[torch.Tensor]
     ) -> None:
-        """The last word on a token: of accepted nodes the latest, else the likeliest."""
+        """Store each token's successors: of its last accepted node, else of its likeliest node."""
         ids, tokens, probabilities, counting, *paths = (each.tolist() for each in brought)
         for place, known in enumerate(states):
             order = [node for node, counts in enumerate(counting[place]) if counts]

@@ -72,8 +72,8 @@ def bootstrap(statistic: Callable, *columns: Sequence[float]) -> tuple[float, fl
 
 
 def rate_interval(amounts: Sequence[float], units: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of a rate, sum by sum: of tokens and forwards, or of tokens and seconds; rows
-    without units (ValueError where there are no others) say nothing."""
+    """95 % interval of sum(amounts) / sum(units), such as tokens per forward or per second; rows of
+    0 units are left out (ValueError where there are no others)."""
     told = [pair for pair in zip(amounts, units, strict=True) if pair[1]]
     return bootstrap(lambda a, u, axis: a.sum(axis) / u.sum(axis), *zip(*told, strict=True))
 

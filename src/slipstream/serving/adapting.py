@@ -31,13 +31,13 @@ PRIOR, WEIGHT = 0.5, 200.0
 MEMORY = 1000.0
 """Earlier trees fade once the logarithms of their nodes add up to more than this."""
 TRIAL, TRIED, PAYS = 512, 2, 1.1
-"""Where plain decoding is chosen, after so many steps so many draft the smallest tree; what a tree
-must promise over plain decoding, since its gain is less certain than what plain decoding has."""
+"""Where plain decoding is chosen, after TRIAL steps TRIED draft the smallest tree; PAYS: how many
+times plain decoding's rate a tree must promise to be chosen, since its gain is less certain."""
 PROMPT, STEPS = 48, 4
 """Tokens of the prompts that costs are measured with; steps of each, the first not counted."""
 NEWEST, OUTLIER = 0.05, 3.0
-"""What a step counts in what steps take against what was measured; at most so many times as long,
-so that a pause of the machine is no experience."""
+"""Weight of a new step in the moving mean of the time steps take over what was measured; at most
+OUTLIER times as long counts, so that a pause of the machine does not distort it."""
 
 
 class AdaptingEngine(Engine):

@@ -236,8 +236,8 @@ class Worker:
                 self.reading = asked, parts
 
     def _read(self, fresh: list[Asked], parts: Iterator[None]) -> bool:
-        """The next part of these prompts, with the last of which their requests join; whether
-        there are more."""
+        """Read the next part of these prompts; with the last one their requests join. Returns
+        whether there are more parts."""
         before = self.decoder.running
         try:
             next(parts)

@@ -108,8 +108,8 @@ class DraftingSpeculator(Speculator):
         return resolve_name(self.drafter_class)(self)
 
     def placed(self, target: Target) -> Self:
-        """A copy where and in what `target` computes; this one, which may be in training, stays as
-        it is."""
+        """A copy on `target`'s device and in its dtype, in eval mode; this one, which may be in
+        training, stays as it is."""
         return copy.deepcopy(self).to(target.device, target.dtype).eval()
 
 

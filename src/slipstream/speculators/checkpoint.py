@@ -71,8 +71,8 @@ def save_speculator(
 
 
 def located(name: str | Path) -> Path:
-    """The folder of the speculator called `name`: a path, one that ships, or, where there is no
-    such folder, of the hub (OWNER/NAME), which it is fetched from; `InputError` for none."""
+    """The folder of the speculator called `name`: a path, a shipped one, or, where there is no such
+    folder, a hub id (OWNER/NAME), which is downloaded; `InputError` where that fails."""
     folder = Path(locate(name))
     if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
         return folder
@@ -113,8 +113,8 @@ def read_config(folder: str | Path) -> dict:
 
 
 def _check_sizes(arguments: dict, target: Target, tensors: dict[str, torch.Tensor]) -> None:
-    """`InputError` for whole numbers that nothing here is as large as, before memory is asked for
-    so much."""
+    """Raise `InputError` for an integer argument above every tensor size and the target's context,
+    before so much memory is allocated."""
     sizes = (size for each in tensors.values() for size in each.shape)
     largest = max([target.max_positions, *sizes])
     for each in tree_leaves(arguments):

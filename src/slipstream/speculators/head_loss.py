@@ -19,7 +19,7 @@ SLICE_BYTES = {"cuda": 2**30, "cpu": 2**27}
 def in_slices(
     function: Callable[..., tuple[torch.Tensor, ...]], width: int, *rows: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """What `function` makes of M rows, itself M rows, though it may hold `width` values of each.
+    """Apply `function`, which may hold `width` values a row, to slices of M rows; returns M rows.
 
     function: takes a slice of each tensor in `rows`, of M rows each; it runs again for the
     backward pass, unless all rows are one slice.

@@ -159,8 +159,8 @@ class CompiledLayers:
         return rows.hidden, rows.outcome
 
     def replayed(self, run: Callable, key: tuple, inputs: Sequence, cache: StepCache | None):
-        """`run(*inputs)`, where graphs are captured by one of them: of tensors with the batch
-        first, of what `key` has, and of nothing else."""
+        """`run(*inputs)`, as a graph where graphs are captured. `run` may depend on nothing but
+        its inputs, tensors with the batch first, and what `key` contains."""
         if self._captures(cache):
             run = self._graph(key, run, inputs)
         return run(*inputs)
@@ -225,15 +225,15 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class _Graph:
-    """A CUDA graph of `run` for inputs of fixed shapes, the first `batch` sequences.
+    """A CUDA graph of `run` for inputs of fixed shapes, with `batch` sequences.
 
-    Of fewer sequences the others are as they were: what they stage belongs to nothing. Graphs of a
-    pool share their memory: one is replayed at a time, and what it found is copied.
+    Given fewer, the others keep earlier inputs, and what they stage belongs to nothing. Graphs of a
+    pool share their memory: one is replayed at a time, and its results are copied.
     """
 
     def __init__(self, run: Callable, inputs: Sequence, batch: int, pool: object, device):
-        # The others are texts, too: rows that see nothing would find no number, and what refers to
-        # no row would stop the device.
+        # The others start as copies of the first sequence: rows that attend to nothing would be
+        # NaN, and an index out of range would stop the device.
         self._inputs = [given[:1].repeat(batch, *[1] * (given.ndim - 1)) for given in inputs]
         self._copy_in(inputs)
         with torch.cuda.device(device):

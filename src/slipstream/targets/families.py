@@ -52,9 +52,9 @@ class Family:
     attention: the implementation its modules run with; attention_linears, mlp_linears: names of the
     linears inside a layer; value_linear: the one that computes the values (see `values_of`); mlp:
     name of the MLP module, None where layers have none; layer_list, final_norm: names inside the
-    decoder; cache_argument, index: what a layer calls its cache, and its attention its place;
-    splits_heads: whether of tensor-parallel processes each has heads of its own; fused: groups of
-    linears with the same input, called in this order (see targets/packed.py).
+    decoder; cache_argument: a layer's keyword for its cache; index: its attention's attribute with
+    the layer's index; splits_heads: whether each tensor-parallel process has heads of its own;
+    fused: groups of linears with the same input, called in this order (see targets/packed.py).
     """
 
     attention = "sdpa"

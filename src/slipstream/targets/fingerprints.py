@@ -22,7 +22,7 @@ def vocabulary_of(target: Target) -> dict[str, int]:
 
 
 def tokenizer_digest(target: Target) -> str:
-    """That part of a fingerprint."""
+    """SHA-256 of the vocabulary and the chat template: the tokenizer's part of a fingerprint."""
     return _digest(
         {
             "vocabulary": sorted(vocabulary_of(target).items(), key=lambda entry: entry[1]),

@@ -26,12 +26,12 @@ from torch import nn
 log = logging.getLogger(__name__)
 ROWS_TO_OPTIMISE_FOR = 8
 MEASURED_NUMBERS, TURNS, MARGIN = 2**24, 5, 0.9
-"""Products are timed with at most so many weights, more than a core's own cache holds, and so many
-times; weights keep their order where that takes less than so much of the time."""
+"""Products are timed with at most MEASURED_NUMBERS weights (more than a core's own cache holds),
+TURNS times; weights keep their order where that takes less than MARGIN of the reordered time."""
 DIGITS = 5
-"""Numbers of rows have so many binary digits that count; what lies between two such numbers is
-padded, by a sixteenth at most: oneDNN compiles a kernel for each number of rows and keeps it; the
-prompts of a server would gather hundreds of MiB of them."""
+"""Numbers of rows are padded up to this many significant binary digits, by a sixteenth at most:
+oneDNN compiles a kernel for each number of rows and keeps it, and for the prompts of a server these
+would add up to hundreds of MiB."""
 
 
 class PackedLinear(nn.Module):

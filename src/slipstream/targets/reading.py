@@ -27,9 +27,9 @@ def read_on(
 ) -> Rows:
     """Run the new tokens of B texts behind what is committed of each, and commit them.
 
-    Rows are right-padded to the most tokens that any text has, at least to `width`; a text may have
-    none. last: as in `Rows`. Rows of up to two tokens, or of `width`, come again in every step, and
-    so do prompts, as wide as compiled layers would have them.
+    Texts are right-padded to the longest, at least to `width`; one may have no tokens. last: as in
+    `Rows`. Forwards of up to two tokens a text, or of `width`, count as coming in every step
+    (`Rows.repeats`), and so do prompts padded to the width that compiled layers want.
     """
     compiled, device = model.compiled is not None, model.device
     if compiled and not cache.bound:
@@ -73,10 +73,10 @@ class CachedModel:
         self.cache.settle(list(map(min, self.cache.lengths, lengths)))
 
     def read(self, tokens: list[list[int]]) -> torch.Tensor:
-        """Read on, at least one text; (B, D) states of the last tokens, before the final norm.
+        """Read the new `tokens` of each text; returns (B, D), the state of each text's last token
+        before the final norm, which is meaningless for a text without new tokens.
 
-        Texts without new tokens have something meaningless there. Where a text has more of them
-        than there is room for behind the longest, they are read in parts.
+        At least one text needs some. Tokens that do not fit behind the longest are read in parts.
         """
         while max(map(len, tokens)) > (most := self._most()):
             parts = [own[: max(0, min(most, len(own) - most))] for own in tokens]

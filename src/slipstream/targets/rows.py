@@ -23,14 +23,14 @@ class Rows:
     `num_stream_rows` rows were added by a visitor, equally many for each of `owners`, (B, P)
     indices of node rows, -1 for none.
 
-    trees: what the node rows are the nodes of, None for those of a prompt; last: (B,) of a prompt
-    that ends with these rows, its last one, else None. kept: (B, N) which node rows of the forward
-    are still there, -1 for padding, None for all; kept_from: the first layer that ran without the
-    others. repeats: whether rows of these shapes come in every step, so that their layers may run
-    compiled; acting: what changes how layers treat the stream rows, if anything does. readout: what
-    is to be made of the rows after the layers that run next (captured with them, where they are),
-    and outcome: what it made of them, tensors whose first dimension is B. prepared: positions and
-    mask that layers have seen, and what these made of them, for the next span of layers. seen: the
+    trees: the trees whose nodes the node rows are, None for a prompt; last: (B,), the last row of
+    each prompt if the prompts end with these rows, else None. kept: (B, N) which node rows of the
+    forward are still there, -1 for padding, None for all; kept_from: the first layer that ran
+    without the others. repeats: whether rows of these shapes come in every step, so that their
+    layers may run compiled; acting: what changes how layers treat the stream rows, if anything
+    does. readout: a function that is called on the rows after the next span of layers (and captured
+    with it); outcome: its result, tensors whose first dimension is B. prepared: positions and mask,
+    with the rotary values and masks that a span of layers made of them, for the next one. seen: the
     rows at a `HiddenTap`, by its layer.
     """
 

@@ -166,8 +166,8 @@ class Target:
                 rows.hidden = run_layer(*given)
 
     def _around_again(self, rows: Rows) -> tuple[AbstractContextManager, AbstractContextManager]:
-        """What stands around a layer (nothing more than does already), and around it when it runs
-        again."""
+        """Contexts for `checkpoint`: of a layer's first run (which needs no further one), and of
+        its recomputation in the backward pass."""
 
         @contextmanager
         def again() -> Iterator[None]:
@@ -212,10 +212,10 @@ class Target:
         often: bool = True,
         cache: StepCache | None = None,
     ) -> Outcome:
-        """`run(*settings, *inputs)`, a function of tensors whose first dimension is B, at a place
-        that every decoding step comes by: where graphs are captured, it is one, and so is what it
-        calls. often: whether with these shapes; cache: an argument before the others, for layers
-        that it runs."""
+        """`run(*settings, *inputs)`, a call that every decoding step makes; inputs: tensors whose
+        first dimension is B. Where graphs are captured, it is one graph, with all that it calls.
+        often: whether these shapes recur; cache: passed before the other arguments, for the layers
+        that `run` runs."""
         whole = partial(run, *(() if cache is None else (cache,)), *settings)
         if self.compiled is not None and often:
             return self.compiled.replayed(whole, (run, settings), inputs, cache)

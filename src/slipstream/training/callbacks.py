@@ -82,9 +82,9 @@ class SaveWhenInterrupted(L.Callback):
     checkpoint, and every checkpoint has the random numbers of the last optimiser step's end.
 
     The first Ctrl-C waits for the end of the batch, as Lightning does on SIGTERM: an optimiser step
-    that is broken off cannot be resumed. A second one does not wait. Among several processes none
-    waits, for each would end at a batch of its own. Of SIGTERM they tell one another, and of the
-    signal with which SLURM asks for a job's place, at the end of a batch: Lightning's own handlers
+    that is broken off cannot be resumed. A second one does not wait. With several processes none
+    waits, for each would end at a batch of its own. They tell one another of SIGTERM, and of the
+    signal by which SLURM requeues a job, only at the end of a batch: Lightning's own handlers would
     talk to the other processes, and save, wherever they are called.
     """
 

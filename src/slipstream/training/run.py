@@ -55,9 +55,9 @@ def start(
 
 @contextmanager
 def lightning_in_one_sentence(settings: dict, built: bool = True) -> Iterator[None]:
-    """What Lightning itself refuses, in its own words, as an `InputError` that names the first of
-    the trainer's `settings` which they speak of; what speaks of none is no matter of settings,
-    once the trainer is `built`."""
+    """Turn an error that Lightning raises into an `InputError` with its text, which names the first
+    of the trainer's `settings` that the text mentions. Once the trainer is `built`, an error that
+    mentions none is raised as it is."""
     try:
         yield
     except (MisconfigurationException, ValueError, TypeError, ImportError) as error:

@@ -17,8 +17,8 @@ from slipstream.core.errors import InputError
 from slipstream.core.resuming import BY_CTRL_C, TERMINATED, how_to_go_on
 
 LOOK_SECONDS, WAIT_SECONDS, SAVE_SECONDS = 0.5, 2.0, 60.0
-"""Between two looks at the other processes; from a loss to the end of this one, which may end in
-its own words; the same where the other one was asked to end, for this one is saving."""
+"""Between two looks at the other processes; from the loss of one to the end of this one, which may
+end with its own message first; the same where that one was told to end, as this one is saving."""
 
 
 def launch(trainer: L.Trainer, output: Path) -> None:

@@ -17,10 +17,10 @@ from slipstream.targets.target import Target
 
 
 class StreamLosses(NamedTuple):
-    """Means over the tokens of a batch, or a segment's share of them: losses of the main rows, of
-    the pruning head, of each stream (gamma,) and of each with its scores of pairs (gamma,); of each
-    the right guesses (gamma,); and `total`, the weighted sum of Eq. 6 plus the losses of the
-    pruning head and of the scores of pairs, which alone carries gradients.
+    """Means over the tokens of a batch, or a segment's share of them. main, pruning: losses of the
+    main rows and of the pruning head; streams, pairs: (gamma,) losses of each stream without and
+    with its scores of pairs; accuracies: (gamma,) right guesses; total: the weighted sum of Eq. 6
+    plus the losses of the pruning head and of the scores of pairs; it alone carries gradients.
 
     Scores of pairs learn on top of the streams, which stay as they are: a stream that relied on its
     parent would be no good at naming candidates.

@@ -137,9 +137,9 @@ def normed_embeddings(target: Target, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def vocabulary_table(target: Target, directions: torch.Tensor) -> torch.Tensor:
-    """(r, E) directions -> (V, r), how far the embedding of each token, at unit size, goes there;
-    at least float32. Embeddings are brought to unit size after the product, which is narrower. None
-    are held but those of the target's own table; where there is none, a slice at a time."""
+    """(r, E) directions -> (V, r), their products with each token's unit-size embedding; at least
+    float32. Scaling to unit size comes after the product, which is narrower. No second embedding
+    table is held; where the target has none, embeddings are computed a slice at a time."""
 
     def scales(embeddings: torch.Tensor) -> tuple[torch.Tensor]:
         kind = torch.promote_types(embeddings.dtype, torch.float32)

@@ -35,7 +35,7 @@ def lossless_losses(
     num_segments: int | None,
     unknown_roots: torch.Tensor | None = None,
 ) -> StreamLosses:
-    """Losses of the streams over a frozen target; None for all of the completion at once.
+    """Losses of the streams over a frozen target; num_segments=None: the whole completion at once.
 
     unknown_roots: (B,) sequences whose streams are not told the root (`root_rank`), None for none.
     """

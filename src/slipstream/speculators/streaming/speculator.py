@@ -56,8 +56,8 @@ class StreamingSpeculator(StreamSteps):
         return self._adapted
 
     def placed(self, target: Target) -> "StreamingSpeculator":
-        """A copy where and in what `target` computes, each adapter on the device of its layer; this
-        one, which may be in training, stays as it is, and the target's weights are shared."""
+        """A copy on `target`'s device (each adapter on its layer's) and in its dtype, in eval mode;
+        this one, which may be in training, stays as it is, and the target's weights are shared."""
         kept = []
         if self.lora is not None:
             trained = set(map(id, self.lora.values()))
