@@ -123,7 +123,7 @@ def _by_confidence(nodes: list[list[tuple[float, bool]]]) -> Rows:
 
 
 def _share(name: str, counts: list[tuple[int, int]]) -> dict[str, float]:
-    """What share is right, from how many are of how many in each prompt, and its 95 %."""
+    """The share that is right, with its 95 % interval; counts: (right, all) of each prompt."""
     right, of = zip(*counts, strict=True)
     if not sum(of):
         return {name: 0.0, "low": 0.0, "high": 0.0}

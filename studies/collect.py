@@ -141,13 +141,13 @@ def _spread(folders: list[Path], against: str) -> Rows:
 
 
 def _speeds(columns: Sequence[Sequence[float]], axis: int = -1) -> np.ndarray:
-    """(settings, ...) of tokens and seconds by turns, a pair for each setting."""
+    """(settings, ...) tokens a second; columns: tokens and seconds in turn, a pair a setting."""
     sums = np.sum(columns, axis)
     return sums[::2] / sums[1::2]
 
 
 def _ratio(*columns: Sequence[float], axis: int = -1) -> np.ndarray:
-    """Mean speed over settings, over that of the second half of the columns."""
+    """Mean speed over settings of the first half of the columns, divided by the second half's."""
     ours, theirs = np.split(_speeds(columns, axis), 2)
     return ours.mean(0) / theirs.mean(0)
 

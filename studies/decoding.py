@@ -66,7 +66,7 @@ def token_ids(target: Target, prompts: list[Prompt]) -> list[list[int]]:
 
 
 def engine(target: Target, drafter: Attached, budget: int, limits: Limits = LIMITS) -> Engine:
-    """Drafts have `budget` nodes."""
+    """A greedy engine whose drafts have `budget` nodes."""
     return Engine(target, drafter, GREEDY, limits, budget)
 
 
@@ -112,8 +112,8 @@ def answered(target: Target, prompts: list[Prompt]) -> list[Sample]:
 def speed_ratio(
     ours: list[Statistics], theirs: list[Statistics], prefill: bool
 ) -> tuple[float, float, float]:
-    """Of two rates with 95 % bounds, answers resampled in pairs; `prefill`: whether the prefill and
-    the token that it decides count."""
+    """Ratio of two rates with its 95 % bounds, answers resampled in pairs; `prefill`: whether the
+    prefill and the token that it decides count."""
 
     def side(numbers: list[Statistics]) -> tuple[list[int], list[float]]:
         if prefill:

@@ -72,7 +72,7 @@ def zipf_texts(size: int, vocabulary: int, seed: int = 0) -> list[list[int]]:
 
 
 def _corpus_cost(size: int, lookups: int) -> dict[str, object]:
-    """Of a corpus of `size` tokens, and an end for each text."""
+    """What a corpus of `size` tokens, and an end for each text, costs to sort and to look up in."""
     texts = zipf_texts(size, 150_000)
     started = time.perf_counter()
     store = SuffixStore.of_texts(texts)

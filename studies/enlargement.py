@@ -141,7 +141,7 @@ def enlarged_speculator(
 
 
 def _norm_scale(target: Target, large: Target) -> float:
-    """What norms over more dimensions, the new ones zero, are too large by, inverted."""
+    """Factor that corrects norms over more dimensions, the new ones zero: they are too large."""
     return (target.hidden_size / large.hidden_size) ** 0.5
 
 

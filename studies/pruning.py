@@ -211,7 +211,7 @@ def calibrate(seen: list[SeenTree], keep: float = 0.95) -> Calibration:
 
 
 def _outcomes(seen: list[SeenTree], settings: list[tuple[float, int]]) -> list[Calibration]:
-    """Of many thresholds and caps."""
+    """`outcome` for each of many thresholds and caps."""
     trees = Trees.of([each.tree for each in seen])
     transitions = torch.zeros(len(seen), trees.width)
     needed = torch.zeros(len(seen), trees.width, dtype=torch.bool)

@@ -214,7 +214,7 @@ def _with_references(target: Target, prompts: list[Prompt], limits: Limits) -> l
 
 
 def _costs(total: Statistics, totals: dict[str, Statistics], flops: int) -> dict[str, float]:
-    """Of a method; flops: of one row of the target."""
+    """Speed, calls and FLOPs of a method; flops: of one row of the target."""
     plain, exact = (totals[name].tokens_per_second for name in ("plain", "speculative"))
     return {
         "ms/token": 1000 / total.tokens_per_second,

@@ -119,7 +119,7 @@ def memory(
 def estimated(
     shape: dict, speculator: StreamingConfig, num_segments: int | None, count: int, length: int
 ) -> MemoryEstimate:
-    """Of training a speculator for a bfloat16 model of this shape, from its config alone."""
+    """The estimate for training a speculator for a bfloat16 model, from its shape alone."""
     config = AutoConfig.for_model(**shape, max_position_embeddings=length)
     with FakeTensorMode():
         target = empty_target(config, torch.bfloat16)

@@ -37,7 +37,7 @@ _FAMILIES = {
     f"{_GIVEN} hub={{}} data.max_new_tokens=20": "data/ lm1b wikipedia",
     "hub={}": "data/prompts_ dialogsum e2e lm1b wikipedia wikisql",
 }
-"""What replaces many: how their names begin, and what each of them goes on with."""
+"""Overrides that each replace many old configs: the prefix of their names, then their endings."""
 RENAMED = {
     **{
         f"{begin}{name}": successor.format(name)
@@ -69,11 +69,11 @@ REPLACED = dict.fromkeys(
     ("methods.auto.candidates", "methods.auto.num_prompts"),
     "methods.auto.drafter, which chooses among its drafters while it decodes",
 )
-"""What stands in the place of a key that is gone."""
+"""Keys that are gone, and what to use in place of each."""
 
 
 NEEDED = "${needed:}"
-"""Stands for ??? where a config inherits a value, over which OmegaConf merges no ???."""
+"""Used in place of ??? where a config inherits a value: OmegaConf merges no ??? over a value."""
 PROJECT = "slipstream", "studies"
 GROUP = "slipstream.speculators"
 LIGHTNING = tuple(
@@ -206,7 +206,7 @@ def _is_lightning_part(found: object) -> bool:
 
 @cache
 def packages() -> set[str]:
-    """Of the project, and those installed that have speculators of their own."""
+    """Names of the project's packages, and of those installed that have their own speculators."""
     return {*PROJECT, *(each.module.partition(".")[0] for each in entry_points(group=GROUP))}
 
 
@@ -251,7 +251,7 @@ def build(node: DictConfig | None, **objects):
 
 
 def _with_path(path: str, sentence: str) -> str:
-    """A sentence about what stands at a config path, with what it leaves out of the path.
+    """A sentence about what stands at a config path, after the part of the path that it omits.
 
     >>> _with_path("methods.mine.drafter", "drafter.ranks: give more")
     'methods.mine: drafter.ranks: give more'

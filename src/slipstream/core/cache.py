@@ -54,7 +54,7 @@ class StepCache:
         self.settle([0] * batch_size)
 
     def settle(self, lengths: list[int]) -> None:
-        """So many slots of each sequence are committed, and no row is staged."""
+        """Set how many slots of each sequence are committed, and drop every staged row."""
         self.learn(lengths)
         self.ends = on_device(self.lengths, self._buffers[0].device)
         self.forget_staged()
@@ -150,8 +150,8 @@ class StepCache:
     ) -> None:
         """Keep some staged rows of each sequence, in order, and forget the rest; does not wait.
 
-        rows: (B, P) indices among the staged rows, padded with any, the first of them 0; counts:
-        (B,), how many of them are kept; below: a layer, and other indices for those before it.
+        rows: (B, P) indices of staged rows, the first one 0, any index as padding; counts: (B,),
+        how many of them are kept; below: a layer, and other indices for the layers before it.
 
         Example: 10 and 7 committed, 4 rows staged: rows [[0, 2], [0, 3]] and counts [2, 1] leave 12
         and 8 committed, row 2 in slot 11 of the first, row 0 in slot 7 of the second.
@@ -165,7 +165,7 @@ class StepCache:
         self.forget_staged()
 
     def _move(self, layers: range, rows: torch.Tensor) -> None:
-        """Staged rows to behind the committed ones; padding comes to lie beyond their new end."""
+        """Move staged rows to behind the committed ones; padding ends up beyond their new end."""
         first = 1 if self.level else 0  # the first row is in its place already
         rows = rows[:, first:]
         if not rows.shape[1]:

@@ -81,7 +81,7 @@ class Draft:
         return Draft(tokens, [now[parent] for parent in parents], sure)
 
     def agreement(self, answer: Sequence[int]) -> int:
-        """How many tokens of what came after the root are on some path.
+        """How many first tokens of `answer`, which came after the root, the best path has right.
 
         >>> Draft([7, 1, 2, 3], [-1, 0, 0, 2]).agreement([2, 3, 9])
         2

@@ -13,7 +13,7 @@ class InputError(ValueError):
 
 
 def first_sentence(error: Exception) -> str:
-    """Of what another library says, without a full stop; the kind of error, if it says nothing.
+    """The first sentence of another library's error, without a full stop; its type if it is empty.
 
     >>> first_sentence(OSError("401 Client Error. (Request ID: 5)"))
     '401 Client Error'

@@ -149,8 +149,8 @@ def check_intact(folder: str | Path) -> None:
 
 
 def times_of(folder: str | Path) -> tuple[int, ...]:
-    """When the files of a folder were written, to notice that it is another one by now; nothing
-    where there is none."""
+    """Modification times of the files in a folder, in nanoseconds, by which a replaced folder is
+    noticed; () where there is no folder."""
     files = sorted(Path(folder).glob("*"))
     return tuple(file.stat().st_mtime_ns for file in files if file.is_file())
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 # Exit codes, as shells have them: 128 and the signal's number.
 TERMINATED, BY_CTRL_C = 143, 130
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
-"""What systems say of a disk, a quota or a file that can take no more."""
+"""Error numbers for a full disk, an exhausted quota and a file that would be too large."""
 
 
 def how_to_go_on(output: Path) -> str:

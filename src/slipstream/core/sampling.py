@@ -166,7 +166,7 @@ def _passing(
 
 
 def _sums(weights: torch.Tensor) -> torch.Tensor:
-    """(..., V) -> (..., blocks): of all weights up to the end of each block, in float64."""
+    """(..., V) weights -> (..., blocks): sums of all up to the end of each block, in float64."""
     sums = [part.sum(-1, dtype=torch.float64) for part in _blocks(weights)]
     return torch.cat(sums, -1).cumsum(-1)
 
@@ -181,8 +181,8 @@ def _blocks(values: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _places(block: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """(..., 1) -> (..., `BLOCK`): the places of a block in (..., V), of a shorter one its last
-    place again and again."""
+    """(..., 1) number of a block -> (..., `BLOCK`) its places in (..., V); where the block is
+    shorter, its last place is repeated."""
     places = block * BLOCK + torch.arange(BLOCK, device=values.device)
     return places.clamp(max=values.shape[-1] - 1)
 

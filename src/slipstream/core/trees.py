@@ -35,8 +35,8 @@ class Trees:
     """B trees of N nodes on one device.
 
     tokens, parents: (B, N) int64, parents -1 for the roots and for padding; confidences: (B, N)
-    estimated probabilities of the paths to the nodes; depth: of no node more than this; drawn: what
-    the children were drawn from, None for deterministic ones (top-k, n-grams).
+    estimated probabilities of the paths to the nodes; depth: an upper bound on that of all nodes;
+    drawn: what the children were drawn from, None for deterministic ones (top-k, n-grams).
 
     >>> trees = Trees.of([Draft([7, 1, 2, 3], [-1, 0, 0, 1])])
     >>> trees.depths.tolist(), trees.ancestors[0, 3].int().tolist()
@@ -67,7 +67,7 @@ class Trees:
 
     @classmethod
     def known(cls, columns: Sequence[torch.Tensor], depth: int) -> "Trees":
-        """What has these `columns`."""
+        """The trees with these `columns`, depths and ancestors included."""
         trees = cls(*columns[:3], depth)
         trees.depths, trees.ancestors = columns[3:]
         return trees
@@ -123,7 +123,7 @@ class Trees:
         return self.ancestors.sum(-1) - 1 if self.depth else torch.zeros_like(self.parents)
 
     def along(self, holds: torch.Tensor) -> torch.Tensor:
-        """(B, N): whether what (B, N) says of nodes holds on the whole path to each."""
+        """(B, N): whether `holds`, (B, N) bool, is true of a node and of all its ancestors."""
         return (holds[:, None] | ~self.ancestors).all(-1)
 
     @cached_property

@@ -17,7 +17,7 @@ from slipstream.core.sampling import draw
 from slipstream.core.trees import Trees
 
 NOT_FINITE = -2
-"""In the place of a token that nothing decides: the target's logits are no numbers."""
+"""Stands for a token that cannot be chosen because the target's logits are not finite."""
 
 
 def follow(trees: Trees, choices: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ def paths_to(trees: Trees, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 def decided(
     trees: Trees, paths: torch.Tensor, counts: torch.Tensor, following: torch.Tensor
 ) -> torch.Tensor:
-    """(B, P + 1): the tokens of the (B, P) paths, of which (B,) counts are nodes, after the roots,
+    """(B, P): the tokens of the (B, P) paths, of which (B,) counts are nodes, after the roots,
     and the (B,) following ones; padded with -1.
 
     >>> from slipstream.core.drafts import Draft

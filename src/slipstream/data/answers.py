@@ -130,7 +130,7 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _lines(answers: dict[int, Answered]) -> str:
-    """In the order of the prompts."""
+    """The lines of a file with these answers, in the order of the prompts."""
     kept = [{"prompt": number} | vars(answers[number]) for number in sorted(answers)]
     return "\n".join(map(line_of, kept))
 

@@ -106,7 +106,7 @@ def refilled(
 
 
 def cache_bytes(target: Target) -> int:
-    """Of one token: keys and values of all layers."""
+    """Bytes of one token's keys and values in all layers."""
     return target.allocate(1, 1).nbytes
 
 

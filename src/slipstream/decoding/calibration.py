@@ -25,13 +25,13 @@ from slipstream.drafters.base import Attached
 from slipstream.targets.target import Target
 
 DEGREE, KNOTS = 2, 8
-"""Of the spline that is fitted to the seconds of a step."""
+"""Degree, and number of knots, of the spline that is fitted to the seconds of a step."""
 POWER = 3
-"""Of the polynomial that is fitted to the tokens of a step."""
+"""Degree of the polynomial that is fitted to the tokens of a step."""
 BEYOND, WIDEST = 1.5, 512
 """While the largest size measured is the best, one so many times as large is tried, up to this."""
 DRIFT, STEPS_TO_JUDGE = 0.25, 64
-"""So many steps that take this much more or less time than when it was calibrated are reported."""
+"""Reported: STEPS_TO_JUDGE steps whose time is off the calibrated one by more than this share."""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Decoder(ABC):
             return
         if batch is not None:
             cache = joined(self.target, batch.cache, fresh.cache)
-            self.running = None  # while it is neither the one nor the other
+            self.running = None  # while the two batches are being joined
             batch.join(fresh, cache)
         self.running = batch or fresh
 

@@ -156,13 +156,13 @@ class Record:
         self.right, self.claimed = torch.zeros(2, kinds, dtype=torch.float64, device=device)
 
     def count(self, claims: torch.Tensor, tested: torch.Tensor, right: torch.Tensor) -> None:
-        """Nodes with (B, M, drafters) claims were put to the test, (B, M), and right."""
+        """Count nodes with (B, M, drafters) claims: which were tested and right, (B, M) each."""
         kinds = _kinds(claims).flatten()
         self.right.scatter_add_(0, kinds, right.double().flatten())
         self.claimed.scatter_add_(0, kinds, (_most(claims) * tested).flatten())
 
     def proven(self, claims: torch.Tensor) -> torch.Tensor:
-        """(B, M) the probability of tokens of which the drafters claim this, given the parents."""
+        """(B, M) probabilities, given their parents, of tokens of which drafters claim this."""
         kinds, most = _kinds(claims), _most(claims)
         proven = (self.right[kinds] + TRUST) / (self.claimed[kinds] + TRUST)
         return (most * proven).clamp(max=1)

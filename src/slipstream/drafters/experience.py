@@ -29,15 +29,15 @@ drafter was looked at, and seconds that its drafts promised to save; PACE: token
 seconds taken, by trees of near drafters and by others (""). Pairs of earlier prompts are scaled
 down where their first number exceeds the value here."""
 MEMORY = 0.98
-"""What evidence still counts after the next of its kind."""
+"""Factor by which new evidence of a kind scales down all earlier evidence of that kind."""
 KEPT, NEIGHBOURS = 64, 8
 """So many answers are remembered, of which those to the most similar prompts count."""
 ALIKE = 0.15
 """Prompts that share this part of their tokens count in full; others less, as the square of it."""
 TRUST = 2.0
-"""Claims are believed as if so many tokens had been right that were claimed."""
+"""Prior of claims: so many tokens claimed, all of them right."""
 HOPE = 4.0
-"""Trees of working drafters: as if so many nodes, in logarithms, had each had a token right."""
+"""Prior of trees of working drafters: so many log2 of nodes, and as many tokens right."""
 GLANCE, SURE = 24, 2.0
 """A near drafter whose drafts saved less time than they took drafts at every 24th step alone; SURE:
 looks that tell."""
@@ -101,8 +101,8 @@ class Episode:
         return (right + TRUST) / (claimed + TRUST)
 
     def gains(self, name: str) -> float:
-        """Drafted tokens that should be right in a tree of two nodes: as calibrations find it, in
-        one of g nodes log2(g) times as many are."""
+        """Drafted tokens expected to be right in a tree of two nodes; a tree of g nodes has
+        log2(g) times as many right, as calibrations find."""
         logs, right = self.all.get((TREES, name), (0.0, 0.0))
         return (right + HOPE) / (logs + HOPE)
 

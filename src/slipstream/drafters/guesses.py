@@ -87,7 +87,7 @@ def num_branches(most: int, ngram: int, budget: int) -> int:
 
 
 class Branches(ABC):
-    """The lookahead branches of one request. ends: of the last tree, each one's last node."""
+    """The lookahead branches of one request. ends: each branch's last node in the last tree."""
 
     def __init__(self, stored: GuessPool):
         self.chance, self.stored = random.Random(0), stored
@@ -107,7 +107,7 @@ class Branches(ABC):
         return [self.chance.choice(prompt) for _ in range(count)]
 
     def read(self, tokens: list[int]) -> None:
-        """Store the n-grams of the text that have come to it."""
+        """Store the n-grams that the text has gained since the last call."""
         self.stored.read(tokens, self.read_to)
         self.read_to = max(self.read_to, len(tokens) - self.stored.ngram + 1)
 

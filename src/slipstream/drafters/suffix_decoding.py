@@ -21,7 +21,7 @@ from slipstream.targets.target import Target
 END = -1
 """What stands after each text; no token."""
 Places = list[int]
-"""Of the tokens after a run, where it occurred."""
+"""Places of the tokens that follow the occurrences of a run of tokens."""
 
 
 @dataclass(frozen=True)

@@ -76,11 +76,11 @@ class AdaptingEngine(Engine):
         return self.sizes[bisect_left(self.sizes, width)]
 
     def tokens(self, size: int) -> float:
-        """Of a step, for each request."""
+        """Tokens of a step for each request, with trees of `size` nodes."""
         return 1 + self.gained / self.weight * log2(size)
 
     def seconds(self, count: int, size: int) -> float:
-        """Of a step: as measured, mended by what such steps have taken since."""
+        """Seconds of a step: as measured, corrected by what such steps have taken since."""
         return self.slower.get((_about(count), size > 1), 1.0) * self._measured(count, size)
 
     def _measured(self, count: int, size: int) -> float:

@@ -48,7 +48,7 @@ class Open(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Nobody waits for the jobs any more; more than once is once."""
+        """Nobody waits for the jobs any more; a second call changes nothing."""
 
 
 class Backend(ABC):
@@ -190,8 +190,8 @@ class _Answering:
         return index, told
 
     async def accepted(self) -> None:
-        """Wait for the first job that is, before any text: errors until then have their status.
-        Jobs of one request differ in their seeds alone, so the others will be, too."""
+        """Wait until a first job is accepted, before any text: errors until then have their status.
+        Jobs of one request differ only in their seeds: the others will be accepted, too."""
         while not (await self.next())[1].accepted:
             pass
 

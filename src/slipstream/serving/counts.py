@@ -28,7 +28,7 @@ COUNTERS = {
 """What only grows; its name and explanation in Prometheus."""
 REASONS = ("stop", "length", "abort", "error")
 POSITIONS = 32
-"""Of drafted tokens; deeper ones count for the last."""
+"""Positions of drafted tokens that are counted apart; deeper ones count for the last."""
 CELLS = {
     name: place for place, name in enumerate(("running", *COUNTERS, *REASONS, *range(POSITIONS)))
 }
@@ -80,7 +80,7 @@ class Board:
         return taken
 
     def free(self, place: int, ticket: int) -> None:
-        """More than once is once."""
+        """Free a place if `ticket` owns it; a second call changes nothing."""
         if self.owners[place] == ticket:
             self.owners[place] = 0
 

@@ -67,7 +67,7 @@ class ApiError(Exception):
 
 
 def refusal(sentence: str) -> ApiError:
-    """An `InputError` of ours: before its colon stands the field."""
+    """The `ApiError` for the sentence of an `InputError`, whose field stands before its colon."""
     field, colon, _ = sentence.partition(":")
     field = field.removeprefix("sampling.") if colon and " " not in field else None
     long = "do not fit the target's context" in sentence

@@ -110,7 +110,7 @@ class Finished:
 
 
 def random_state() -> dict[str, object]:
-    """Of all random numbers that a training step may draw."""
+    """States of the random generators (CPU and CUDA) that a training step may draw from."""
     return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
 
 

@@ -17,8 +17,8 @@ from slipstream.core.errors import InputError
 from slipstream.core.resuming import BY_CTRL_C, TERMINATED, how_to_go_on
 
 LOOK_SECONDS, WAIT_SECONDS, SAVE_SECONDS = 0.5, 2.0, 60.0
-"""Between two looks at the other processes; from the loss of one to the end of this one, which may
-end with its own message first; the same where that one was told to end, as this one is saving."""
+"""Seconds between two looks at the others; from the loss of one to the end of this process, which
+may end first with its own message; the same if that one was told to end: this one is saving."""
 
 
 def launch(trainer: L.Trainer, output: Path) -> None:
@@ -50,7 +50,7 @@ def check_cores(trainer: L.Trainer) -> None:
 
 
 def end_after(seconds: float, output: Path) -> threading.Timer:
-    """End this process then, if it has not ended or cancelled this by itself."""
+    """End this process after so many seconds, unless the returned timer is cancelled before."""
     why = f"this process was told to end, and the others did not answer for {seconds:.0f} s"
     timer = threading.Timer(seconds, end_alone, [output, why])
     timer.daemon = True

@@ -14,7 +14,7 @@ from slipstream.results.record import Plot, Result, Rows
 LABEL = "label"
 NUM_BINS = 10
 POINTS = 100
-"""Of each ROC curve that are drawn."""
+"""Most points of each ROC curve that are drawn."""
 THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
 
 
