@@ -24,17 +24,16 @@ from slipstream.speculators.checkpoint import save_speculator
 from slipstream.targets.loading import load_target
 
 
-def swept(study: str) -> dict[str, list[str]]:
+def swept(path: Path) -> dict[str, list[str]]:
     """The settings of a study that is a multirun, by key; {} for others."""
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = compose("infer", [f"study={study}"], return_hydra_config=True)
-    parameters = config.hydra.sweeper.params or {}
-    assert (config.hydra.mode is not None) == bool(parameters)
+    hydra = OmegaConf.load(path).get("hydra") or {}
+    parameters = (hydra.get("sweeper") or {}).get("params") or {}
+    assert (hydra.get("mode") is not None) == bool(parameters)
     return {key: values.split(",") for key, values in parameters.items()}
 
 
-STUDIES = sorted(path.stem for path in (ROOT / "conf" / "study").glob("*.yaml"))
-SWEPT = {study: found for study in STUDIES if (found := swept(study))}
+STUDIES = sorted((ROOT / "conf" / "study").glob("*.yaml"))
+SWEPT = {path.stem: found for path in STUDIES if (found := swept(path))}
 FEW = ("num_prompts=2", "repeats=1", "limits.max_new_tokens=8", "target.device=cpu")
 
 

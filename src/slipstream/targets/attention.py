@@ -17,12 +17,14 @@ import torch.nn.functional as F
 from slipstream.targets.rows import Rows
 
 NAME = "slipstream"
+KEPT_AS = "_attn_implementation_internal"
+"""The attribute of a config that `_attn_implementation` is kept as. The setter checks the config
+for longer than several operations of a step take."""
 _limit: ContextVar[tuple[Rows, int] | None] = ContextVar("limit", default=None)
 
 
 def our_attention(config) -> AbstractContextManager[None]:
-    """Within, layers of a model with this config run `attend`; where they do already, nothing is
-    done, since to set a config takes longer than several operations of a step."""
+    """Within, layers of a model with this config run `attend`."""
     limit = _limit.get()
     if limit is None and config._attn_implementation == NAME:
         return nullcontext()
@@ -33,15 +35,16 @@ def our_attention(config) -> AbstractContextManager[None]:
 def _attention_set(config, limit: tuple[Rows, int] | None) -> Iterator[None]:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    usual = config._attn_implementation
+    settings = vars(config)
+    usual = settings[KEPT_AS]
     before = ALL_ATTENTION_FUNCTIONS.get(NAME, attend)
     ALL_ATTENTION_FUNCTIONS.register(NAME, partial(attend, limit=limit) if limit else attend)
-    config._attn_implementation = NAME
+    settings[KEPT_AS] = NAME
     try:
         yield
     finally:
         ALL_ATTENTION_FUNCTIONS.register(NAME, before)
-        config._attn_implementation = usual
+        settings[KEPT_AS] = usual
 
 
 @contextmanager
