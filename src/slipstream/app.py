@@ -59,7 +59,13 @@ def _train(config: DictConfig, output: Path) -> Path:
     import lightning as L
     from hydra.utils import get_class
 
-    from slipstream.training.resuming import Finished, identity, state_of
+    from slipstream.training.resuming import (
+        Finished,
+        check_settings,
+        identity,
+        samples_of,
+        state_of,
+    )
     from slipstream.training.run import finish, lightning_in_one_sentence, precision, start
     from slipstream.training.together import launch
     from slipstream.training.tracking import log_config, log_once
@@ -81,10 +87,11 @@ def _train(config: DictConfig, output: Path) -> Path:
     launch(trainer, output)
     parts = {"target": build(config.target), "speculator": build(config.get("speculator"))}
     module = build(config.training, **{name: part for name, part in parts.items() if part})
-    data = build(config.data)
+    content, data = recorded(config), build(config.data)
+    run = identity(module, content)
+    check_settings(state, run)
     module.prepare(data)
-    content = recorded(config)
-    module.run = identity(module, content)
+    module.run = run | samples_of(data)
     finished = Finished(output, module.run, content["trainer"])
     if config.check:
         print("check: configuration, data and models fit; nothing was trained")

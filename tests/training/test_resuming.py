@@ -1,5 +1,6 @@
 """resume=auto: what a run goes on from, what it refuses, and when there is nothing left to do."""
 
+import csv
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from tests.training.worlds import make_world, overrides_of, weights
 
 from slipstream import app
 from slipstream.core.files import load_tensors, locked, save_tensors
+from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.refill import OwnAnswers
 from slipstream.training.resuming import state_of
 
@@ -47,13 +49,20 @@ def test_a_finished_run_says_so_and_changes_nothing(world, finished, capsys):
     [
         ("training.learning_rate=0.02", "training.learning_rate=0.01, and this one has 0.02"),
         ("seed=1", "seed=0, and this one has 1"),
-        ("data.max_train_rows=7", "data=16 samples"),
+        ("data.max_train_rows=7", "data.max_train_rows=6000, and this one has 7"),
+        ("data.path={world}/rows/train.jsonl", "data=16 samples"),
         ("target.dtype=bfloat16 trainer.precision=bf16-mixed", "target="),
         ("speculator=streaming_paper", "speculator.kind=medusa, and"),
     ],
 )
-def test_what_differs_is_refused_by_name_before_the_first_step(world, finished, other, named):
-    """Also where the file is named, and no note says that the run has ended."""
+def test_what_differs_is_refused_by_name_before_the_first_step(
+    world, finished, monkeypatch, other, named
+):
+    """And before prompts are answered, unless these are what differs; with and without a note that
+    says that the run has ended."""
+    if not named.startswith("data="):
+        monkeypatch.setattr(PromptCompletionData, "prepare", None)
+    other = other.format(world=world)
     note = finished / "checkpoints" / "finished.json"
     said = note.read_text()
     kept = finished / "model" / "model.safetensors", finished / "metrics" / "metrics.csv"
@@ -140,3 +149,14 @@ def test_without_a_best_state_the_last_one_is_saved(world, tmp_path):
     given = "callbacks.best=null", "trainer.max_steps=3"
     often = train(world, tmp_path / "often", "trainer.val_check_interval=1", *given)
     assert weights(train(world, tmp_path / "seldom", *given)) == weights(often)
+
+
+@pytest.mark.parametrize("until", ["max_steps=3", "max_epochs=1 trainer.val_check_interval=3"])
+def test_the_last_step_is_validated_too(world, tmp_path, until):
+    """Of two batches of an epoch there are more than the interval is long."""
+    train(world, tmp_path / "out", "data.batch_tokens=32", *f"trainer.{until}".split())
+    with (tmp_path / "out" / "metrics" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    validated = [int(row["step"]) for row in rows if row.get("validation/tau")]
+    last = max(int(row["step"]) for row in rows)
+    assert validated[-1] == last and len(validated) == len(set(validated)) > 1

@@ -38,6 +38,7 @@ class TrainingModule(L.LightningModule):
         self.warmup_steps = warmup_steps
         self.strict_loading = not self.checkpointed
         self.data: PromptCompletionData | None = None
+        self.steps = math.inf
         self.run: dict[str, object] = {}  # what it is a run of: `resuming.identity`
 
     def prepare(self, data: PromptCompletionData) -> None:
@@ -71,6 +72,11 @@ class TrainingModule(L.LightningModule):
         """Write the model folder."""
         raise NotImplementedError
 
+    def on_train_batch_end(self, *_) -> None:
+        """Have the last step validated, too: Lightning does where a run is told to stop."""
+        if self.trainer.global_step >= self.steps:
+            self.trainer.should_stop = True
+
     def training_step(self, batch, _: int) -> torch.Tensor:
         loss, means = self.losses(batch, self.global_step)
         self.log_means("train", means, batch)
@@ -99,8 +105,8 @@ class TrainingModule(L.LightningModule):
             weight_decay=self.weight_decay,
             betas=self.betas,
         )
-        steps = total_steps(self.trainer, len(self.data.train_dataloader()))
-        factor = partial(schedule, warmup=self.warmup_steps, total=steps)
+        self.steps = total_steps(self.trainer, len(self.data.train_dataloader()))
+        factor = partial(schedule, warmup=self.warmup_steps, total=self.steps)
         rates = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": rates}
 

@@ -9,9 +9,11 @@ import torch
 from slipstream.core.errors import InputError
 from slipstream.core.files import SUMS, key_of, load_tensors, write_json
 from slipstream.core.resuming import check_same, flattened
+from slipstream.data.prompt_completion import PromptCompletionData
 
 FREE = (
-    "trainer.accelerator", "trainer.default_root_dir", "trainer.devices", "trainer.enable_",
+    "data.cache_dir", "data.path", "data.regeneration.concurrency", "data.regeneration.endpoint",
+    "data.regeneration.key_variable", "data.regeneration.memory_gib", "trainer.accelerator", "trainer.default_root_dir", "trainer.devices", "trainer.enable_",
     "trainer.log_every_n_steps", "trainer.max_", "trainer.num_nodes", "trainer.plugins",
     "trainer.strategy", "training.cache_dir", "training.draft.device", "training.draft.packed",
 )  # fmt: skip
@@ -25,23 +27,33 @@ UNTIL = "max_epochs", "max_steps", "max_time"
 
 
 def identity(module: L.LightningModule, config: dict) -> dict[str, object]:
-    """What decides about the weights of a run: the kind of speculator, target, data, settings."""
-    trained, data = getattr(module, "verifier", getattr(module, "speculator", None)), module.data
+    """What decides about the weights of a run: the kind of speculator, target, settings; its data
+    are still to come."""
+    trained = getattr(module, "verifier", getattr(module, "speculator", None))
     target = getattr(module, "target", None)
-    samples = [
-        [sample.ids, sample.supervised] for split in data.samples.values() for sample in split
-    ]
     parts = {name: config.get(name) for name in ("speculator", "training", "trainer", "seed")}
-    parts["data"] = {"batch_tokens": config["data"]["batch_tokens"]}
-    settings = {
-        name: value for name, value in flattened(parts).items() if not name.startswith(FREE)
-    }
+    settings = flattened(parts | {"data": config["data"]})
+    settings = {name: value for name, value in settings.items() if not name.startswith(FREE)}
     found = {
         "speculator.kind": getattr(trained, "kind", None),
         "target": None if target is None else [target.fingerprint, str(target.dtype)],
-        "data": f"{len(samples)} samples {key_of(samples)}",
     }
     return json.loads(json.dumps(found | settings))
+
+
+def samples_of(data: PromptCompletionData) -> dict[str, str]:
+    """What it is trained on, as part of what a run is."""
+    samples = [
+        [sample.ids, sample.supervised] for split in data.samples.values() for sample in split
+    ]
+    return {"data": f"{len(samples)} samples {key_of(samples)}"}
+
+
+def check_settings(state: Path | None, run: dict[str, object]) -> None:
+    """`InputError` for the checkpoint of a run with other settings, before its data are known."""
+    then = load_tensors(state).get("run") if state else None
+    if isinstance(then, dict):
+        check_same({name: value for name, value in then.items() if name != "data"}, run)
 
 
 def state_of(resume: str | None, output: Path) -> Path | None:
