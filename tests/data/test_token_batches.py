@@ -10,10 +10,18 @@ from slipstream.data.rendering import Sample
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("processes", [1, 3])
-def test_every_process_has_rows_in_every_batch(monkeypatch, processes, shuffle):
-    """Also where a sample is longer than a batch is to be."""
-    lengths = [3, 200, 7, 90, 300, 12, 150, 5, 250, 400]
+@pytest.mark.parametrize(
+    ("processes", "lengths"),
+    [
+        (1, [3, 200, 7, 90, 300, 12, 150, 5, 250, 400]),
+        (3, [3, 200, 7, 90, 300, 12, 150, 5, 250, 400]),
+        (2, [10, 11, 150, 151, 300]),
+        (2, [10, 11, 300]),
+    ],
+)
+def test_every_process_has_rows_in_every_batch(monkeypatch, processes, lengths, shuffle):
+    """Each sample once: also where one is longer than a batch is to be, and where too few are left
+    for a last batch of their own."""
     samples = [Sample(list(range(length)), 1) for length in lengths]
     monkeypatch.setattr(batches, "num_processes", lambda: processes)
     found = []

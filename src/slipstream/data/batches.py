@@ -93,7 +93,8 @@ class ResumableBatches(ABC):
         generator = torch.Generator().manual_seed(self.seed + (epoch if self.shuffle else 0))
         batches = self.order(generator, made_for)
         if len(batches) > 1 and len(batches[-1]) < made_for:
-            batches[-2] += batches.pop()
+            *batches, before, last = batches
+            batches.append(before + last)
         return [batches[i] for i in torch.randperm(len(batches), generator=generator)]
 
 

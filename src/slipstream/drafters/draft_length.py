@@ -206,6 +206,7 @@ class GammaTune(_Counting):
         super().__post_init__()
         if self.least > self.most:
             raise InputError("length: needs least <= most")
+        self.stopped = False
         self.looks_at = "nothing" if self.threshold is None else "confidence"
 
     def scores(self, grown: Grown) -> list[float]:

@@ -13,7 +13,8 @@ from slipstream.data.prompt_completion import PromptCompletionData
 
 FREE = (
     "data.cache_dir", "data.path", "data.regeneration.concurrency", "data.regeneration.endpoint",
-    "data.regeneration.key_variable", "data.regeneration.memory_gib", "trainer.accelerator", "trainer.default_root_dir", "trainer.devices", "trainer.enable_",
+    "data.regeneration.key_variable", "data.regeneration.memory_gib",
+    "trainer.accelerator", "trainer.default_root_dir", "trainer.devices", "trainer.enable_",
     "trainer.log_every_n_steps", "trainer.max_", "trainer.num_nodes", "trainer.plugins",
     "trainer.strategy", "training.cache_dir", "training.draft.device", "training.draft.packed",
 )  # fmt: skip
