@@ -1,13 +1,18 @@
 """LoRA on a target: shares its weights, saves as PEFT's own folder, merges to the same function."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
-from tests.tiny import ARCHITECTURES, tiny_target, tiny_tokenizer
+from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from tests.tiny import ARCHITECTURES, save_tiny_target, tiny_target, tiny_tokenizer
+from transformers import AutoModelForCausalLM
 
 from slipstream.core.errors import InputError
-from slipstream.targets.loading import load_target
+from slipstream.custom_generation import custom_generate
+from slipstream.drafters.prompt_lookup import PromptLookup
+from slipstream.targets.loading import load_target, target_of
 from slipstream.targets.lora import LoraSettings, merge, merged_bytes, save_lora, with_lora
 from slipstream.targets.target import Target
 
@@ -99,6 +104,55 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path):
     save_lora(folder, adapted(other, LoraSettings(rank=2)))
     with pytest.raises(InputError, match=r"target\.adapter: .* cannot be merged"):
         load_target(str(tmp_path / "model"), device="cpu", adapter=str(folder))
+
+
+ALORA = dict(alora_invocation_tokens=[5, 9])
+REPEATED = dict(layer_replication=[[0, 3], [2, 4]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "does"),
+    [
+        (PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"), "adds a prompt"),
+        (PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"), "adds a prompt"),
+        (LoraConfig(target_modules=["q_proj"], **ALORA), "waits for invocation tokens"),
+        (LoraConfig(target_modules=["q_proj"], **REPEATED), "repeats layers"),
+    ],
+)
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_adapters_that_do_more_than_change_weights_are_refused(
+    tmp_path, settings, does, quantization
+):
+    """They would be left out of the answer."""
+    base = save_tiny_target(tmp_path / "base", tokenizer=tiny_tokenizer())
+    model = AutoModelForCausalLM.from_pretrained(base)
+    target_of(model)  # which is kept with the model
+    adapted = get_peft_model(model, deepcopy(settings))  # PEFT notes the folder in them
+    adapted.save_pretrained(tmp_path / "adapter")
+    own = dict(adapter=str(tmp_path / "adapter"), quantization=quantization)
+    for call in (
+        lambda: load_target(str(base), **own),
+        lambda: target_of(adapted),
+        lambda: adapted.generate(
+            IDS, custom_generate=custom_generate, drafter=PromptLookup(2, 3), pad_token_id=0
+        ),
+    ):
+        with pytest.raises(InputError, match=does):
+            call()
+
+
+@pytest.mark.parametrize(
+    "more", [{"trainable_token_indices": [3, 5]}, {"modules_to_save": ["lm_head"]}, {}]
+)
+def test_adapters_of_embeddings_and_heads_decode_as_in_peft(more):
+    modules = ["q_proj"] if more else ["q_proj", "embed_tokens"]
+    adapted = get_peft_model(tiny_target().model, LoraConfig(target_modules=modules, **more))
+    for parameter in filter(lambda each: each.requires_grad, adapted.parameters()):
+        parameter.data.normal_(std=0.3)
+    options = dict(max_new_tokens=10, do_sample=False, pad_token_id=0)
+    expected = adapted.eval().generate(IDS, **options)
+    options |= dict(custom_generate=custom_generate, drafter=PromptLookup(2, 3))
+    assert torch.equal(adapted.generate(IDS, **options), expected)
 
 
 def test_merging_copies_no_more_than_it_changes():

@@ -17,7 +17,7 @@ from slipstream.targets import quantized
 from slipstream.targets.families import check_architecture
 from slipstream.targets.fingerprints import fingerprint, vocabulary_of
 from slipstream.targets.packed import fuse_linears, pack_linears, reordering_pays
-from slipstream.targets.target import Target
+from slipstream.targets.target import Target, beyond_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -209,6 +209,8 @@ def _adapted(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":
     try:
         check_intact(adapter)
         adapted = PeftModel.from_pretrained(model if beside else model.float(), adapter)
+        if unkept := beyond_weights(adapted):
+            raise ValueError(f"it is {unkept}")
         return adapted.get_base_model() if beside else adapted.merge_and_unload(safe_merge=True)
     except Exception as error:  # as above
         raise InputError(
@@ -221,8 +223,8 @@ def _adapted(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":
 def target_of(model: torch.nn.Module) -> Target:
     """The one `Target` of a transformers model, kept with it: what drafters have made for it
     (stores, merged layers) serves later calls, and its weights are fingerprinted once. A model
-    that was moved, cast or resized since is another one."""
-    state = model.device, model.dtype, model.config.vocab_size
+    that was moved, cast, resized or given another kind of adapter since is another one."""
+    state = model.device, model.dtype, model.config.vocab_size, beyond_weights(model)
     known, target = vars(model).get("slipstream_target", (None, None))
     if known != state:
         target = Target(model, name=model.name_or_path)

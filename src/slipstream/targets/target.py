@@ -31,10 +31,32 @@ def token_ids(ids: int | list[int] | torch.Tensor | None) -> frozenset[int]:
     return frozenset([ids] if isinstance(ids, int) else ids or ())
 
 
+def beyond_weights(model: nn.Module) -> str:
+    """What adapters of a PEFT model do besides changing what its linears compute, as that would be
+    left out here; "" for nothing."""
+    # within PEFT's own `generate` the model is the one inside
+    whole = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", model)
+    for config in (getattr(whole, "peft_config", None) or {}).values():
+        does = {
+            "adds a prompt": config.is_prompt_learning,
+            "waits for invocation tokens": getattr(config, "alora_invocation_tokens", None),
+            "repeats layers": getattr(config, "layer_replication", None),
+        }
+        for what, whether in does.items():
+            if whether:
+                return f"{config.peft_type.value} that {what}"
+    return ""
+
+
 class Target:
     """A Hugging Face decoder behind calls on rows. L layers, width D, vocabulary V."""
 
     def __init__(self, model: nn.Module, tokenizer=None, name: str = ""):
+        if unkept := beyond_weights(model):
+            raise InputError(
+                f"target: it has an adapter, {unkept}, which decoding would leave out; take one "
+                "that changes weights alone, such as LoRA"
+            )
         self.family: Family = family_of(model)
         attention, needed = model.config._attn_implementation, self.family.attention
         if attention != needed:
@@ -45,7 +67,7 @@ class Target:
         self.model, self.tokenizer, self.name = model, tokenizer, name
         self.num_layers = len(self.family.layers)
         self.hidden_size = model.config.hidden_size
-        self.embedding_size = model.get_input_embeddings().embedding_dim
+        self.embedding_size = model.get_input_embeddings().weight.shape[-1]
         self.vocab_size = model.config.vocab_size
         self.max_positions = context_of(model.config)
         self.fingerprint: dict[str, str] = {}
