@@ -11,12 +11,19 @@ from urllib.request import Request, urlopen
 import pytest
 import torch
 from tests.commands import refused
-from tests.tiny import save_tiny_target, tiny_speculator
-from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
+from tests.tiny import save_tiny_target, tiny_speculator, tiny_target
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    TextIteratorStreamer,
+    TopKLogitsWarper,
+)
+from transformers.generation.stopping_criteria import EosTokenCriteria
 from transformers.utils.import_utils import is_serve_available
 
 import slipstream
 from slipstream.assets import locate
+from slipstream.custom_generation import custom_generate
 from slipstream.data.rendering import render_prompt
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.speculators.checkpoint import save_speculator
@@ -91,6 +98,20 @@ def test_without_a_padding_token_answers_are_padded_as_by_generate(model, batch,
         expected = model.generate(ids, **GREEDY, eos_token_id=ends)
         assert (expected[:, -2:] == first).all(1).any()  # padded
         assert ours(model, ids, **GREEDY, eos_token_id=ends).tolist() == expected.tolist()
+
+
+def test_answers_end_where_the_context_does(model):
+    """Each where it fits no longer; `generate` goes on beyond it."""
+    tiny, drafter = tiny_target().model, PromptLookup(2, 3)
+    ids, options = (
+        torch.arange(240).view(2, 120) % 40,
+        dict(GREEDY, custom_generate=custom_generate),
+    )
+    mask = (torch.arange(120) >= torch.tensor([[60], [0]])).long()
+    found = tiny.generate(ids, attention_mask=mask, drafter=drafter, **options)
+    assert found.shape == (2, 160) and not found[1, 129:].any()
+    alone = tiny.generate(ids[1:], drafter=drafter, **options)
+    assert alone.tolist() == found[1:, : alone.shape[1]].tolist()
 
 
 def test_holes_in_a_mask_are_refused(model, batch):
@@ -168,6 +189,10 @@ class Anything:
             "streamer: ",
         ),
         ({"budget": 0}, "budget: "),
+        ({"seed": "x"}, "seed: must be a whole number"),
+        ({"assistant_model": tiny_target().model}, "assistant_model is not supported"),
+        ({"logits_processor": [TopKLogitsWarper(1)], "do_sample": True}, "TopKLogitsWarper is not"),
+        ({"stopping_criteria": [EosTokenCriteria(7)]}, "EosTokenCriteria is not supported"),
     ],
 )
 def test_what_would_not_be_kept_is_refused(model, batch, options, sentence):

@@ -12,6 +12,7 @@ from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.core.files import times_of
 from slipstream.core.sampling import Sampling
+from slipstream.core.settings import Seed, checked
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.drafters.base import Drafter
@@ -79,17 +80,15 @@ def custom_generate(
     if packed and target.device.type == "cpu" and not is_packed(model) and reordering_pays(model):
         pack_linears(model)
     engine = Engine(target, drafter.attached(target), sampling, limits, budget)
-    if seed is None:
-        seed = int(torch.randint(2**62, ())) if config.do_sample else 0
     prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
     _check_positions(model_kwargs.get("position_ids"), [len(prompt) for prompt in prompts])
-    seeds = list(range(seed, seed + len(prompts)))
+    seeds = _seeds(seed, len(prompts), config.do_sample)
     found = engine.generate_batch(prompts, seeds, [callback] * len(prompts))
     if streamer is not None:
         streamer.end()
     padding = config.pad_token_id
-    if padding is None and end_ids:  # as transformers has it; without them no answer is shorter
-        padding = int(torch.as_tensor(config.eos_token_id).flatten()[0])
+    if padding is None:  # as transformers has it; without any, answers end where the context does
+        padding = int(torch.as_tensor(config.eos_token_id).flatten()[0]) if end_ids else 0
     longest = max(len(each.ids) for each in found)
     answers = [each.ids + [padding] * (longest - len(each.ids)) for each in found]
     sequences = torch.cat([input_ids, input_ids.new_tensor(answers)], dim=1)
@@ -137,7 +136,12 @@ def _drafter(name: str, _: tuple) -> Drafter:
 def _check_kept(config, parts: Sequence, model_kwargs: dict) -> None:
     """`InputError` for a setting of `model.generate` that decoding here would not keep."""
     given = [name for name, value in model_kwargs.items() if value is not None]
-    unkept = [type(part).__name__ for part in parts if type(part).__name__ not in KEPT_BY_US]
+    # also those of kinds that are kept, where the caller made them: they may say something else
+    by_caller = [*(_of_caller("logits_processor") or ()), *(_of_caller("stopping_criteria") or ())]
+    unkept = [type(part).__name__ for part in by_caller]
+    unkept += [type(part).__name__ for part in parts if type(part).__name__ not in KEPT_BY_US]
+    if _of_caller("assistant_model") is not None:
+        unkept.append("assistant_model")
     unkept += [name for name in given if name not in NOT_NEEDED]
     cache = model_kwargs.get("past_key_values")
     if cache is not None and cache.get_seq_length():
@@ -152,6 +156,14 @@ def _check_kept(config, parts: Sequence, model_kwargs: dict) -> None:
             f"custom_generate: {unkept[0]} is not supported; leave out the generation setting it "
             "stands for"
         )
+
+
+@checked
+def _seeds(seed: Seed | None, count: int, sampled: bool) -> list[int]:
+    """Of `count` prompts, one more for each."""
+    if seed is None:
+        seed = int(torch.randint(2**62, ())) if sampled else 0
+    return list(range(seed, seed + count))
 
 
 def _unpadded(ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:

@@ -147,7 +147,8 @@ def load_speculator(folder: str | Path, target: Target) -> Speculator:
     tensors = _read_tensors(path)
     try:
         _check_sizes(config["arguments"], target, tensors)
-        speculator = kind(target, kind.Config.from_arguments(config["arguments"]))
+        with torch.random.fork_rng(devices=[]):  # what it begins with is replaced
+            speculator = kind(target, kind.Config.from_arguments(config["arguments"]))
     except Exception as error:  # of what others wrote, anything can be wrong
         raise InputError(
             f"speculator: the arguments in {folder / CONFIG} are not those of this version "
