@@ -65,7 +65,7 @@ def sentence(call, tmp_path, *overrides) -> str:
         (train, ["data.synthetic_kinds=null"], "data.path: no data given"),
         (train, ["data=jsonl", "data.path=missing.jsonl"], "data.path: missing.jsonl does not"),
         (train, ["data=jsonl"], "data.path: no data given"),
-        (train, ["resume=missing.ckpt"], "resume: missing.ckpt does not exist"),
+        (train, ["resume=missing.ckpt"], "resume: missing.ckpt is no file"),
         (train, ["target.name=missing/model"], "target.name: 'missing/model' cannot be opened"),
         (infer, ["sampling.temperature=-1"], "sampling.temperature: must be"),
         (infer, ["sampling.top_p=2"], "sampling.top_p: must be"),
@@ -200,6 +200,7 @@ SCRIPTS = [
     ("train.py", ["debug=quik"], "the nearest is debug=quick"),
     ("train.py", ["output_dir=FILE/below"], "output_dir: cannot write to"),
     ("infer.py", ["drafter=magic"], "the nearest is drafter="),
+    ("infer.py", ["target=owner/name"], "give target=hub target.name=owner/name"),
     ("infer.py", ["experiment=evidence/trees"], "it is now study=trees"),
     (
         "infer.py",

@@ -100,7 +100,7 @@ def test_without_a_padding_token_answers_are_padded_as_by_generate(model, batch,
         assert ours(model, ids, **GREEDY, eos_token_id=ends).tolist() == expected.tolist()
 
 
-def test_answers_end_where_the_context_does(model):
+def test_answers_end_where_the_context_does():
     """Each where it fits no longer; `generate` goes on beyond it."""
     tiny, drafter = tiny_target().model, PromptLookup(2, 3)
     ids, options = (

@@ -58,6 +58,8 @@ def _remedy(error: Exception) -> str:
     if name in RENAMED:
         return f"it is now {RENAMED[name]}"
     group, _, missing = name.partition("/")
+    if group == "target" and "/" in missing:
+        return f"for a folder or a hub id give target=hub target.name={missing}"
     searched = re.search(r"provider=main, path=file://(.+)", str(error))
     folder = Path(searched[1]) / group if searched and missing else None
     if folder is None or not folder.is_dir():

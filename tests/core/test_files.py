@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 
+from slipstream.assets import locate
 from slipstream.core import files
 from slipstream.core.files import (
     SUMS,
@@ -23,6 +24,7 @@ from slipstream.core.files import (
     replaced_folder,
     save_tensors,
     tidy,
+    what_is,
     write_atomically,
     write_json,
     write_text,
@@ -194,3 +196,19 @@ def test_a_new_file_of_lines_is_in_its_folder_on_the_disk(tmp_path, monkeypatch)
     monkeypatch.setattr(files, "_sync", synced.append)
     with appended(tmp_path / "new" / "lines"):
         assert synced == [tmp_path / "new"]
+
+
+def test_folders_that_are_taken_for_one_another_are_told_apart(tmp_path):
+    run = tmp_path / "run"
+    (run / "model").mkdir(parents=True)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    (run / "model" / "config.json").write_text("{")
+    found = [what_is(path) for path in (run, tmp_path / "adapter", run / "best.ckpt")]
+    assert [each.partition(",")[0] for each in found] == [
+        "the folder of a run", "an adapter", "a checkpoint",
+    ]  # fmt: skip
+    assert str(run / "model") in found[0]
+    for name, kind in (("small-target", "a language model"), ("small-streaming", "a speculator")):
+        assert what_is(locate(f"slipstream/{name}")).startswith(f"{kind}, which")
+    assert what_is(run / "model") == what_is(tmp_path) == what_is("owner/name") == ""

@@ -26,6 +26,10 @@ SUMS = "SHA256SUMS"
 """The checksums of a folder's files, as `sha256sum --check` reads them."""
 
 
+LANGUAGE_MODEL = "a language model, which target.name= or draft= takes"
+SPECULATOR = "a speculator, which speculator_path= takes"
+
+
 def write_atomically(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
     """Replace the file at `path` by what `write` writes into the file it is given.
 
@@ -145,7 +149,28 @@ def check_intact(folder: str | Path) -> None:
     cards may be edited."""
     for path in sorted(Path(folder).glob("*")):
         if path.suffix != ".md" and path.is_file() and not is_intact(path):
-            raise OSError(f"{path.name} is not what was written: its checksum in {SUMS} is another")
+            raise OSError(
+                f"{path.name} is not what was written: copy it again, or, if you have changed it, "
+                f"remove its line from {SUMS}"
+            )
+
+
+def what_is(path: str | Path) -> str:
+    """What a folder or file is, of those that are taken for one another, and which setting takes
+    it; "" for others."""
+    path = Path(path)
+    if path.suffix == ".ckpt":
+        return "a checkpoint, which resume= goes on from"
+    if (path / "adapter_config.json").is_file():
+        return "an adapter, which target.adapter= takes"
+    if (path / "model" / "config.json").is_file():
+        return f"the folder of a run, whose model is in {path / 'model'}"
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        for key, kind in {"target_fingerprint": SPECULATOR, "model_type": LANGUAGE_MODEL}.items():
+            if isinstance(content, dict) and key in content:
+                return kind
+    return ""
 
 
 def times_of(folder: str | Path) -> tuple[int, ...]:

@@ -22,7 +22,15 @@ from torch.utils._pytree import tree_leaves
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError, first_sentence
-from slipstream.core.files import SUMS, is_intact, locked, replaced_folder, tidy
+from slipstream.core.files import (
+    SPECULATOR,
+    SUMS,
+    is_intact,
+    locked,
+    replaced_folder,
+    tidy,
+    what_is,
+)
 from slipstream.core.version import VERSION
 from slipstream.speculators.base import (
     DraftingSpeculator,
@@ -100,9 +108,11 @@ def read_config(folder: str | Path) -> dict:
         if not all(isinstance(each, str) for each in texts):
             raise TypeError("no text")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        seen = f"{folder} is {what_is(folder)}"
+        if what_is(folder) in ("", SPECULATOR):
+            seen = f"{path} cannot be read ({type(error).__name__})"
         raise InputError(
-            f"speculator: {path} cannot be read ({type(error).__name__}); give a folder written "
-            "by train.py"
+            f"speculator: {seen}; give the folder of a speculator that train.py has written"
         ) from error
     if version != FORMAT_VERSION or kind not in list(known_kinds()):
         raise InputError(
@@ -138,10 +148,11 @@ def load_speculator(folder: str | Path, target: Target) -> Speculator:
             f"set target.quantization={kind or 'null'}, or train a speculator for this one"
         )
     if differs:
+        differ = f"differ{'s' * (len(differs) == 1)}"
         raise InputError(
             f"speculator: {folder} was trained for {config['target'] or 'another target'} and "
             f"the {' and '.join(sorted(differs))} of {target.name or 'this target'} "
-            "differs; use that target, or train a speculator for this one"
+            f"{differ}; use that target, or train a speculator for this one"
         )
     kind, path = speculator_class(config["kind"]), folder / WEIGHTS
     tensors = _read_tensors(path)
@@ -181,8 +192,8 @@ def opened(
     if not isinstance(speculator, expected):
         kind = getattr(speculator, "kind", type(speculator).__name__)
         raise InputError(
-            f"{field}: a speculator of kind {kind!r} is no {expected.title}; train one with "
-            f"speculator={expected.kind}"
+            f"{field}: a speculator of kind {kind!r} is no {expected.title}; decode with the "
+            f"drafter of its kind, or train one with speculator={expected.kind}"
         )
     return speculator
 

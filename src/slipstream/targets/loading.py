@@ -11,7 +11,7 @@ import torch
 
 from slipstream.assets import locate
 from slipstream.core.errors import InputError, enough_memory, first_sentence, out_of_memory
-from slipstream.core.files import check_intact
+from slipstream.core.files import LANGUAGE_MODEL, check_intact, what_is
 from slipstream.core.settings import Text, checked
 from slipstream.targets import quantized
 from slipstream.targets.families import check_architecture
@@ -161,9 +161,13 @@ def _tensor_parallel_options(device_map, quantization) -> dict[str, object]:
 
 
 def _no_model(name: str, error: Exception) -> InputError:
+    seen = what_is(name)
+    if seen in ("", LANGUAGE_MODEL):
+        seen = f"cannot be opened ({first_sentence(error)})"
+    else:
+        seen = f"is {seen}"
     return InputError(
-        f"target.name: {name!r} cannot be opened ({first_sentence(error)}); give a model folder, a "
-        "hub id, or slipstream/small-target"
+        f"target.name: {name!r} {seen}; give a model folder, a hub id, or slipstream/small-target"
     )
 
 

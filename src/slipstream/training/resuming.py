@@ -67,7 +67,7 @@ def state_of(resume: str | None, output: Path) -> Path | None:
     if resume != "auto":
         if not Path(resume).is_file():
             raise InputError(
-                f"resume: {resume} does not exist; give auto, or a .ckpt file of an earlier run"
+                f"resume: {resume} is no file; give auto, or a .ckpt file of an earlier run"
             )
         _steps(Path(resume))
         return Path(resume)
