@@ -1,7 +1,7 @@
 """Streams against a draft model: calls, seconds and the balance of Eq. 10 (Table 5, Figure 20).
 
-Costs of forwards are the host's seconds by share (`core/clock.py`): right on a CPU, while on an
-accelerator the wait for a forward may fall outside of its share.
+Costs of forwards are the host's seconds by share (`Clock` of decoding/statistics.py): right on a
+CPU, while on an accelerator the wait for a forward may fall outside of its share.
 """
 
 from slipstream.core.errors import InputError

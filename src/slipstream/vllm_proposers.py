@@ -14,7 +14,7 @@ import numpy as np
 from slipstream.core.errors import InputError
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.drafters.suffix_decoding import Extent, Texts
-from slipstream.drafters.suffixes import Retrieval, Retrieved, SuffixStore
+from slipstream.drafters.suffixes import Retrieval, SuffixStore
 
 
 class _Proposer(ABC):
@@ -131,7 +131,7 @@ class Rest(_Proposer):
                 "drafter=rest keeps"
             )
         corpus = SuffixStore.open(Path(store), vllm_config.model_config.get_vocab_size())
-        self.retrieved = Retrieved(Retrieval(corpus, max_ngram, max_matches, self.most), corpus)
+        self.retrieved = Retrieval(corpus, max_ngram, max_matches, self.most)
 
     def chains(self, texts: dict[int, list[int]]) -> dict[int, list[int]]:
         found = {row: self.retrieved.continuations(text) for row, text in texts.items()}

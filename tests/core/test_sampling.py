@@ -65,7 +65,7 @@ def test_half_precision_logits_give_float32_probabilities():
 def test_tiny_temperatures_are_greedy(temperature):
     logits = torch.tensor([[3.0, -40.0, 1e6, 1e6 - 1], [2.0, -math.inf, 0.0, 1.9]])
     cold = Sampling(temperature, top_p=0.9)
-    assert torch.equal(cold.distribution(logits), Sampling().distribution(logits))
+    assert torch.equal(cold.probabilities(logits), Sampling().probabilities(logits))
     assert cold.choose(logits, torch.tensor([0.1, 0.9]).double()).tolist() == [2, 0]
 
 
@@ -95,10 +95,8 @@ def test_bad_arguments_name_their_field(field, arguments):
         Sampling(**arguments)
 
 
-def test_greedy_has_no_distribution():
+def test_temperature_0_is_greedy():
     assert Sampling().greedy and not Sampling(0.5).greedy
-    with pytest.raises(ValueError, match="argmax"):
-        Sampling().probabilities(torch.zeros(3))
 
 
 def test_draws_follow_the_distribution_and_never_leave_it():
@@ -145,7 +143,7 @@ def test_the_numbers_of_a_place_do_not_depend_on_the_length_of_the_answer(count)
 def test_greedy_sampling_chooses_the_likeliest_token():
     logits = torch.tensor([[0.0, 3.0, 1.0]])
     assert Sampling().choose(logits, None).tolist() == [1]
-    assert Sampling().distribution(logits).tolist() == [[0.0, 1.0, 0.0]]
+    assert Sampling().probabilities(logits).tolist() == [[0.0, 1.0, 0.0]]
     number = torch.tensor([0.0], dtype=torch.float64)
     assert Sampling(1.0).choose(logits, number).tolist() == [0]
 

@@ -186,6 +186,25 @@ def test_calibrating_measures_every_size():
         assert message.startswith("calibration.budgets: ")
 
 
+def test_drafts_are_compared_with_what_decodes_where_none_pay(monkeypatch):
+    """In shared mode without drafts: the target itself would give other answers."""
+    compared = []
+
+    def measured(decoders, prompts, repeats):
+        compared.append(decoders["plain", 1])
+        return {each: [Statistics(1, 2, 1, 1.0)] for each in decoders}
+
+    monkeypatch.setattr(calibration, "measured", measured)
+    target = tiny_target()
+    for mode in ("lossless", "shared"):
+        drafter = Streaming(tiny_speculator(target, mode=mode), "fused", 2)
+        attached = drafter.attach(target)
+        ways, compared = drafter.variants(attached), []
+        calibrate(target, ways, [[1, 2]], Sampling(), Limits(4), [2, 4], 1)
+        assert {each.target for each in compared} == {attached.target}
+    assert attached.target is not target
+
+
 def test_keys_tell_apart_processors_and_layouts(monkeypatch):
     target, drafter = tiny_target(), described(PromptLookup(2, 3))
     monkeypatch.setattr(calibrated, "device_name", lambda device: "one")

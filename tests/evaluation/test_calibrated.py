@@ -49,7 +49,7 @@ def method_of(target, folder, found: Calibration) -> Speculative:
 
 def test_a_device_that_slows_down_while_it_decodes_is_noticed_once(clock, tmp_path, capsys):
     target = tiny_target()
-    drafters = {"PromptLookup": PromptLookup(2, 3)}
+    drafters = {"PromptLookup": PromptLookup(2, 3).attach(target)}
     found = calibrate(target, drafters, PROMPTS, Sampling(), LIMITS, [2, 4], 1)
     seconds = found.points["PromptLookup"][-1].seconds
     method = method_of(

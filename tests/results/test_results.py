@@ -4,9 +4,11 @@ import io
 import json
 import struct
 from dataclasses import fields
+from functools import partial
 
 import pytest
 from rich.console import Console
+from tests.tiny import tiny_target
 
 from slipstream.evaluation.comparison import Record
 from slipstream.evaluation.report import comparison_result
@@ -55,8 +57,9 @@ def test_a_record_has_its_configuration_and_what_is_written_before_stays_until_t
 
 def test_a_table_says_which_additions_its_streams_have(tmp_path):
     named = {"study": {"drafters": ["slipstream/small-streaming", "slipstream/small-sprinter"]}}
-    several = {"1": environment(config=named), "2": environment(config={"seed": 3, "data": None})}
-    for place, found in enumerate((environment(config=named), several, environment())):
+    of = partial(environment, tiny_target())
+    several = {"1": of(named), "2": of({"seed": 3, "data": None})}
+    for place, found in enumerate((of(named), several, of())):
         write(tmp_path / str(place), Result("Found", [{"a": 1}]), {}, found)
     texts = [(tmp_path / str(place) / "table.md").read_text() for place in range(3)]
     assert texts[0] == texts[1] and "Additions" not in texts[2]

@@ -10,7 +10,6 @@ value, layer_idx)`, and knows neither models nor trees.
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import groupby
 
 import torch
@@ -213,13 +212,6 @@ class StepCache:
                     own[:, :, first : first + count, :, :slots] = given[:, :, :count, :, :slots]
             first += count
         self.settle([length for other in others for length in other.lengths])
-
-    @contextmanager
-    def scratch(self) -> Iterator[None]:
-        """Rows that are staged within are forgotten at the end, those of before are not."""
-        staged = list(self.staged)
-        yield
-        self.staged = staged
 
     def forget_staged(self) -> None:
         """Drop every staged row."""

@@ -115,13 +115,10 @@ class PathTree:
         self.draft, self.budget = Draft.chain([root]), budget
         self.nodes: dict[tuple[int, int], int] = {}
 
-    def add(self, path: Sequence[int], confidences: Sequence[float] | None = None) -> int | None:
-        """The node of the last token of `path`; None where the budget ends before it.
-
-        confidences: of its nodes, None for the root's; nodes that are there keep theirs.
-        """
+    def add(self, path: Sequence[int]) -> int | None:
+        """The node of the last token of `path`; None where the budget ends before it."""
         node, draft = 0, self.draft
-        for depth, token in enumerate(path):
+        for token in path:
             key = (node, token)
             if key not in self.nodes:
                 if len(draft) >= self.budget:
@@ -129,7 +126,7 @@ class PathTree:
                 self.nodes[key] = len(draft)
                 draft.tokens.append(token)
                 draft.parents.append(node)
-                draft.confidences.append(1.0 if confidences is None else confidences[depth])
+                draft.confidences.append(1.0)
             node = self.nodes[key]
         return node
 

@@ -45,13 +45,13 @@ class Sampling(Settings):
         """(..., V) logits -> (..., V) probabilities, at least float32.
 
         Top-p keeps the smallest set of most probable tokens whose mass reaches `top_p`, at least
-        one. Not defined for greedy decoding (ValueError).
+        one. Greedy, all probability is the likeliest token's.
 
         >>> Sampling(1.0, top_k=1).probabilities(torch.tensor([0.0, 2.0])).tolist()
         [0.0, 1.0]
         """
         if self.greedy:
-            raise ValueError("greedy decoding has no distribution; take the argmax")
+            return F.one_hot(likeliest(logits), logits.shape[-1]).float()
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.temperature != 1:
             logits = logits / self.temperature
@@ -63,12 +63,6 @@ class Sampling(Settings):
             probabilities = torch.where(nucleus(probabilities, self.top_p), probabilities, 0.0)
             probabilities = probabilities / probabilities.sum(-1, keepdim=True)
         return probabilities
-
-    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
-        """(..., V) logits -> (..., V) probabilities; greedy, all of it is the likeliest token's."""
-        if not self.greedy:
-            return self.probabilities(logits)
-        return F.one_hot(likeliest(logits), logits.shape[-1]).float()
 
     def choose(self, logits: torch.Tensor, points: torch.Tensor | None) -> torch.Tensor:
         """(..., V) logits -> (...) tokens: the likeliest, or drawn with the (...) uniform numbers
@@ -93,7 +87,7 @@ def by_sampling(
 def distributions(samplings: Sequence[Sampling], logits: torch.Tensor) -> torch.Tensor:
     """(B, ..., V) logits of requests -> the distributions that their tokens are drawn from; of
     greedy ones all probability is the likeliest token's."""
-    return by_sampling(samplings, lambda sampling, own: sampling.distribution(logits[own]))
+    return by_sampling(samplings, lambda sampling, own: sampling.probabilities(logits[own]))
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:

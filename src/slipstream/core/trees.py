@@ -66,18 +66,6 @@ class Trees:
         return trees
 
     @classmethod
-    def known(cls, columns: Sequence[torch.Tensor], depth: int) -> "Trees":
-        """The trees with these `columns`, depths and ancestors included."""
-        trees = cls(*columns[:3], depth)
-        trees.depths, trees.ancestors = columns[3:]
-        return trees
-
-    @property
-    def columns(self) -> tuple[torch.Tensor, ...]:
-        """Tokens, parents, confidences, depths and ancestors."""
-        return self.tokens, self.parents, self.confidences, self.depths, self.ancestors
-
-    @classmethod
     def roots(cls, tokens: torch.Tensor) -> "Trees":
         """Trees of a root alone, from (B,) tokens."""
         tokens = tokens[:, None]

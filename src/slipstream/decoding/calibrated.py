@@ -4,7 +4,6 @@ model, the drafter and the sampling that it was measured with."""
 import json
 from contextlib import suppress
 from dataclasses import asdict
-from math import inf
 from pathlib import Path
 
 import torch
@@ -15,10 +14,9 @@ from slipstream.core.errors import InputError, first_sentence
 from slipstream.core.files import key_of, sum_of, write_json
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.calibration import Calibration, Point
+from slipstream.decoding.calibration import Calibration, Point, undrafted
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
-from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.base import Attached, Drafter
 from slipstream.speculators.checkpoint import WEIGHTS
 from slipstream.targets.packed import is_fused, is_packed
@@ -52,13 +50,7 @@ class Calibrations:
                 way: [Point(**point) for point in points]
                 for way, points in content["points"].items()
             }
-            found = Calibration(**content)
-            numbers = found.seconds, found.speedup, found.plain_seconds
-            positive = all(isinstance(each, float) and 0 < each < inf for each in numbers)
-            known = found.plain if found.way == "plain" else found.way in found.points
-            if not positive or not known or type(found.budget) is not int or found.budget < 1:
-                raise ValueError("a value is out of range")
-            return found
+            return Calibration(**content)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(
                 f"budget: {path} cannot be read ({first_sentence(error)}); remove it, and run the "
@@ -121,11 +113,3 @@ def calibrated_decoder(
     if (chosen := drafter.variants(attached).get(found.way)) is None:
         raise InputError(f"budget: this drafter has no variant {found.way!r}; calibrate=true again")
     return found, Engine(target, chosen, sampling, limits, found.budget)
-
-
-def undrafted(target: Target, drafter: Attached, sampling: Sampling, limits: Limits) -> Decoder:
-    """What drafting is compared with: plain decoding, or of a target that the drafter was
-    fine-tuned with, its own decoding without drafts."""
-    if drafter.target is target:
-        return PlainDecoder(target, sampling, limits)
-    return Engine(target, drafter, sampling, limits, budget=1)

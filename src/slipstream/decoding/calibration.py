@@ -16,6 +16,7 @@ from rich.progress import track
 from slipstream.core.errors import InputError
 from slipstream.core.resuming import Part
 from slipstream.core.sampling import Sampling
+from slipstream.core.settings import Count, Positive, Settings
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
@@ -91,16 +92,16 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Settings):
     """The best of some ways to draft. way: its name; budget: g*, 1 where plain decoding is best;
     seconds: of its step, fitted; speedup: over plain decoding, whose step takes `plain_seconds`;
     points: what was measured, by way."""
 
     way: str
-    budget: int
-    seconds: float
-    speedup: float
-    plain_seconds: float
+    budget: Count
+    seconds: Positive
+    speedup: Positive
+    plain_seconds: Positive
     points: dict[str, list[Point]]
 
     @property
@@ -134,7 +135,7 @@ def calibrate(
             (way, budget): Engine(target, drafters[way], sampling, limits, budget)
             for way, budget in asked
         }
-        decoders["plain", 1] = PlainDecoder(target, sampling, limits)
+        decoders["plain", 1] = undrafted(target, next(iter(drafters.values())), sampling, limits)
         found = measured(decoders, prompts, repeats)
         now = point_of(1, found["plain", 1])
         plain = plain or now
@@ -144,6 +145,14 @@ def calibrate(
             points[way].append(replace(point, seconds=seconds))
         asked = [(way, larger) for way in dict(asked) if (larger := _beyond(points[way]))]
     return chosen(points, plain)
+
+
+def undrafted(target: Target, drafter: Attached, sampling: Sampling, limits: Limits) -> Decoder:
+    """What drafting is compared with: plain decoding, or of a target that the drafter was
+    fine-tuned with, its own decoding without drafts."""
+    if drafter.target is target:
+        return PlainDecoder(target, sampling, limits)
+    return Engine(target, drafter, sampling, limits, budget=1)
 
 
 def _beyond(points: list[Point]) -> int | None:

@@ -51,15 +51,13 @@ class PlainDecoder(Decoder):
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The next tokens, and what the host is told of them."""
-        target, cache = self.target, batch.cache
-        level = cache.level and target.compiled is None
-        settings, given = (target, cache.slots, level), (batch.trees.tokens, cache.ends)
-        samplings = self._common(batch)
+        target, cache, samplings = self.target, batch.cache, self._common(batch)
+        points, given = batch.deciding(1), (batch.trees.tokens, batch.cache.ends)
+        settings = target, cache.slots, cache.level and target.compiled is None, samplings
         if samplings is not None:
-            settings, given = (*settings, samplings), (*given, *batch.deciding(1))
-            return target.replayed(_run, settings, *given, cache=cache)
-        logits = target.replayed(_logits, settings, *given, cache=cache)
-        tokens = choose(batch.samplings, logits, *batch.deciding(1))
+            return target.replayed(_run, settings, *given, *points, cache=cache)
+        logits = target.replayed(_run, settings, *given, cache=cache)
+        tokens = choose(batch.samplings, logits, *points)
         return tokens, told(tokens, logits)
 
 
@@ -68,29 +66,25 @@ def _run(
     target: Target,
     slots: int,
     level: bool,
-    samplings: tuple[Sampling, ...],
-    *given: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, 1) tokens after those that are given, and what the host is told: a function of tensors
-    alone, so that it may be replayed.
+    samplings: tuple[Sampling, ...] | None,
+    ids: torch.Tensor,
+    ends: torch.Tensor,
+    *points: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+    """(B, 1) tokens after the (B, 1) `ids`, and what the host is told: a function of tensors alone,
+    so that it may be replayed.
 
     level: whether all that is committed ends at `slots`; samplings: () where all requests are
-    greedy; given: (B, 1) tokens, the (B,) ends of what is committed and, unless greedy, the (B, 1)
-    numbers that decide.
+    greedy, None to return (B, 1, V) logits; ends: (B,), of what is committed; points: unless
+    greedy, the (B, 1) numbers that decide.
     """
-    ids, ends, *points = given
-    logits = _logits(cache, target, slots, level, ids, ends)
-    tokens = choose(samplings, logits, *points)
-    return tokens, told(tokens, logits)
-
-
-def _logits(
-    cache: StepCache, target: Target, slots: int, level: bool, ids: torch.Tensor, ends: torch.Tensor
-) -> torch.Tensor:
-    """(B, 1, V) after the (B, 1) tokens `ids`; for the others see `_run`."""
     mask = None
     if not level:
         own = torch.ones(len(ids), 1, 1, dtype=torch.bool, device=ids.device)
         mask = tree_mask(own, slots, ends)
     way = dict(repeats=True, readout=target.node_logits)
-    return target.forward(ids, ends[:, None], mask, cache, **way).outcome
+    logits = target.forward(ids, ends[:, None], mask, cache, **way).outcome
+    if samplings is None:
+        return logits
+    tokens = choose(samplings, logits, *points)
+    return tokens, told(tokens, logits)

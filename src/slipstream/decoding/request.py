@@ -12,14 +12,13 @@ from functools import partial
 import torch
 
 from slipstream.core.cache import StepCache
-from slipstream.core.clock import Clock
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import SIBLINGS, Sampling, by_sampling, likeliest
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
 from slipstream.core.verification import NOT_FINITE
 from slipstream.decoding.answer import Answer, Generation, Run
-from slipstream.decoding.statistics import Statistics
+from slipstream.decoding.statistics import Clock, Statistics
 from slipstream.drafters.base import Request, Session, Verified
 from slipstream.targets.rows import Rows
 

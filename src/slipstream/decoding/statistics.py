@@ -1,6 +1,9 @@
 """Counts and times of decoding, from which every reported rate is made."""
 
-from collections import Counter
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
@@ -54,3 +57,24 @@ class Statistics:
     def overhead(self) -> float:
         """Seconds that no forward accounts for."""
         return self.seconds - sum(self.shares.values())
+
+
+class Clock:
+    """Seconds per share, e.g. `with clock.share("verify"): ...`: while an inner share is measured,
+    the outer one stands still. Times are the host's; on an accelerator the one synchronisation of
+    a step falls into the share that waits."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._within = 0.0  # of the shares that were measured within the present one
+
+    @contextmanager
+    def share(self, name: str) -> Iterator[None]:
+        """Count the time inside for `name`."""
+        before, self._within, started = self._within, 0.0, time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - started
+            self.seconds[name] += seconds - self._within
+            self._within = before + seconds

@@ -147,8 +147,6 @@ class AutoSession(SeveralSession):
         self.since = now
         self.spent = {}
         for place, request in enumerate(verified.requests):
-            if not self.watched[place]:
-                continue
             known = len(request.tokens)
             for each in self.watched[place]:
                 if each.known_at <= known:

@@ -198,7 +198,7 @@ class Drafter(Settings, ABC):
 
 
 def bytes_of(stores: Iterable[object]) -> int:
-    """Memory of dicts, lists and tuples of numbers, with all that is in them, each object once."""
+    """Memory of objects, dicts, lists and numbers, with all that is in them, each object once."""
     seen: set[int] = set()
     total, waiting = 0, list(stores)
     while waiting:
@@ -211,6 +211,8 @@ def bytes_of(stores: Iterable[object]) -> int:
             waiting += [*part.keys(), *part.values()]
         elif isinstance(part, list | tuple):
             waiting += part
+        elif hasattr(part, "__dict__"):
+            waiting.append(vars(part))
     return total
 
 

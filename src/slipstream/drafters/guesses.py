@@ -38,11 +38,6 @@ class GuessPool:
         self.ngram, self.most = ngram, most
         self.continuations: dict[int, dict[tuple[int, ...], None]] = {}
 
-    @property
-    def parts(self) -> list[dict]:
-        """The dictionaries, to be counted."""
-        return [self.continuations]
-
     def add(self, guess: Sequence[int]) -> None:
         """Remember a first token and its continuation as the newest one of that token."""
         first, *rest = guess
@@ -201,8 +196,8 @@ class AttachedGuessing(AttachedHost):
         return paths.draft
 
     def memory(self) -> int:
-        own = bytes_of(part for each in self.states for part in each.stored.parts)
-        return own + (0 if self.retrieved is None else self.retrieved.nbytes)
+        own = bytes_of(each.stored for each in self.states)
+        return own + (0 if self.retrieved is None else self.retrieved.corpus.nbytes)
 
     def forget(self) -> None:
         self.kept = None

@@ -35,11 +35,6 @@ class LastPlaces:
         self.longest, self.indexed = longest, 0
         self.places: dict[tuple[int, ...], int] = {}
 
-    @property
-    def parts(self) -> list[dict | list]:
-        """What is kept, to be counted."""
-        return [self.places]
-
     def extend(self, tokens: Sequence[int]) -> None:
         """Index what `tokens`, the text so far, has beyond what was indexed before."""
         for size in range(1, self.longest + 1):
@@ -66,27 +61,18 @@ class LastPlaces:
 
 
 class Followers(LastPlaces):
-    """How often each token followed each n-gram. text: what is indexed; before[n][place]: where the
-    token stands that followed the previous occurrence of the n tokens before `place`, or None.
+    """How often each token followed each n-gram. before[n][place]: where the token stands that
+    followed the previous occurrence of the n tokens before `place`, or None.
 
-    >>> index = Followers(2)
-    >>> index.extend([1, 2, 1, 3, 1, 2])
-    >>> index.continuation([9, 1], 2)
+    >>> index, text = Followers(2), [1, 2, 1, 3, 1, 2]
+    >>> index.extend(text)
+    >>> index.continuation([*text, 9, 1], 2)
     ([2, 1], [0.4, 0.6666666667])
     """
 
     def __init__(self, longest: int):
         super().__init__(longest)
-        self.text: Sequence[int] = ()
         self.before: list[list[int | None]] = [[None] * size for size in range(longest + 1)]
-
-    @property
-    def parts(self) -> list[dict | list]:
-        return [self.places, *self.before]
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self.text = tokens
-        super().extend(tokens)
 
     def _note(self, ngrams: Iterable[tuple[int, ...]], places: range, size: int) -> None:
         known, note, earlier = self.places, self.before[size].append, self.places.get
@@ -100,18 +86,18 @@ class Followers(LastPlaces):
         ending, sure = list(tokens[-self.longest :]), []
         known = len(ending)
         while len(sure) < length and (ngram := longest_known(self.places, ending, self.longest)):
-            followers = [*self._following(ngram)]
+            followers = [*self._following(ngram, tokens)]
             counts = Counter(followers) if len(followers) > 1 else {followers[0]: 1}
             likeliest = max(counts, key=counts.__getitem__)  # the last follower stands first
             ending.append(likeliest)
             sure.append(counts[likeliest] / (len(followers) + UNSEEN / len(ngram) ** 2))
         return ending[known:], sure
 
-    def _following(self, ngram: tuple[int, ...]) -> Iterator[int]:
-        """What followed each of the last occurrences, the last one first."""
+    def _following(self, ngram: tuple[int, ...], text: Sequence[int]) -> Iterator[int]:
+        """What followed each of the last occurrences in a text, the last one first."""
         place: int | None = self.places[ngram]
         for _ in range(LOOKED_AT):
             if place is None:
                 return
-            yield self.text[place]
+            yield text[place]
             place = self.before[len(ngram)][place]

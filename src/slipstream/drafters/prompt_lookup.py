@@ -75,13 +75,12 @@ class AttachedLookup(AttachedHost):
         drafted, sure = state.index.continuation(request.tokens, max(0, most))
         tokens, confidences = [request.tokens[-1], *drafted], accumulate([1.0, *sure], mul)
         state.draft = Draft.chain(tokens, list(confidences))
-        if self.length.looks_at != "nothing":
-            ends = (nodes for nodes, each in enumerate(sure, 2) if state.length.stops(each))
-            state.draft = state.draft.first(next(ends, len(state.draft)))
+        ends = (nodes for nodes, each in enumerate(sure, 2) if state.length.stops(each))
+        state.draft = state.draft.first(next(ends, len(state.draft)))
         return state.draft
 
     def memory(self) -> int:
-        return bytes_of(part for state in self.states for part in state.index.parts)
+        return bytes_of(state.index for state in self.states)
 
     def forget(self) -> None:
         self.length.forget()

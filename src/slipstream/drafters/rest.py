@@ -30,15 +30,10 @@ class AttachedRest(AttachedHost):
 
     def drafted(self, request: Request, state: None, budget: int) -> Draft:
         paths = PathTree(request.tokens[-1], budget)
-        shares: dict[tuple[int, ...], float] = {}
         for path, share in self.retrieved.counted(request.tokens):
-            if len(path) >= request.room:
-                continue
-            if len(paths.draft) >= budget:
-                break
-            shares[path] = share
-            paths.add(path, [shares[path[:end]] for end in range(1, len(path) + 1)])
+            if len(path) < request.room and (node := paths.add(path)) is not None:
+                paths.draft.confidences[node] = share
         return paths.draft
 
     def memory(self) -> int:
-        return self.retrieved.nbytes
+        return self.retrieved.corpus.nbytes

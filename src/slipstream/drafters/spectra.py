@@ -81,10 +81,6 @@ class Dictionaries(GuessPool):
         self.sub_ngrams = sub_ngrams
         self.backward: dict[tuple[int, ...], int] = {}
 
-    @property
-    def parts(self) -> list[dict]:
-        return [self.continuations, self.backward]
-
     def add_candidate(self, ngram: Sequence[int]) -> None:
         """Remember a candidate, and its parts."""
         *before, last = ngram

@@ -105,8 +105,9 @@ class StreamSession(Session):
         settings = len(asked), self.speculator, cache.slots, *settings
         # Prompts differ in length, and what is pruned without a cap on a CPU in rows.
         often = not verified.prompt and all(each.replays for each in self.visitors)
-        with cache.scratch():
-            return self.target.replayed(run, settings, *asked, *given, often=often, cache=cache)
+        found = self.target.replayed(run, settings, *asked, *given, often=often, cache=cache)
+        cache.forget_staged()
+        return found
 
     def _read(self, verified: Verified) -> None:
         """Add the decided tokens to the texts; after steps without drafts, all the host knows."""
@@ -219,37 +220,13 @@ class Pruning:
         if rows.trees is not None and len(rows.trees) == 1:
             width = rows.trees.width
             cap = min(self.cap or (width if self.counts else -(-width // 2)), width)
-            if cap < width:
-                self._keep(rows, cap)
-            elif self.counts and self.threshold > 0:
+            if cap < width or (self.counts and self.threshold > 0):
                 nodes = survivors(rows.trees, self.transitions(rows), self.threshold, cap)
-                count, rows.repeats = int((nodes >= 0).sum()), False
-                if count < width:
-                    rows.keep(nodes[:, :count], self.layer)
+                if cap == width:  # as many as reach the threshold
+                    nodes, rows.repeats = nodes[:, : int((nodes >= 0).sum())], False
+                if nodes.shape[1] < width:
+                    rows.keep(nodes, self.layer)
         yield rows
-
-    def _keep(self, rows: Rows, count: int) -> None:
-        """Let `count` nodes go on, padding among them."""
-        depth, streams = rows.trees.depth, rows.num_stream_rows // rows.num_nodes
-        settings = count, depth, rows.num_stream_rows
-        positions = rows.positions.expand(len(rows.hidden), -1)
-        given = rows.hidden, positions, rows.mask, *rows.trees.columns
-        found = self.target.replayed(self._pruned, settings, *given, often=rows.repeats)
-        rows.kept, rows.hidden, rows.positions, rows.mask, owners, *columns = found
-        rows.trees, rows.kept_from = Trees.known(columns, depth), self.layer
-        rows.num_stream_rows, rows.owners = streams * count, owners if streams else None
-
-    def _pruned(
-        self, count: int, depth: int, num_stream_rows: int, *given: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        """Nodes that stay, and what is left of rows: hidden states, positions, mask, owners of
-        streams, columns of the trees. given: the first three and the columns as they are."""
-        hidden, positions, mask, *columns = given
-        rows = Rows(hidden, positions, mask, num_stream_rows, trees=Trees.known(columns, depth))
-        nodes = survivors(rows.trees, self.transitions(rows), self.threshold, count)
-        rows.keep(nodes, self.layer)
-        owners = torch.arange(count, device=nodes.device).expand_as(nodes)
-        return nodes, rows.hidden, rows.positions, rows.mask, owners, *rows.trees.columns
 
     def transitions(self, rows: Rows) -> torch.Tensor:
         """(B, N) probabilities of each node given its parent, from the states at this layer."""

@@ -117,8 +117,7 @@ class AttachedStreaming(Attached):
         additions = speculator.config.additions(schedule)
         self.details = f"{schedule}: {', '.join(additions) or 'no additions'}"
         self.length = settings.length and settings.length.attach()
-        self._first_streams = {speculator.num_streams: speculator}
-        self._visitors: dict[StreamingSpeculator, list[LayerVisitor]] = {}
+        self._made: dict[int, tuple[StreamingSpeculator, list[LayerVisitor]]] = {}
         self.merged = self.pairs = None
         self.head = target.head
         if rounding_pays(self.head, target.dtype):
@@ -134,32 +133,31 @@ class AttachedStreaming(Attached):
         return AttachedStreaming(self.target, self.settings, self.speculator, "fused")
 
     def start(self, requests: Sequence[Request], budget: int) -> StreamSession:
-        speculator, settings = self._reaching(budget - 1), self.settings
-        if speculator not in self._visitors:
-            made = self._visitors[speculator] = [self.kind.visitor(self.target, speculator)]
-            if settings.prune_threshold or settings.prune_cap is not None:
-                cut = settings.prune_threshold, settings.prune_cap
-                made.insert(0, Pruning(self.target, speculator, *cut))
+        speculator, visitors = self._reaching(budget - 1)
         count = speculator.num_streams
         extra_rows = count * budget if self.adds_rows else count + 1
-        return self.kind(self, speculator, self._visitors[speculator], requests, extra_rows)
+        return self.kind(self, speculator, visitors, requests, extra_rows)
 
     def forget(self) -> None:
         if self.length is not None:
             self.length.forget()
 
-    def _reaching(self, depth: int) -> StreamingSpeculator:
-        """The speculator without the streams that a tree of this depth has no level for.
-
-        In shared mode all must run, since the main stream sees them.
-        """
-        count = max(1, min(self.speculator.num_streams, depth))
-        if self.speculator.config.mode == "shared":
-            return self.speculator
-        if count not in self._first_streams:
-            fewer = self.speculator.first_streams(self.target, count)
-            self._first_streams[count] = fewer.placed(self.target).eval()
-        return self._first_streams[count]
+    def _reaching(self, depth: int) -> tuple[StreamingSpeculator, list[LayerVisitor]]:
+        """The speculator without the streams that a tree of this depth has no level for, and its
+        visitors. In shared mode all streams must run, since the main stream sees them."""
+        speculator, target, settings = self.speculator, self.target, self.settings
+        count = speculator.num_streams
+        if speculator.config.mode != "shared":
+            count = max(1, min(count, depth))
+        if count not in self._made:
+            if count < speculator.num_streams:
+                speculator = speculator.first_streams(target, count).placed(target).eval()
+            visitors: list[LayerVisitor] = [self.kind.visitor(target, speculator)]
+            if settings.prune_threshold or settings.prune_cap is not None:
+                cut = settings.prune_threshold, settings.prune_cap
+                visitors.insert(0, Pruning(target, speculator, *cut))
+            self._made[count] = speculator, visitors
+        return self._made[count]
 
     def drafted(
         self,

@@ -169,5 +169,4 @@ class AttachedSuffixes(AttachedHost):
         return max(found, key=lambda draft: sum(draft.confidences))
 
     def memory(self) -> int:
-        stores = *self.kept, *(own.texts for own in self.states)
-        return bytes_of(part for texts in stores for part in (texts.places, texts.tokens))
+        return bytes_of([*self.kept, *(own.texts for own in self.states)])

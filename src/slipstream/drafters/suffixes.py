@@ -8,9 +8,9 @@ compared by their first `COMPARED` tokens, which is more than any look-up asks.
 import json
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -163,33 +163,21 @@ class Retrieval(Settings):
     max_ngram: Annotated[int, Ge(1), Le(COMPARED)]
     max_matches: Size
     length: Size
-    _last: tuple[Target | None, SuffixStore | None] = field(default=(None, None), init=False)
 
-    def attach(self, target: Target) -> "Retrieved":
-        """From the corpus in the target's tokens, which is kept until another target comes."""
-        last, _ = self._last
-        same = last is not None and target.fingerprint == last.fingerprint != {}
-        if target is not last and not same:
-            self._last = target, self.corpus.store(target)
-        return Retrieved(self, self._last[1])
-
-
-class Retrieved:
-    """Continuations from the store of one target."""
-
-    def __init__(self, settings: Retrieval, store: SuffixStore):
-        self.settings, self.store, self.nbytes = settings, store, store.nbytes
+    def attach(self, target: Target) -> Self:
+        """The same from the corpus in the target's tokens: its store."""
+        return replace(self, corpus=self.corpus.store(target))
 
     def counted(self, tokens: list[int]) -> list[tuple[tuple[int, ...], float]]:
         """All prefixes of what followed the longest known ending of `tokens`, each with the share
         of the occurrences that it followed; the most frequent first, a prefix before its
         extensions."""
-        low, high, size = self.store.longest(tokens, self.settings.max_ngram)
-        count = min(self.settings.max_matches, high - low)
+        low, high, size = self.corpus.longest(tokens, self.max_ngram)
+        count = min(self.max_matches, high - low)
         if not count:
             return []
         places = low + np.arange(count) * (high - low) // count
-        texts = Counter(map(tuple, self.store.after(places, size, self.settings.length)))
+        texts = Counter(map(tuple, self.corpus.after(places, size, self.length)))
         counts: dict[tuple[int, ...], int] = defaultdict(int)
         for text, times in texts.items():
             for end in range(1, len(text) + 1):

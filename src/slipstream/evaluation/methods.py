@@ -35,7 +35,7 @@ class Method(ABC):
     what its greedy output must equal, None for plain decoding of the run's target; store_bytes:
     memory of what drafts are looked up in, for the last batch; details: what its name does not say
     of how it answers the prompt set that was last expected; learns: whether later answers depend on
-    earlier ones, until it forgets; path: where its config stands, "" if Python code made it.
+    earlier ones, until it forgets.
     """
 
     exact: bool = True
@@ -44,7 +44,6 @@ class Method(ABC):
     store_bytes: int = 0
     details: str = ""
     learns: bool = False
-    path: str = ""
     decoder: Decoder
     _ready_for: tuple[Target, Sampling, Limits] | None = None
 
@@ -81,9 +80,8 @@ def prepared(
     fit is left out with a note, or ends in the `InputError` that names it."""
     found = {}
     for name, make in made.items():
-        path = f"{field}.{name}"
         try:
-            with naming(path):
+            with naming(f"{field}.{name}"):
                 method = make()
                 method.ready(target, sampling, limits)
         except InputError as error:
@@ -91,7 +89,7 @@ def prepared(
                 raise
             print(f"note: left out {error}")
         else:
-            method.path, found[name] = path, method
+            found[name] = method
     return found
 
 
@@ -162,11 +160,10 @@ class Speculative(Method):
 
     def generate(self, prompts: list[list[int]], seeds: list[int]) -> list[Generation]:
         if self._found is not None and len(prompts) > 1:
-            with naming(self.path):
-                raise InputError(
-                    "budget: auto was calibrated for one prompt at a time; give a number of nodes "
-                    "with batch_size above 1"
-                )
+            raise InputError(
+                "budget: auto was calibrated for one prompt at a time; give a number of nodes with "
+                "batch_size above 1"
+            )
         answers = super().generate(prompts, seeds)
         if self._drift is not None:
             self._drift.watch([answer.statistics for answer in answers])
@@ -175,7 +172,7 @@ class Speculative(Method):
     def forget(self) -> None:
         """What comes now is measured: from here on a drift is noticed, too."""
         self._attached.forget()
-        if self._found is not None:
+        if self._found is not None and self._drift is None:
             self._drift = Drift(self._found.seconds)
 
 

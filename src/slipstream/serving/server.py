@@ -33,7 +33,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Budget, Ge, Le, Seed, Size, Text
 from slipstream.core.settings import Settings as Checked
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.calibrated import undrafted
+from slipstream.decoding.calibration import undrafted
 from slipstream.decoding.decoder import Decoder
 from slipstream.drafters.base import Drafter
 from slipstream.evaluation.prompts import PromptSets
