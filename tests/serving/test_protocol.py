@@ -32,6 +32,8 @@ def test_options_that_ask_for_nothing_pass(kind):
     assert jobs(kind, presence_penalty=0.0, repetition_penalty=1.0, anything=None)
     harmless = dict(user="me", metadata={"a": "b"}, store=True, service_tier="auto")
     assert jobs(kind, **harmless, parallel_tool_calls=False, generation_config="{}")
+    assert jobs(kind, tools=[], tool_choice="none", function_call="none")
+    assert [job.sampling.top_k for job in jobs(kind, top_k=-1) + jobs(kind, top_k=5)] == [None, 5]
 
 
 @pytest.mark.parametrize(
@@ -76,12 +78,26 @@ def test_a_misspelt_option_is_told_the_right_name():
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages.0.content.0.type: should be 'text'",
         ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "", "a": 1}]}]},
+            "messages.0.content.0.a: Extra inputs are not permitted",
+        ),
+        ({"stream_options": {"usage": True}}, "stream_options.usage: Extra inputs are not"),
     ],
 )
 def test_what_is_wrong_in_a_list_is_said_of_the_list(options, sentence):
     with pytest.raises(ApiError) as refused:
         jobs(ChatRequest, **options)
     assert str(refused.value).startswith(sentence)
+
+
+def test_fields_of_messages_are_refused_unless_they_ask_for_nothing():
+    """A conversation without its tool calls would be another one."""
+    answer = {"role": "assistant", "content": "", "refusal": None, "annotations": []}
+    assert jobs(ChatRequest, messages=[answer | {"name": "me", "tool_calls": []}])
+    for field, value in (("tool_calls", [{"id": "1"}]), ("tool_call_id", "1"), ("contnt", "x")):
+        with pytest.raises(ApiError, match=f"^messages.1.{field}: this server has no such option"):
+            jobs(ChatRequest, messages=[answer, answer | {field: value}])
 
 
 def test_chunks_have_no_usage_but_the_last_one():

@@ -265,6 +265,20 @@ def test_a_window_that_a_family_does_not_read_is_not_read_here():
     assert found.ids == expected[0, 20:].tolist()
 
 
+@pytest.mark.parametrize("architecture", ["mistral", "phi3", "qwen2", "qwen3"])
+def test_kinds_of_layers_count_where_a_family_reads_them(architecture):
+    """A Mistral that names them has its window in every layer, as transformers warns."""
+    kinds = ["full_attention", "sliding_attention"] * 2
+    windows = dict(sliding_window=4, use_sliding_window=True, layer_types=kinds)
+    target = tiny_target(architecture, **windows)
+    assert target.model.config.layer_types == kinds and target.family.sliding_window == 4
+    ids = torch.tensor([[*range(1, 21)]])
+    options = dict(max_new_tokens=8, do_sample=False, pad_token_id=0)
+    expected = target.model.generate(ids, use_cache=False, **options)
+    found = PlainDecoder(target, Sampling(), Limits(8)).generate(ids[0].tolist())
+    assert found.ids == expected[0, 20:].tolist()
+
+
 @pytest.mark.parametrize(
     ("rope", "positions"),
     [

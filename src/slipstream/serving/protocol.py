@@ -22,9 +22,9 @@ from slipstream.serving.worker import Job, Told
 MOST_CHOICES, MOST_STOPS = 16, 16
 UNREAD = """
     user safety_identifier metadata store service_tier parallel_tool_calls moderation request_id
-    prompt_cache_key prompt_cache_options prompt_cache_retention generation_config
+    prompt_cache_key prompt_cache_options prompt_cache_retention generation_config name
 """.split()
-"""Further options of clients that change no answer, or that `transformers chat` always sends."""
+"""Further fields of clients that change no answer, or that `transformers chat` always sends."""
 NEUTRAL = {
     "tools": [],
     "functions": [],
@@ -46,7 +46,11 @@ NEUTRAL = {
     "ignore_eos": False,
     "stop_token_ids": [],
 }
-"""Options that this server does not have, and the value that asks for nothing, as null does."""
+"""Options that this server does not have, and the value that asks for nothing, as null, [] and a
+choice of "none" do."""
+
+
+CHOICES = ("tool_choice", "none"), ("function_call", "none")
 
 
 class ApiError(Exception):
@@ -81,12 +85,28 @@ def check_model(asked: str | None, model: str) -> None:
         raise ApiError(404, sentence, "model", "model_not_found")
 
 
-class Part(BaseModel, strict=True):
+class Part(BaseModel, strict=True, extra="forbid"):
     type: Literal["text"]
     text: str
 
 
-class Message(BaseModel, strict=True):
+class Open(BaseModel, strict=True, extra="allow"):
+    """What may have further fields, as long as they ask for nothing."""
+
+    def check_extra(self, before: str = "") -> None:
+        """`ApiError` for a field that asks for something; before: where it stands."""
+        for name, value in self.model_extra.items():
+            neutral = NEUTRAL.get(name)
+            nothing = value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+            nothing = nothing or value in (None, []) or (name, value) in CHOICES
+            if name not in UNREAD and not nothing:
+                known = type(self).model_fields
+                remedy = "leave it out" if name in NEUTRAL else nearest(name, known)
+                name = before + shown(name)[1:-1]
+                raise ApiError(400, f"{name}: this server has no such option; {remedy}", name)
+
+
+class Message(Open):
     role: str
     content: str | list[Part]
 
@@ -96,21 +116,21 @@ class Message(BaseModel, strict=True):
         return {"role": self.role, "content": "".join(part.text for part in self.content)}
 
 
-class StreamOptions(BaseModel, strict=True):
+class StreamOptions(BaseModel, strict=True, extra="forbid"):
     include_usage: bool = False
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class Asking(BaseModel, strict=True, extra="allow"):
+class Asking(Open):
     """What chat and plain completions have in common. None: as the server is configured."""
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1)
+    top_k: int | None = Field(None, ge=-1)
     n: int | None = Field(1, ge=1, le=MOST_CHOICES)
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
     seed: int | None = Field(None, ge=-(2**62), lt=2**62)
@@ -124,18 +144,14 @@ class Asking(BaseModel, strict=True, extra="allow"):
     def jobs(self, model: str, sampling: Sampling, limits: Limits) -> list[Job]:
         """One for each choice; sampling, limits: where nothing is asked. Raises `ApiError`."""
         check_model(self.model, model)
-        for name, value in self.model_extra.items():
-            neutral = NEUTRAL.get(name)
-            nothing = value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-            if name not in UNREAD and value is not None and not nothing:
-                known = type(self).model_fields
-                remedy = "leave it out" if name in NEUTRAL else nearest(name, known)
-                name = shown(name)[1:-1]
-                raise ApiError(400, f"{name}: this server has no such option; {remedy}", name)
+        self.check_extra()
         own = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
+        own = {name: value for name, value in own.items() if value is not None}
+        if own.get("top_k", 1) < 1:  # all tokens, as vLLM has it
+            own["top_k"] = None
         seed = secrets.randbits(32) if self.seed is None else self.seed
         try:
-            sampling = replace(sampling, **{k: v for k, v in own.items() if v is not None})
+            sampling = replace(sampling, **own)
             if self.max_tokens is not None:
                 # what is beyond the context is refused by the worker, which knows it
                 limits = replace(limits, max_new_tokens=min(self.max_tokens, MOST))
@@ -155,6 +171,8 @@ class ChatRequest(Asking):
         self.max_tokens = self.max_completion_tokens or self.max_tokens
 
     def asked(self) -> Messages:
+        for place, message in enumerate(self.messages):
+            message.check_extra(f"messages.{place}.")
         return [message.plain() for message in self.messages]
 
 
@@ -182,6 +200,8 @@ def parsed(kind: type[Asking], body: bytes) -> Asking:
             raise ApiError(400, "the body is no valid JSON; send one JSON object") from None
         known = {*kind.model_fields, *Message.model_fields, *Part.model_fields}
         names = [each for each in first["loc"] if each in known or isinstance(each, int)]
+        if first["type"] == "extra_forbidden":
+            names.append(shown(first["loc"][-1])[1:-1])
         field = ".".join(map(str, names)) or None
         said = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
         raise ApiError(400, f"{field or 'body'}: {said}", field) from None

@@ -72,8 +72,9 @@ class Family:
         self.embeddings = model.get_input_embeddings()
         self.layers: nn.ModuleList = getattr(self.decoder, self.layer_list)
         # Others may have the key, which they do not read.
-        windowed = model.config.model_type in WINDOWED
-        self.sliding_window: int | None = model.config.sliding_window if windowed else None
+        kind = model.config.model_type
+        self.sliding_window: int | None = model.config.sliding_window if kind in WINDOWED else None
+        self.kinds: list[str] | None = model.config.layer_types if WINDOWED.get(kind) else None
         # Query heads that share keys.
         self.groups: int = model.config.num_attention_heads // self.cache_shape[0]
 
@@ -92,8 +93,8 @@ class Family:
         """How many positions a row of this layer may look back, its own included; None for all."""
         if self.sliding_window is None:
             return None
-        kinds = getattr(self.config, "layer_types", None)
-        sliding = kinds is None or kinds[self.index_of(layer)] == "sliding_attention"
+        every = self.kinds is None
+        sliding = every or self.kinds[self.index_of(layer)] == "sliding_attention"
         return self.sliding_window if sliding else None
 
     def values_of(self, output: torch.Tensor) -> torch.Tensor:
@@ -222,7 +223,8 @@ class GPTNeoXFamily(Family):
         return output.unflatten(-1, (*self.cache_shape[:1], 3, -1))[..., 2, :]
 
 
-WINDOWED = ("mistral", "qwen2", "qwen3", "phi3")
+WINDOWED = {"mistral": False, "qwen2": True, "qwen3": True, "phi3": False}
+"""Families that read `sliding_window`, and whether `layer_types` says which layers have it."""
 FAMILIES: dict[str, type[Family]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), Family),
     "phi3": Phi3Family,
