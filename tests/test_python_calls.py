@@ -11,7 +11,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from tests.commands import ROOT, config_of, refused
-from tests.tiny import tiny_speculator, tiny_target
+from tests.tiny import save_tiny_target, tiny_speculator, tiny_target, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
 
 import slipstream
@@ -258,6 +258,23 @@ def test_generate_takes_drafters_by_name(small, name):
 )
 def test_generate_refuses_what_is_no_drafter(small, drafter, expected):
     assert expected in refused(lambda: slipstream.generate(PROMPT, small, drafter=drafter))
+
+
+def test_named_drafters_draft_with_what_is_given(tmp_path):
+    """Of a target of one's own, which those that ship are refused for."""
+    save_tiny_target(tmp_path / "target", tokenizer=tiny_tokenizer())
+    target = load_target(str(tmp_path / "target"))
+    expected = slipstream.generate("w1 w2", target, None, 20).ids
+    save_speculator(tmp_path / "mine", tiny_speculator(target), target, 9, "")
+    mine, draft = {"speculator": tmp_path / "mine"}, {"draft": str(tmp_path / "target")}
+    for name, given in (("auto", mine), ("streaming", mine), ("draft_model", draft)):
+        assert slipstream.generate("w1 w2", target, name, 20, **given).ids == expected
+        own = {"draft": str(tmp_path / "none")} if name == "draft_model" else {}
+        said = refused(lambda name=name, own=own: slipstream.generate("w1 w2", target, name, **own))
+        assert "trained for slipstream/small-target" in said or "none' cannot be opened" in said
+    for drafter in (None, PromptLookup(2, 3), tmp_path / "mine"):
+        said = refused(lambda each=drafter: slipstream.generate("w1", target, each, **mine))
+        assert said.startswith("speculator, draft: go with a drafter of conf/drafter")
 
 
 def test_generate_takes_a_folder_or_a_model_as_target(small, model, tmp_path):

@@ -38,6 +38,7 @@ _OPENING = RLock()
 """Threads open models one after the other, and each but once."""
 _LOADED: dict[tuple, Target] = {}
 """The target that was named last."""
+BY_NAME = "a drafter of conf/drafter that is given by its name"
 CONF = Path(__file__).parents[2] / "conf"
 """Drafters have their names and settings here."""
 
@@ -53,6 +54,8 @@ def generate(
     stop: str | Sequence[str] = (),
     seed: int = 0,
     budget: int | str = 12,
+    speculator: str | Path | None = None,
+    draft: str | Path | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> Generation | list[Generation]:
     """Answer a prompt, or several together; the output is the target's own, only faster.
@@ -62,8 +65,9 @@ def generate(
     for later calls). drafter: a `Drafter`, a speculator's folder or hub id, a name in conf/drafter
     ("auto" chooses at every step), or None for plain decoding. budget: nodes of a draft tree, root
     included, or "auto" for what `infer.py calibrate=true` found. seed: of the first prompt, the
-    next one's is one more. on_text: called with each piece of the text of a single answer as it is
-    decided. Raises `InputError` for what cannot be used.
+    next one's is one more. speculator, draft: what a drafter of conf/drafter drafts with, in place
+    of those that ship: a speculator's folder, and a draft model's. on_text: called with each piece
+    of the text of a single answer as it is decided. Raises `InputError` for what cannot be used.
     """
     alone, several = _is_prompt(prompt), isinstance(prompt, list | tuple) and prompt
     if not alone and not (several and all(map(_is_prompt, prompt))):
@@ -72,7 +76,7 @@ def generate(
         )
     if on_text is not None and not alone:
         raise InputError("on_text: it is told one answer at a time; give a single prompt")
-    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget
+    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget, speculator, draft
     decoder = _decoder(target, drafter, *settings)
     ids = [
         render_prompt(decoder.target.tokenizer, each) for each in ([prompt] if alone else prompt)
@@ -97,6 +101,8 @@ def stream(
     stop: str | Sequence[str] = (),
     seed: int = 0,
     budget: int | str = 12,
+    speculator: str | Path | None = None,
+    draft: str | Path | None = None,
 ) -> Generator[str, None, Generation]:
     """Answer one prompt as `generate` does: an iterator over pieces of the text, each as soon as
     it is decided, several tokens at once where drafts came true.
@@ -106,7 +112,7 @@ def stream(
     """
     if not _is_prompt(prompt):
         raise InputError("prompt: give one text, or messages with role and content")
-    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget
+    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget, speculator, draft
     decoder = _decoder(target, drafter, *settings)
     pieces: list[str] = []
     ids = render_prompt(decoder.target.tokenizer, prompt)
@@ -139,10 +145,12 @@ def chat(
     stop: str | Sequence[str] = (),
     seed: int = 0,
     budget: int | str = 12,
+    speculator: str | Path | None = None,
+    draft: str | Path | None = None,
 ) -> None:
     """Talk with the target on the terminal, the words as `generate` has them; drafted tokens green,
     the target's own yellow. It ends with an empty line, "exit" or Ctrl-D."""
-    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget
+    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget, speculator, draft
     converse(_decoder(target, drafter, *settings), seed)
 
 
@@ -155,13 +163,23 @@ def _is_prompt(prompt: object) -> bool:
 
 @checked
 def _decoder(
-    target, drafter, max_new_tokens, temperature, top_k, top_p, stop, seed: Seed, budget
+    target,
+    drafter,
+    max_new_tokens,
+    temperature,
+    top_k,
+    top_p,
+    stop,
+    seed: Seed,
+    budget,
+    speculator: str | Path | None,
+    draft: str | Path | None,
 ) -> Decoder:
     """With the settings of `generate`; the seed is looked at alone."""
     sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
     with _OPENING:
         target = _with_tokenizer(target)
-        drafter = _drafter(drafter, target)
+        drafter = _drafter(drafter, target, speculator, draft)
         attached = drafter and drafter.attached(target)
     if attached is None:
         return PlainDecoder(target, sampling, limits)
@@ -173,32 +191,42 @@ def _decoder(
     return Engine(target, attached, sampling, limits, budget)
 
 
-def _drafter(drafter: Drafter | str | Path | None, target: Target) -> Drafter | None:
+def _drafter(
+    drafter: Drafter | str | Path | None, target: Target, *parts: str | Path | None
+) -> Drafter | None:
+    """What is named or given; parts: the speculator and the draft model for one that is named."""
     if isinstance(drafter, str | Path):
         # Kept by the target, so that both go together.
         known = vars(target).setdefault("named_drafter", {})
-        return _last(known, drafter, lambda name: _named_drafter(name, target))
+        return _last(known, lambda *names: _named_drafter(target, *names), drafter, *parts)
+    if any(parts):
+        raise InputError(f"speculator, draft: go with {BY_NAME}; leave them out")
     if drafter is None or isinstance(drafter, Drafter):
         return drafter
     raise InputError("drafter: give a Drafter, a speculator's folder, a drafter's name, or None")
 
 
-def _last(known: dict[tuple, object], name: str | Path, make: Callable[[str], object]) -> object:
-    """The entry of `known` for this name, if its folder has not changed since; else a new one, made
-    after `known` is emptied: two large models may not fit."""
-    key = str(name), times_of(locate(name))
+def _last(
+    known: dict[tuple, object], make: Callable[..., object], *names: str | Path | None
+) -> object:
+    """The entry of `known` for these names, if their folders have not changed since; else a new
+    one, made after `known` is emptied: two large models may not fit."""
+    names = [name and str(name) for name in names]
+    key = tuple(name and (name, times_of(locate(name))) for name in names)
     if key not in known:
         known.clear()
         gc.collect()
         torch.cuda.empty_cache()
-        known[key] = make(str(name))
+        known[key] = make(*names)
     return known[key]
 
 
-def _named_drafter(name: str, target: Target) -> Drafter:
+def _named_drafter(target: Target, name: str, *parts: str | None) -> Drafter:
     names = sorted(path.stem for path in (CONF / "drafter").glob("*.yaml"))
     if name in names:
-        return _configured(name, target)
+        return _configured(target, name, *parts)
+    if any(parts):
+        raise InputError(f"speculator, draft: go with {BY_NAME}; leave them out")
     if not Path(locate(name)).is_dir() and name.count("/") != 1:  # which may be a hub id
         near = get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(names)}"
@@ -209,7 +237,7 @@ def _named_drafter(name: str, target: Target) -> Drafter:
     return from_pretrained(name)
 
 
-def _configured(name: str, target: Target) -> Drafter:
+def _configured(target: Target, name: str, speculator: str | None, draft: str | None) -> Drafter:
     """What `infer.py drafter=NAME` drafts with."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -229,6 +257,8 @@ def _configured(name: str, target: Target) -> Drafter:
             config = compose("infer", overrides)
     finally:
         GlobalHydra.instance().hydra = hydra
+    config.speculator_path = speculator or config.speculator_path
+    config.draft = draft or config.draft
     check_config(config, Infer)
     return build(config.drafter)
 
@@ -236,7 +266,7 @@ def _configured(name: str, target: Target) -> Drafter:
 def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:
     """A target that can read text."""
     if isinstance(target, str | Path):
-        return _last(_LOADED, target, lambda name: compile_target(load_target(name), "auto"))
+        return _last(_LOADED, lambda name: compile_target(load_target(name), "auto"), target)
     if isinstance(target, torch.nn.Module) and hasattr(target, "config"):
         target = target_of(target)
     if not isinstance(target, Target):

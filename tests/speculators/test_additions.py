@@ -4,6 +4,10 @@ from tests.commands import config_of
 from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.configuration import build
+from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.engine import Engine
+from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.streaming import Streaming
 
 
@@ -19,7 +23,7 @@ def test_the_papers_presets_have_no_additions():
     assert ours.additions("fused") == ["pairs", "copying"]
     drafter = build(config_of("infer", "drafter=streaming_paper").drafter)
     assert (drafter.schedule, drafter.top_k, drafter.prune_cap) == ("fused", 3, 32)
-    assert drafter.prune_threshold > 0
+    assert drafter.prune_threshold > 0 and not drafter.pairs
 
 
 def test_tables_name_the_additions_that_act():
@@ -32,3 +36,7 @@ def test_tables_name_the_additions_that_act():
     ]
     assert said[:2] == ["fused: no additions", "deferred: no additions"]
     assert said[2:] == ["fused: copying", "deferred: root, copying"]
+    paper = Streaming(more, "fused", 2, pairs=False)
+    assert paper.attach(target).details == "fused: no additions"
+    ids = Engine(target, paper, Sampling(), Limits(9), 9).generate([3, 1, 4]).ids
+    assert ids == PlainDecoder(target, Sampling(), Limits(9)).generate([3, 1, 4]).ids

@@ -46,7 +46,7 @@ class StreamSession(Session):
         # (B, T), padded with -1, and whether all that is decided stands there
         self.texts, self.current = None, True
         self.multiple = TEXT_ROOM if self.target.compiled else 1
-        if speculator.copying is not None:
+        if streams.pairs is not None and speculator.copying is not None:
             texts = [request.tokens for request in requests]
             self.texts = right_padded(texts, self.target.device, value=-1)
         self.lengths = streams.length and Lengths(streams.length, len(requests))

@@ -57,7 +57,7 @@ class Streaming(Drafter):
     half of the tree elsewhere, where the host would have to wait for their number.
     length: a rule that may want a tree less deep, None for none. drawn: where answers are sampled,
     children are drawn from the streams' distributions (Eq. 9), in place of the most probable
-    tokens.
+    tokens. pairs: whether the scores of pairs that a speculator has are used, an addition of ours.
     """
 
     speculator: StreamingSpeculator | str | Path
@@ -67,6 +67,7 @@ class Streaming(Drafter):
     prune_cap: Size | None = None
     length: DraftLength | None = None
     drawn: bool = False
+    pairs: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,6 +116,7 @@ class AttachedStreaming(Attached):
         self.draws, self.adds_rows = settings.drawn, schedule == "fused"
         self.kind = FusedSession if self.adds_rows else DeferredSession
         additions = speculator.config.additions(schedule)
+        additions = [each for each in additions if settings.pairs or each == "root"]
         self.details = f"{schedule}: {', '.join(additions) or 'no additions'}"
         self.length = settings.length and settings.length.attach()
         self._made: dict[int, tuple[StreamingSpeculator, list[LayerVisitor]]] = {}
@@ -124,7 +126,7 @@ class AttachedStreaming(Attached):
             self.head = RoundedLinear(matrix_of(self.head), self.head.bias)
         if schedule == "deferred":
             self.merged = speculator.merged_layers(target)
-        if speculator.scores_pairs:
+        if speculator.scores_pairs and settings.pairs:
             self.pairs = PairScores(target, speculator.transitions, speculator.copying)
 
     @cached_property
