@@ -252,7 +252,7 @@ def test_generate_takes_drafters_by_name(small, name):
     ("drafter", "expected"),
     [
         ("promt_lookup", "did you mean 'prompt_lookup'"),
-        ("x", "choose among"),
+        ("x", "known are"),
         (5, "give a Drafter"),
     ],
 )

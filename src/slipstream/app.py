@@ -38,8 +38,8 @@ def train(config: DictConfig) -> Path:
 
     from slipstream.commands import Infer
     from slipstream.core.files import SUMS
-    from slipstream.core.resuming import stoppable
-    from slipstream.speculators.checkpoint import check_replaceable, owned
+    from slipstream.core.resuming import owned, stoppable
+    from slipstream.speculators.checkpoint import check_replaceable
     from slipstream.training.command import Train
 
     config = _checked(own_part(config, Train, Infer), Train)
@@ -48,7 +48,7 @@ def train(config: DictConfig) -> Path:
     output = Path(config.output_dir)
     model = output / "model"
     written = tuple(f"checkpoints/{name}.ckpt" for name in ("best", "last", "interrupted"))
-    own = owned(output, "output_dir", written, ("checkpoints", "metrics"))
+    own = owned(output, written, ("checkpoints", "metrics"))
     with stoppable(output), nullcontext() if rank_zero_only.rank else own:
         if config.get("speculator") or not (model / SUMS).is_file():
             check_replaceable(model)
@@ -59,13 +59,7 @@ def _train(config: DictConfig, output: Path) -> Path:
     import lightning as L
     from hydra.utils import get_class
 
-    from slipstream.training.resuming import (
-        Finished,
-        check_settings,
-        identity,
-        samples_of,
-        state_of,
-    )
+    from slipstream.training.resuming import Finished, check_settings, data_of, identity, state_of
     from slipstream.training.run import finish, lightning_in_one_sentence, precision, start
     from slipstream.training.together import launch
     from slipstream.training.tracking import log_config, log_once
@@ -91,7 +85,7 @@ def _train(config: DictConfig, output: Path) -> Path:
     run = identity(module, content)
     check_settings(state, run)
     module.prepare(data)
-    module.run = run | samples_of(data)
+    module.run = run | data_of(module)
     finished = Finished(output, module.run, content["trainer"])
     if config.check:
         print("check: configuration, data and models fit; nothing was trained")
@@ -117,13 +111,12 @@ def infer(config: DictConfig) -> list:
     import torch
 
     from slipstream.commands import Infer
-    from slipstream.core.resuming import flattened, journal, stoppable
+    from slipstream.core.resuming import flattened, journal, owned, stoppable
     from slipstream.decoding.calibrated import described
     from slipstream.evaluation.methods import prepared
     from slipstream.evaluation.run import answer_one, converse, showing
     from slipstream.results.record import environment
     from slipstream.results.writer import check_replaceable
-    from slipstream.speculators.checkpoint import owned
     from slipstream.targets.compiled import compile_target
     from slipstream.targets.packed import is_fused, unpack_linears
 
@@ -163,7 +156,7 @@ def infer(config: DictConfig) -> list:
     del run["output_dir"], run["resume"]
     with (
         stoppable(output),
-        owned(output, "output_dir", ("findings.jsonl", "results.json", "plot.png")),
+        owned(output, ("findings.jsonl", "results.json", "plot.png")),
         journal(output / "findings.jsonl", flattened(run), config.resume == "auto"),
     ):
         return _measure(config, target, sampling, limits, output, content)

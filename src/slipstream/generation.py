@@ -3,7 +3,6 @@ conversation on the terminal."""
 
 import gc
 from collections.abc import Callable, Generator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from threading import RLock
 
@@ -13,7 +12,7 @@ from slipstream.assets import locate
 from slipstream.core.errors import InputError
 from slipstream.core.files import times_of
 from slipstream.core.sampling import Sampling
-from slipstream.core.settings import Seed, checked
+from slipstream.core.settings import Seed, checked, nearest
 from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Generation, Limits
@@ -228,9 +227,8 @@ def _named_drafter(target: Target, name: str, *parts: str | None) -> Drafter:
     if any(parts):
         raise InputError(f"speculator, draft: go with {BY_NAME}; leave them out")
     if not Path(locate(name)).is_dir() and name.count("/") != 1:  # which may be a hub id
-        near = get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(names)}"
-        hint = hint if names else "names of drafters are known in a source checkout alone"
+        unknown = "names of drafters are known in a source checkout alone"
+        hint = nearest(name, names) if names else unknown
         raise InputError(
             f"drafter: {name!r} is neither a speculator's folder nor a drafter; {hint}"
         )

@@ -13,6 +13,7 @@ import torch
 
 from slipstream.assets import locate
 from slipstream.core import files
+from slipstream.core.errors import what_is
 from slipstream.core.files import (
     SUMS,
     appended,
@@ -24,7 +25,6 @@ from slipstream.core.files import (
     replaced_folder,
     save_tensors,
     tidy,
-    what_is,
     write_atomically,
     write_json,
     write_text,
@@ -149,10 +149,10 @@ def test_a_lock_is_waited_for_or_not(tmp_path):
     path, order = tmp_path / "lock", []
 
     def second():
-        with locked(path) as own:
+        with locked(path, "x") as own:
             order.append(own)
 
-    with locked(path) as own, locked(path, wait=False) as other:
+    with locked(path, "x") as own, locked(path, "x", wait=False) as other:
         assert own and not other
         waiting = threading.Thread(target=second)
         waiting.start()

@@ -377,7 +377,7 @@ def test_a_part_that_another_process_makes_is_waited_for(draft, target, tmp_path
     content, waiting = part.read_bytes(), ThreadPoolExecutor()
     part.unlink()
     monkeypatch.setattr(drafting, "_labelled", lambda *_: pytest.fail("made twice"))
-    with locked(part.with_suffix(".lock")):
+    with locked(part.with_suffix(".lock"), "x"):
         found = waiting.submit(made, draft, target, tmp_path)
         with pytest.raises(TimeoutError):
             found.result(0.2)

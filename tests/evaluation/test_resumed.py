@@ -91,6 +91,6 @@ def test_another_command_is_refused_by_what_differs(world, tmp_path, monkeypatch
 
 
 def test_two_processes_do_not_share_a_folder(world, tmp_path):
-    with locked(tmp_path / ".lock"):
+    with locked(tmp_path / ".lock", "x"):
         text = refused(lambda: infer(world, tmp_path))
     assert text.startswith("output_dir: another process is writing to ")

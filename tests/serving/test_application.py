@@ -21,9 +21,9 @@ from slipstream.decoding.answer import Limits
 from slipstream.serving import application, connections
 from slipstream.serving.application import Application, Backend, Open, Settings
 from slipstream.serving.connections import Connection
-from slipstream.serving.counts import Counts
-from slipstream.serving.local import LocalBackend
-from slipstream.serving.server import Board, Server
+from slipstream.serving.counts import Board, Counts
+from slipstream.serving.ray_app import LocalBackend
+from slipstream.serving.server import Server
 from slipstream.serving.worker import Told, Worker
 
 BODY = {"prompt": "w9 w10 w11", "max_tokens": 4}
@@ -34,7 +34,7 @@ def served():
     """A small application on a free port: its URL and its worker."""
     worker = Worker(engine(), 2, 8, Counts())
     settings = Settings("mine", Sampling(), Limits(6), "secret")
-    own = Application(settings, LocalBackend(worker, "mine", 4))
+    own = Application(settings, LocalBackend(worker, Board(4, 1)))
     api, port = FastAPI(), free_port()
     for path, endpoint, methods in own.routes:
         api.add_api_route(path, endpoint, methods=methods)
@@ -88,10 +88,8 @@ def test_a_refusal_in_the_midst_of_others_is_the_whole_answer(served):
 class Scripted(Backend, Open):
     """A backend that tells what it was given."""
 
-    places = 4
-
     def __init__(self, *news: tuple[int, Told]):
-        self.news, self.closed = news, False
+        self.news, self.closed, self.board = news, False, Board(4, 1)
 
     def open(self, jobs):
         return self
@@ -102,9 +100,6 @@ class Scripted(Backend, Open):
 
     def close(self) -> None:
         self.closed = True
-
-    def metrics(self) -> bytes:
-        return b""
 
     def post(self, **changes) -> httpx.Response:
         """The answer to a request to an application over it."""

@@ -99,7 +99,7 @@ def test_two_loops_share_the_requests_and_count_each_once():
         assert sum(ends) == 12 and min(ends) > 0
         tokens = sum(own.counts["generation_tokens"] for own in pool.workers)
         assert tokens == sum(end.completion_tokens for _, end in found)
-        text = pool.spec.metrics().decode()
+        text = (await pool.spec.application.metrics(None)).body.decode()
         assert f'generation_tokens_total{{model_name="mine"}} {tokens}.0' in text
         assert 'num_requests_waiting{model_name="mine"} 0.0' in text
 

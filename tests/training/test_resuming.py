@@ -125,7 +125,7 @@ def test_sigterm_while_the_target_answers(world, tmp_path, monkeypatch, capsys):
 
 
 def test_a_second_run_in_the_same_folder_is_refused(world, tmp_path):
-    with locked(tmp_path / ".lock"):
+    with locked(tmp_path / ".lock", "x"):
         text = refused(lambda: train(world, tmp_path, "target.name=none"))
     assert text.startswith("output_dir: another process is writing to ")
 

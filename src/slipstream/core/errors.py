@@ -3,9 +3,14 @@
 `train.py`, `infer.py` and `serve.py` print it without a traceback and exit with code 2.
 """
 
+import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+LANGUAGE_MODEL = "a language model, which target.name= or draft= takes"
+SPECULATOR = "a speculator, which speculator_path= takes"
 
 
 class InputError(ValueError):
@@ -20,6 +25,24 @@ def first_sentence(error: Exception) -> str:
     """
     said = re.split(r"[.!]\s|\n", str(error).strip())[0].rstrip(".!:")
     return said or type(error).__name__
+
+
+def what_is(path: str | Path) -> str:
+    """What a folder or file is, of those that are taken for one another, and which setting takes
+    it; "" for others."""
+    path = Path(path)
+    if path.suffix == ".ckpt":
+        return "a checkpoint, which resume= goes on from"
+    if (path / "adapter_config.json").is_file():
+        return "an adapter, which target.adapter= takes"
+    if (path / "model" / "config.json").is_file():
+        return f"the folder of a run, whose model is in {path / 'model'}"
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        for key, kind in {"target_fingerprint": SPECULATOR, "model_type": LANGUAGE_MODEL}.items():
+            if isinstance(content, dict) and key in content:
+                return kind
+    return ""
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,16 +19,12 @@ from typing import BinaryIO
 import torch
 from filelock import FileLock, Timeout
 
-from slipstream.core.errors import first_sentence
+from slipstream.core.errors import InputError, first_sentence
 
 log = logging.getLogger(__name__)
 
 SUMS = "SHA256SUMS"
 """The checksums of a folder's files, as `sha256sum --check` reads them."""
-
-
-LANGUAGE_MODEL = "a language model, which target.name= or draft= takes"
-SPECULATOR = "a speculator, which speculator_path= takes"
 
 
 def write_atomically(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
@@ -155,24 +152,6 @@ def check_intact(folder: str | Path) -> None:
             )
 
 
-def what_is(path: str | Path) -> str:
-    """What a folder or file is, of those that are taken for one another, and which setting takes
-    it; "" for others."""
-    path = Path(path)
-    if path.suffix == ".ckpt":
-        return "a checkpoint, which resume= goes on from"
-    if (path / "adapter_config.json").is_file():
-        return "an adapter, which target.adapter= takes"
-    if (path / "model" / "config.json").is_file():
-        return f"the folder of a run, whose model is in {path / 'model'}"
-    with suppress(OSError, ValueError, RecursionError):
-        content = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        for key, kind in {"target_fingerprint": SPECULATOR, "model_type": LANGUAGE_MODEL}.items():
-            if isinstance(content, dict) and key in content:
-                return kind
-    return ""
-
-
 def times_of(folder: str | Path) -> tuple[int, ...]:
     """Modification times of the files in a folder, in nanoseconds, by which a replaced folder is
     noticed; () where there is no folder."""
@@ -203,11 +182,24 @@ def lines_of(path: Path) -> list[dict]:
     return found
 
 
+def check_writable(folder: Path, field: str) -> None:
+    """Create `folder` and check that files can be written there (`InputError` otherwise)."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        raise InputError(
+            f"{field}: cannot write to {folder} ({error.strerror}); choose another folder"
+        ) from error
+
+
 @contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+def locked(path: Path, field: str, wait: bool = True) -> Iterator[bool]:
     """Hold the lock file at `path` within; yields True. Where another process holds it, wait, or
-    with `wait=False` yield False at once. A process that is killed releases its lock."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with `wait=False` yield False at once. A process that is killed releases its lock. Raises
+    `InputError` where the folder, of config `field`, cannot be written."""
+    check_writable(path.parent, field)
     lock = FileLock(path)
     with suppress(Timeout):
         lock.acquire(blocking=False)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from slipstream.core.errors import InputError
-from slipstream.core.files import appended, key_of, line_of, lines_of
+from slipstream.core.files import appended, key_of, line_of, lines_of, locked, tidy
 
 T = TypeVar("T")
 # Exit codes, as shells have them: 128 and the signal's number.
@@ -56,6 +56,31 @@ def stoppable(output: Path) -> Iterator[None]:
     finally:
         if in_main:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def owned(
+    folder: Path, files: tuple[str, ...] = (), folders: tuple[str, ...] = ()
+) -> Iterator[None]:
+    """Within, files can be written to `folder` and no other process does so (`InputError`
+    otherwise); what killed ones left unfinished there is gone. files, folders: what will be
+    written there, each of which is refused where the other one has its name."""
+    wrong = [name for name in (".lock", *files) if (folder / name).is_dir()]
+    wrong += [name for name in folders if (folder / name).is_file()]
+    if wrong:
+        kind = "folder" if wrong[0] in folders else "file"
+        raise InputError(
+            f"output_dir: {folder / wrong[0]} stands where a {kind} is to be written; choose "
+            "another folder"
+        )
+    with locked(folder / ".lock", "output_dir", wait=False) as own:
+        if not own:
+            raise InputError(
+                f"output_dir: another process is writing to {folder}; wait until it has ended, or "
+                "choose another folder"
+            )
+        tidy(folder)
+        yield
 
 
 def flattened(content: object, name: str = "") -> dict[str, object]:

@@ -17,7 +17,6 @@ from tqdm import tqdm
 from slipstream.core.files import appended, line_of, lines_of, locked, write_text
 from slipstream.core.processes import launched
 from slipstream.data.rows import Messages
-from slipstream.speculators.checkpoint import check_writable
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +74,9 @@ def kept_answers(
     """
     known = _read(path, answerer.vocab_size)
     if len(known) < len(questions) or not path.exists():
-        check_writable(path.parent, field)
         rank, count = launched()
         # A run of its own that wants the same answers waits, and finds them.
-        with locked(path.with_suffix(f".{rank}.lock")):
+        with locked(path.with_suffix(f".{rank}.lock"), field):
             known = _read(path, answerer.vocab_size)
             if len(known) < len(questions) or not path.exists():
                 _fill(path, known, questions, answerer, rank, count)

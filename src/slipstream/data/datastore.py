@@ -20,8 +20,7 @@ from slipstream.data.rendering import Sample, render_sample
 from slipstream.data.rows import Row, read_rows, spread
 from slipstream.data.sources import HubSets, Kinds, Paths, Sources
 from slipstream.drafters.suffixes import SuffixStore
-from slipstream.speculators.base import causal_rows
-from slipstream.speculators.checkpoint import check_writable
+from slipstream.speculators.head_loss import completion_losses
 from slipstream.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -62,13 +61,12 @@ class TrainingTexts:
         key = key_of(target.fingerprint, self.share, [sample.ids for sample in samples])
         folder = self.cache_dir / key
         if not (folder / "store.json").exists():
-            check_writable(self.cache_dir, "corpus.cache_dir")
             if not samples:
                 raise InputError(
                     "corpus: it has no text; raise corpus.max_rows, or name other data with "
                     "corpus.path"
                 )
-            with locked(self.cache_dir / f"{key}.lock"):
+            with locked(self.cache_dir / f"{key}.lock", "corpus.cache_dir"):
                 if not (folder / "store.json").exists():  # another process may have made it
                     self._make(folder, samples, target)
         return SuffixStore.open(folder, target.vocab_size)
@@ -126,13 +124,8 @@ def perplexities(samples: list[Sample], target: Target) -> list[float]:
         places, order = order[-count:], order[:-count]
         progress.update(len(places))
         batch = collate([samples[place] for place in places]).to(target.device)
-        rows = causal_rows(target, batch.ids)
-        predicts = batch.supervised[:, 1:]
-        logits = target.logits(rows.hidden[:, :-1][predicts]).float()
-        losses = torch.nn.functional.cross_entropy(
-            logits, batch.ids[:, 1:][predicts], reduction="none"
-        )
-        counts = predicts.sum(1).tolist()
-        for place, own in zip(places, losses.split(counts), strict=True):
+        counts = batch.supervised[:, 1:].sum(1).tolist()
+        losses = completion_losses(target, batch).split(counts)
+        for place, own in zip(places, losses, strict=True):
             found[place] = own.mean().exp().item() if len(own) else float("inf")
     return found

@@ -18,7 +18,6 @@ from slipstream.core.errors import InputError
 from slipstream.core.files import key_of, load_tensors, locked, save_tensors
 from slipstream.core.sampling import Sampling, draw
 from slipstream.data.rendering import Sample
-from slipstream.speculators.checkpoint import check_writable
 from slipstream.speculators.draft_features import DraftFeatures, shape_of
 from slipstream.targets.loading import of_same_vocabulary
 from slipstream.targets.packed import is_packed
@@ -88,10 +87,8 @@ def labelled_drafts(
     # Processes share the parts: first each makes those that no other is making, then it waits.
     for wait in (False, True):
         missing = [start for start, part in parts.items() if part is None]
-        if missing:
-            check_writable(folder, "training.cache_dir")
         for start in tqdm(missing, desc="labelling", disable=wait):
-            with locked(paths[start].with_suffix(".lock"), wait) as own:
+            with locked(paths[start].with_suffix(".lock"), "training.cache_dir", wait) as own:
                 parts[start] = _opened(paths[start], draft)
                 if own and parts[start] is None:
                     generator = torch.Generator().manual_seed(seed + start)

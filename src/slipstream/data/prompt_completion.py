@@ -111,10 +111,6 @@ class PromptCompletionData(L.LightningDataModule):
                 self.samples[split], self.batch_tokens, self.seed, shuffle=split == "train"
             )
 
-    def prompts(self, split: str, count: int) -> list[list[int]]:
-        """Token ids of `count` prompts of a split, spread evenly over it."""
-        return [sample.prompt for sample in spread(self.samples[split], count)]
-
     @property
     def longest(self) -> int:
         """Tokens of the longest training sample."""

@@ -66,8 +66,6 @@ class OwnAnswers(Answerer):
     def answer(
         self, questions: Sequence[Question], portions: list[list[int]], done: Callable[[int], None]
     ) -> Iterator[dict[int, Answered]]:
-        if not portions:
-            return
         longest = len(questions[portions[0][0]].ids)
         log.info(
             "answering %d at a time: %d bytes of cache a token, prompts of up to %d tokens, "

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from slipstream.core.files import check_writable
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Budget, Count, Len, Settings, Text
 from slipstream.data.rendering import render_prompt
@@ -15,7 +16,6 @@ from slipstream.drafters.base import Drafter
 from slipstream.evaluation.prompts import Prompt
 from slipstream.results.record import Plot, Result, environment
 from slipstream.results.writer import show, write
-from slipstream.speculators.checkpoint import check_writable
 from slipstream.targets.target import Target
 
 FITTED = ", fitted"

@@ -11,17 +11,19 @@ import json
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import ClientDisconnect
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
+from slipstream.serving.counts import Board, Counts, Exposed
 from slipstream.serving.protocol import (
     ApiError,
     Asking,
@@ -37,32 +39,47 @@ from slipstream.serving.worker import Job, Told
 log = logging.getLogger("slipstream.serving")
 LARGEST_BODY, BODY_SECONDS = 4 << 20, 30
 """Bytes of a request, and how long a client may take to send them."""
+WATCH_SECONDS = 1
+"""Until a request looks whether the workers are still there."""
 
 
-class Open(ABC):
-    """Jobs of one request that are being answered."""
+class Open:
+    """Jobs of one request that are being answered, each of which has a place on the board. news:
+    what was told of them; event: set when some comes."""
 
-    @abstractmethod
-    def told(self) -> AsyncIterator[tuple[int, Told]]:
+    def __init__(self, board: Board, places: list[tuple[int, int]]):
+        self.board, self.places = board, places
+        self.news: deque[tuple[tuple[int, Told], object]] = deque()
+        self.event = asyncio.Event()
+
+    async def told(self) -> AsyncIterator[tuple[int, Told]]:
         """Which of the jobs, and what is told of it; without an end."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.event.wait(), WATCH_SECONDS)
+            self.event.clear()
+            while self.news:
+                (index, told), _ = self.news.popleft()
+                if told.last:
+                    self.board.free(*self.places[index])
+                yield index, told
+            if sentence := self.board.sentence.value:
+                yield 0, Told(refused=sentence.decode(), failed=True)
 
-    @abstractmethod
     def close(self) -> None:
         """Nobody waits for the jobs any more; a second call changes nothing."""
+        for place in self.places:
+            self.board.free(*place)
 
 
 class Backend(ABC):
-    """What answers jobs. places: how many may be open at a time."""
+    """What answers jobs, as many at a time as `board` has places."""
 
-    places: int
+    board: Board
 
     @abstractmethod
     def open(self, jobs: list[Job]) -> Open | None:
         """Take the jobs; None where so many more would be too many."""
-
-    @abstractmethod
-    def metrics(self) -> bytes:
-        """For Prometheus."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +131,9 @@ class Application:
         return {**own, "owned_by": "slipstream"}
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self.backend.metrics(), media_type=CONTENT_TYPE_LATEST)
+        board = self.backend.board
+        exposed = Exposed(self.settings.model, list(map(Counts, board.cells)), board.open)
+        return Response(generate_latest(exposed), media_type=CONTENT_TYPE_LATEST)
 
     def _check_key(self, request: Request) -> None:
         key = self.settings.key
@@ -128,10 +147,8 @@ class Application:
         self._check_key(request)
         asked, settings = parsed(kind, await _body(request)), self.settings
         jobs = asked.jobs(settings.model, settings.sampling, settings.limits)
-        if len(jobs) > self.backend.places:
-            sentence = (
-                f"n: this server answers {self.backend.places} choices at most; ask for fewer"
-            )
+        if len(jobs) > (most := len(self.backend.board.owners)):
+            sentence = f"n: this server answers {most} choices at most; ask for fewer"
             raise ApiError(400, sentence, "n")
         opened = self.backend.open(jobs)
         if opened is None:

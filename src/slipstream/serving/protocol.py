@@ -90,7 +90,7 @@ class Part(BaseModel, strict=True, extra="forbid"):
     text: str
 
 
-class Open(BaseModel, strict=True, extra="allow"):
+class Lenient(BaseModel, strict=True, extra="allow"):
     """What may have further fields, as long as they ask for nothing."""
 
     def check_extra(self, before: str = "") -> None:
@@ -106,7 +106,7 @@ class Open(BaseModel, strict=True, extra="allow"):
                 raise ApiError(400, f"{name}: this server has no such option; {remedy}", name)
 
 
-class Message(Open):
+class Message(Lenient):
     role: str
     content: str | list[Part]
 
@@ -123,7 +123,7 @@ class StreamOptions(BaseModel, strict=True, extra="forbid"):
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class Asking(Open):
+class Asking(Lenient):
     """What chat and plain completions have in common. None: as the server is configured."""
 
     model: str | None = None

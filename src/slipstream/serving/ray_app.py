@@ -7,17 +7,21 @@ interface on the port of its own command; `server.api_key_variable` holds there,
 `/metrics` are its own: let Prometheus read those of Ray for the whole.
 """
 
+import asyncio
 import os
+import queue
+import threading
+from functools import partial
 
 from fastapi import FastAPI
 from omegaconf import DictConfig
 
 from slipstream.configuration import build as instantiate
 from slipstream.configuration import check_config
-from slipstream.serving.application import Application
-from slipstream.serving.counts import Counts
-from slipstream.serving.local import LocalBackend
+from slipstream.serving.application import Application, Backend, Open
+from slipstream.serving.counts import Board, Counts
 from slipstream.serving.server import Serve, decoder_of, settings_of
+from slipstream.serving.worker import Asked, Job, Told, Worker
 
 CONF = os.path.join(os.path.dirname(__file__), *[os.pardir] * 3, "conf")
 
@@ -46,11 +50,42 @@ def build(arguments: dict[str, str]):
 def application(config: DictConfig) -> FastAPI:
     """Over a worker in this process."""
     server, device = instantiate(config.server), config.target.device
-    worker = server.worker(decoder_of(config, device), Counts())
-    backend = LocalBackend(worker, server.model, server.max_running + server.max_waiting)
-    found, app = Application(settings_of(config, server), backend), FastAPI(openapi_url="")
+    board = Board(server.max_running + server.max_waiting, workers=1)
+    worker = server.worker(decoder_of(config, device), Counts(board.cells[0]))
+    found = Application(settings_of(config, server), LocalBackend(worker, board))
+    app = FastAPI(openapi_url="")
     for path, endpoint, methods in found.routes:
         app.add_api_route(path, endpoint, methods=methods)
     app.add_api_route("/health", lambda: "ok")
     found.install(app)
     return app
+
+
+class LocalBackend(Backend):
+    """As many jobs at a time as `board` has places, waiting ones among them, are answered by
+    `worker`, which counts on it, in a thread of this process."""
+
+    def __init__(self, worker: Worker, board: Board):
+        self.board = board
+        self.arrived: queue.SimpleQueue[Asked] = queue.SimpleQueue()
+        threading.Thread(target=worker.work, args=(self.arrived.get,), daemon=True).start()
+
+    def open(self, jobs: list[Job]) -> Open | None:
+        if (places := self.board.take(len(jobs))) is None:
+            return None
+        opened, loop = Open(self.board, places), asyncio.get_running_loop()
+
+        def arrive(index: int, told: Told) -> None:
+            opened.news.append(((index, told), None))
+            opened.event.set()
+
+        def tell(index: int, told: Told) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(arrive, index, told)
+
+        def gone(place: int, ticket: int) -> bool:
+            return self.board.owners[place] != ticket
+
+        for index, (job, place) in enumerate(zip(jobs, places, strict=True)):
+            self.arrived.put(Asked(job, partial(tell, index), partial(gone, *place)))
+        return opened

@@ -7,13 +7,10 @@ ours (`Application`), and of LitServe are the processes, their queues, the devic
 check. Open requests are bounded, and cancelled, through memory that all processes share (`Board`).
 """
 
-import asyncio
 import logging
 import os
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 from uuid import uuid4
@@ -24,7 +21,6 @@ from litserve.loops.base import LitLoop
 from litserve.specs.openai import OpenAISpec
 from litserve.utils import LitAPIStatus, LoopResponseType, ResponseBufferItem
 from omegaconf import DictConfig, OmegaConf
-from prometheus_client import generate_latest
 
 from slipstream.commands import Engine, Threads
 from slipstream.configuration import Command, build
@@ -41,14 +37,12 @@ from slipstream.serving import processes
 from slipstream.serving.adapting import AdaptingEngine
 from slipstream.serving.application import Application, Backend, Open, Settings
 from slipstream.serving.connections import Connection
-from slipstream.serving.counts import Board, Counts, Exposed
+from slipstream.serving.counts import Board, Counts
 from slipstream.serving.worker import Asked, Job, Told, Worker
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.target import Target
 
 HOSTS = ("127.0.0.1", "0.0.0.0", "::")
-WATCH_SECONDS = 1
-"""Until a request looks whether the workers are still there."""
 Port = Annotated[int, Ge(1024), Le(65535)]
 
 
@@ -186,7 +180,7 @@ class Spec(OpenAISpec, Backend):
 
     def __init__(self, settings: Settings, board: Board):
         super().__init__()
-        self.board, self.model, self.places = board, settings.model, len(board.owners)
+        self.board = board
         self.application = Application(settings, self)
 
     def pre_setup(self, lit_api: "Api") -> None:
@@ -202,37 +196,18 @@ class Spec(OpenAISpec, Backend):
             self.request_queue.put((self.response_queue_id, opened.uid, index, job, *place))
         return opened
 
-    def metrics(self) -> bytes:
-        counts = [Counts(cells) for cells in self.board.cells]
-        return generate_latest(Exposed(self.model, counts, self.board.open))
-
 
 class OpenJobs(Open):
     """The jobs of one request: they have one entry in LitServe's buffer, where their news come."""
 
     def __init__(self, spec: Spec, places: list[tuple[int, int]]):
-        self.spec, self.places, self.uid = spec, places, str(uuid4())
-        self.news, self.event = deque(), asyncio.Event()
-        item = ResponseBufferItem(event=self.event, response_queue=self.news)
-        spec.response_buffer[self.uid] = item
-
-    async def told(self) -> AsyncIterator[tuple[int, Told]]:
-        while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.event.wait(), WATCH_SECONDS)
-            self.event.clear()
-            while self.news:
-                (index, told), _ = self.news.popleft()
-                if told.last:
-                    self.spec.board.free(*self.places[index])
-                yield index, told
-            if sentence := self.spec.board.sentence.value:
-                yield 0, Told(refused=sentence.decode(), failed=True)
+        super().__init__(spec.board, places)
+        self.buffer, self.uid = spec.response_buffer, str(uuid4())
+        self.buffer[self.uid] = ResponseBufferItem(event=self.event, response_queue=self.news)
 
     def close(self) -> None:
-        self.spec.response_buffer.pop(self.uid, None)
-        for place in self.places:
-            self.spec.board.free(*place)
+        self.buffer.pop(self.uid, None)
+        super().close()
 
 
 class Api(litserve.LitAPI):

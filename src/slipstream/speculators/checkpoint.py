@@ -8,9 +8,6 @@ other with one sentence. A half-written one never stands there.
 import json
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
@@ -21,16 +18,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from slipstream.assets import locate
-from slipstream.core.errors import InputError, first_sentence
-from slipstream.core.files import (
-    SPECULATOR,
-    SUMS,
-    is_intact,
-    locked,
-    replaced_folder,
-    tidy,
-    what_is,
-)
+from slipstream.core.errors import SPECULATOR, InputError, first_sentence, what_is
+from slipstream.core.files import SUMS, check_writable, is_intact, replaced_folder
 from slipstream.core.version import VERSION
 from slipstream.speculators.base import (
     DraftingSpeculator,
@@ -260,41 +249,3 @@ def check_replaceable(folder: Path) -> None:
         raise InputError(
             f"output_dir: {folder} holds something that is no speculator; choose another folder"
         ) from error
-
-
-def check_writable(folder: Path, field: str) -> None:
-    """Create `folder` and check that files can be written there (`InputError` otherwise)."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return
-    except OSError as error:
-        raise InputError(
-            f"{field}: cannot write to {folder} ({error.strerror}); choose another folder"
-        ) from error
-
-
-@contextmanager
-def owned(
-    folder: Path, field: str, files: tuple[str, ...] = (), folders: tuple[str, ...] = ()
-) -> Iterator[None]:
-    """Within, files can be written to `folder` and no other process does so (`InputError`
-    otherwise); what killed ones left unfinished there is gone. files, folders: what will be
-    written there, each of which is refused where the other one has its name."""
-    check_writable(folder, field)
-    wrong = [name for name in (".lock", *files) if (folder / name).is_dir()]
-    wrong += [name for name in folders if (folder / name).is_file()]
-    if wrong:
-        kind = "folder" if wrong[0] in folders else "file"
-        raise InputError(
-            f"{field}: {folder / wrong[0]} stands where a {kind} is to be written; choose "
-            "another folder"
-        )
-    with locked(folder / ".lock", wait=False) as own:
-        if not own:
-            raise InputError(
-                f"{field}: another process is writing to {folder}; wait until it has ended, or "
-                "choose another folder"
-            )
-        tidy(folder)
-        yield

@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from slipstream.speculators.base import Batch, causal_rows
+from slipstream.targets.target import Target
+
 # So many bytes of float32 values are held at a time: a fiftieth of an accelerator's memory, and on
 # a CPU what is soon written and read again.
 SLICE_BYTES = {"cuda": 2**30, "cpu": 2**27}
@@ -50,3 +53,10 @@ def head_loss(
         return cross_entropy(logits, labels), logits.argmax(-1)
 
     return in_slices(of_slice, head.out_features, hidden, labels)
+
+
+def completion_losses(target: Target, batch: Batch) -> torch.Tensor:
+    """(M,) cross-entropies of the completion tokens, sample by sample."""
+    predicts = batch.supervised[:, 1:]
+    normed = target.norm(causal_rows(target, batch.ids).hidden[:, :-1][predicts])
+    return head_loss(target.head, normed, batch.ids[:, 1:][predicts])[0]

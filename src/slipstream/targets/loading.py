@@ -5,22 +5,27 @@ The fingerprint is taken of the weights before anything is packed or cast furthe
 
 import logging
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
+from torch import nn
 
 from slipstream.assets import locate
-from slipstream.core.errors import InputError, enough_memory, first_sentence, out_of_memory
-from slipstream.core.files import LANGUAGE_MODEL, check_intact, what_is
+from slipstream.core.errors import (
+    LANGUAGE_MODEL,
+    InputError,
+    enough_memory,
+    first_sentence,
+    out_of_memory,
+    what_is,
+)
+from slipstream.core.files import check_intact
 from slipstream.core.settings import Text, checked
 from slipstream.targets import quantized
 from slipstream.targets.families import check_architecture
 from slipstream.targets.fingerprints import fingerprint, vocabulary_of
 from slipstream.targets.packed import fuse_linears, pack_linears, reordering_pays
 from slipstream.targets.target import Target, beyond_weights
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 MOST_LAYERS = 1000
@@ -187,9 +192,7 @@ def _config(location: str) -> dict:
     return said
 
 
-def _check_content(
-    model: "PreTrainedModel", missing: set[str], architecture: dict, name: str
-) -> None:
+def _check_content(model: nn.Module, missing: set[str], architecture: dict, name: str) -> None:
     if missing:  # transformers gives these random values
         raise InputError(
             f"target.name: {name!r} lacks {len(missing)} tensors, such as {min(missing)!r}; copy "
@@ -204,7 +207,7 @@ def _check_content(
             )
 
 
-def _adapted(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":
+def _adapted(model: nn.Module, adapter: str) -> nn.Module:
     """`model` in float32 with a PEFT adapter folded into its weights; quantised weights stay, and
     the adapter runs beside them."""
     from peft import PeftModel
@@ -224,7 +227,7 @@ def _adapted(model: "PreTrainedModel", adapter: str) -> "PreTrainedModel":
         ) from error
 
 
-def target_of(model: torch.nn.Module) -> Target:
+def target_of(model: nn.Module) -> Target:
     """The one `Target` of a transformers model, kept with it: what drafters have made for it
     (stores, merged layers) serves later calls, and its weights are fingerprinted once. A model
     that was moved, cast, resized or given another kind of adapter since is another one."""

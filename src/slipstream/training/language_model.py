@@ -21,7 +21,7 @@ from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.tokenizer import train_tokenizer
 from slipstream.speculators.base import causal_rows
-from slipstream.speculators.head_loss import head_loss, in_slices
+from slipstream.speculators.head_loss import completion_losses, head_loss, in_slices
 from slipstream.targets.loading import load_target
 from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.target import Target
@@ -99,9 +99,10 @@ class LanguageModelTraining(TrainingModule):
         )
         return AutoModelForCausalLM.from_config(config), tokenizer
 
-    def loss(self, batch: Batch) -> torch.Tensor:
+    def losses(self, batch: Batch, step: int | None) -> tuple[torch.Tensor, dict]:
         """The cross-entropy, or the KL divergence from the teacher."""
-        return completion_loss(self.model, self.teacher, batch)
+        loss = completion_loss(self.model, self.teacher, batch)
+        return loss, {"loss": loss}
 
     def empty_step(self) -> Step:
         model = empty_target(self.model.config, self.model.dtype).model.requires_grad_(True)
@@ -179,22 +180,16 @@ class FineTuning(TrainingModule):
         self.lora, self.target.checkpointing = lora, checkpointing
         self.model = self.target.model
 
-    def loss(self, batch: Batch) -> torch.Tensor:
-        return fine_tuning_loss(self.target, batch)
+    def losses(self, batch: Batch, step: int | None) -> tuple[torch.Tensor, dict]:
+        loss = _mean(completion_losses(self.target, batch))
+        return loss, {"loss": loss}
 
     def empty_step(self) -> Step:
         target, _ = with_lora(empty_target(self.model.config, self.target.dtype), self.lora)
         target.checkpointing = self.target.checkpointing
-        return partial(fine_tuning_loss, target)
+        return lambda batch: _mean(completion_losses(target, batch))
 
     def save(self, folder: Path, card: str) -> None:
         with replaced_folder(folder) as made:
             save_lora(made, self.target)
             write_text(made / "README.md", card)
-
-
-def fine_tuning_loss(target: Target, batch: Batch) -> torch.Tensor:
-    """The cross-entropy of completion tokens."""
-    predicts = batch.supervised[:, 1:]
-    hidden = target.norm(causal_rows(target, batch.ids).hidden[:, :-1][predicts])
-    return _mean(head_loss(target.head, hidden, batch.ids[:, 1:][predicts])[0])

@@ -55,14 +55,9 @@ class TrainingModule(L.LightningModule):
         """What validation takes beside the weights, about."""
         return 0
 
-    def loss(self, batch) -> torch.Tensor:
-        """What is minimised, where that is all there is to log."""
-        raise NotImplementedError
-
     def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """What is minimised, and the means to log by name; step: None in validation."""
-        loss = self.loss(batch)
-        return loss, {"loss": loss}
+        raise NotImplementedError
 
     def groups(self) -> list[dict]:
         """Parameter groups of the optimiser: all that is trained."""

@@ -9,7 +9,6 @@ import torch
 from slipstream.core.errors import InputError
 from slipstream.core.files import SUMS, key_of, load_tensors, write_json
 from slipstream.core.resuming import check_same, flattened
-from slipstream.data.prompt_completion import PromptCompletionData
 
 FREE = (
     "data.cache_dir", "data.path", "data.regeneration.concurrency", "data.regeneration.endpoint",
@@ -42,19 +41,24 @@ def identity(module: L.LightningModule, config: dict) -> dict[str, object]:
     return json.loads(json.dumps(found | settings))
 
 
-def samples_of(data: PromptCompletionData) -> dict[str, str]:
-    """What it is trained on, as part of what a run is."""
+def data_of(module: L.LightningModule) -> dict[str, object]:
+    """What it is trained on, as part of what a run is; drafts: of classifiers, what these are told
+    of them."""
     samples = [
-        [sample.ids, sample.supervised] for split in data.samples.values() for sample in split
+        [sample.ids, sample.supervised]
+        for split in module.data.samples.values()
+        for sample in split
     ]
-    return {"data": f"{len(samples)} samples {key_of(samples)}"}
+    found = f"{len(samples)} samples {key_of(samples)}"
+    return {"data": found, "drafts": getattr(module, "drafts", None)}
 
 
 def check_settings(state: Path | None, run: dict[str, object]) -> None:
     """`InputError` for the checkpoint of a run with other settings, before its data are known."""
     then = load_tensors(state).get("run") if state else None
     if isinstance(then, dict):
-        check_same({name: value for name, value in then.items() if name != "data"}, run)
+        known = {name: value for name, value in then.items() if name not in ("data", "drafts")}
+        check_same(known, run)
 
 
 def state_of(resume: str | None, output: Path) -> Path | None:

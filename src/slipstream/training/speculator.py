@@ -16,6 +16,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Amount, Budget, Count, NotNegative, Text
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
+from slipstream.data.rows import spread
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
@@ -145,19 +146,15 @@ class SpeculatorTraining(TrainingModule):
         return loss
 
     def on_validation_epoch_end(self) -> None:
+        """Measure tau: decode prompts of the validation set, greedy, as far as answers of the data
+        may go, but no more than `MEASURED` tokens."""
         batches = islice(self.data.val_dataloader(), self.trainer.num_val_batches[0])
         self.speculator.calibrate(self.target, (batch.to(self.device) for batch in batches))
-        self.log("validation/tau", self.measure_tau().tau, prog_bar=True)
-
-    def measure_tau(self) -> Statistics:
-        """Decode the first prompts of the validation set, greedy, as far as answers of the data
-        may go, but no more than `MEASURED` tokens."""
         drafter, limits = self.speculator.drafter(), Limits(min(MEASURED, self.data.max_new_tokens))
         engine = Engine(self.target, drafter, Sampling(), limits, self.validation_budget)
-        total = Statistics()
-        for prompt in self.data.prompts("validation", self.validation_prompts):
-            total += engine.generate(prompt).statistics
-        return total
+        samples = spread(self.data.samples["validation"], self.validation_prompts)
+        found = [engine.generate(sample.prompt).statistics for sample in samples]
+        self.log("validation/tau", sum(found, Statistics()).tau, prog_bar=True)
 
     def groups(self) -> list[dict]:
         named = list(self.speculator.named_parameters())

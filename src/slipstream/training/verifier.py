@@ -13,6 +13,7 @@ import torch
 from torchmetrics.classification import BinaryAUROC
 
 from slipstream.core.errors import InputError
+from slipstream.core.files import key_of
 from slipstream.core.settings import Count, NotNegative, Seed, Text
 from slipstream.data.batches import RowBatches
 from slipstream.data.labelled_drafts import LabelledDrafts, labelled_drafts
@@ -91,6 +92,7 @@ class VerifierTraining(TrainingModule):
                 spread = features.std(0)
                 self.register_buffer("mean", features.mean(0), persistent=False)
                 self.register_buffer("scale", spread.where(spread > 1e-6, 1.0), persistent=False)
+                self.drafts = key_of(self.mean.tolist(), self.scale.tolist())
             self.sets[split] = (features - self.mean) / self.scale, self._labels(drafts)
             data.loaders[split] = RowBatches(
                 self.sets[split], self.batch_size, self.seed, shuffle=split == "train"
@@ -141,23 +143,6 @@ class VerifierTraining(TrainingModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.verifier.parameters(), lr=self.learning_rate)
-
-    def on_save_checkpoint(self, checkpoint: dict) -> None:
-        """Checkpoints hold what is trained, and how its features were standardised."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["features"] = {"mean": self.mean, "scale": self.scale}
-
-    def on_load_checkpoint(self, checkpoint: dict) -> None:
-        super().on_load_checkpoint(checkpoint)
-        known, ours = checkpoint.get("features"), {"mean": self.mean, "scale": self.scale}
-        if not isinstance(known, dict) or not all(
-            isinstance(known.get(name), torch.Tensor) and known[name].equal(ours[name].cpu())
-            for name in ours
-        ):
-            raise InputError(
-                "resume: that run was trained on other drafts; resume with the same models, data "
-                "and seed"
-            )
 
     @torch.no_grad()
     def save(self, folder: Path, card: str) -> None:
