@@ -10,7 +10,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.hub import HubSource
 from slipstream.data.rendering import render_prompt
-from slipstream.data.rows import Row, messages_of
+from slipstream.data.rows import Row, messages_of, read_rows
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.evaluation.prompts import Prompt, PromptSets, fitting, with_later_turns
@@ -55,6 +55,20 @@ def test_what_a_single_file_is_good_for_is_told(tmp_path, capsys):
 def test_a_split_that_is_trained_on_is_refused():
     with pytest.raises(InputError, match=r"data\.split: must be one of test, validation"):
         app.infer(config_of("infer", "data.split=train"))
+
+
+@pytest.mark.parametrize("answer", ["Two.", [{"role": "assistant", "content": "Two."}]])
+def test_conversations_may_be_split_into_prompt_and_completion(tmp_path, answer):
+    asked = [{"role": "user", "content": "One?"}]
+    for completion, found in ((answer, "Two."), (None, "")):
+        row = {"prompt": asked, "completion": completion}
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+        (row,) = read_rows(tmp_path / "rows.jsonl", "train", completion_required=False)
+        assert (row.prompt, row.completion) == (asked, found)
+    for wrong in ({"prompt": asked, "completion": 5}, {"prompt": ["One?"], "completion": "Two."}):
+        (tmp_path / "rows.jsonl").write_text(json.dumps(wrong))
+        with pytest.raises(InputError, match=r"line 1: messages\[\d\]: it has no text"):
+            read_rows(tmp_path / "rows.jsonl", "train")
 
 
 def test_conversations_are_prompts_and_are_cut_in_their_last_message(tmp_path):

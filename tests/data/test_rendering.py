@@ -1,5 +1,7 @@
 """Prompts and answers to token ids: texts and conversations."""
 
+from datetime import datetime
+
 import pytest
 from omegaconf import OmegaConf
 from tests.commands import ROOT, refused
@@ -11,6 +13,7 @@ from slipstream.data.batches import collate
 from slipstream.data.rendering import (
     Sample,
     check_generation_markers,
+    date_of_training,
     render_prompt,
     render_sample,
 )
@@ -32,6 +35,9 @@ UNHEARD = NO_SYSTEM.replace("{% else %}", "{% elif message['role'] == 'assistant
 STRICT = "{{ raise_exception('Roles must alternate. Give a user.') }}"
 
 
+DATED = "w{{ strftime_now('%d') | int }} w{{ strftime_now('%m') | int }} "
+
+
 def tokenizer(template=TEMPLATE):
     found = tiny_tokenizer()
     found.chat_template = template
@@ -46,6 +52,16 @@ def said(*turns):
 def test_a_text_is_the_message_of_a_user():
     assert render_prompt(tokenizer(), "w5") == render_prompt(tokenizer(), said("user w5"))
     assert render_prompt(tokenizer(), "w5") == [1, 5, 2]
+
+
+def test_templates_that_tell_the_date_tell_one_date_in_training():
+    """So that a run which goes on the next day has the same samples."""
+    found = tokenizer(DATED + TEMPLATE)
+    now = datetime.now()
+    assert render_prompt(found, "w5")[:2] in ([now.day, now.month], [datetime.now().day, now.month])
+    with date_of_training():
+        assert render_prompt(found, "w5") == [26, 7, 1, 5, 2]
+        assert render_sample(found, "w5", "w6").ids == [26, 7, 1, 5, 2, 6, 4]
 
 
 def test_a_conversation_is_rendered_with_its_history():
@@ -66,6 +82,7 @@ def test_a_conversation_is_rendered_with_its_history():
         (said("system w9", "user w5"), NO_SYSTEM, "messages: the target's chat template knows no"),
         (said("system w9", "user w5"), UNHEARD, "messages: the target's chat template knows no"),
         (said("human w9", "user w5"), TEMPLATE, "messages: the target's chat template knows no"),
+        (said("human w9"), UNHEARD, "messages: the target's chat template knows no human role"),
     ],
 )
 def test_messages_that_cannot_be_rendered_end_with_one_sentence(messages, template, expected):

@@ -51,8 +51,8 @@ def test_splits_never_share_a_prompt():
         ((["poems"], 5, 0), "kinds.*poems.*data_to_text, text_to_sql"),
         (([], 5, 0), "kinds"),
         ((["text_to_sql", "text_to_sql"], 5, 0), "kinds.*twice"),
-        ((BOTH, 0, 0), "count.*0"),
-        ((BOTH, None, 0), "count.*None"),
+        ((BOTH, 0, 0), ": 0 prompts were asked for"),
+        ((BOTH, None, 0), ": None prompts were asked for"),
         ((BOTH, 5, 0, "dev"), "split.*dev.*train, validation, test"),
     ],
 )

@@ -1,11 +1,13 @@
 """ROUGE and exact match of SQL on worked examples."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from slipstream.evaluation.comparison import scores
 from slipstream.evaluation.metrics import (
     bootstrap,
     normalised_sql,
@@ -13,6 +15,7 @@ from slipstream.evaluation.metrics import (
     rouge,
     sql_exact_match,
 )
+from slipstream.evaluation.prompts import Prompt
 
 
 def test_rouge_l_worked_example():
@@ -55,6 +58,14 @@ def test_sql_exact_match_worked_example():
 )
 def test_what_sql_exact_match_normalises(prediction, reference, percent):
     assert sql_exact_match([prediction], [["SELECT other FROM t", reference]]) == [percent]
+
+
+def test_prompts_without_references_have_no_scores():
+    prompts = [Prompt("x", "set", references) for references in (("a b",), (), ("c",))]
+    answers = [SimpleNamespace(text=text) for text in ("a b", "a b", "d")]
+    found = scores(answers, prompts)
+    assert found["rouge_1"] == [pytest.approx(100), None, 0] and found["exact_match"][1] is None
+    assert set(scores(answers[1:2], prompts[1:2]).values()) == {None}
 
 
 @pytest.mark.parametrize("metric", [partial(rouge, "rougeL"), sql_exact_match])

@@ -417,8 +417,9 @@ def test_every_device_has_a_worker(monkeypatch, given, gpus, found):
 
 
 def test_a_device_that_is_not_there_is_named():
-    with pytest.raises(InputError, match=r"^target.device: 'cuda' is not available"):
-        Server().workers("cuda")
+    for device in ("cuda", "cpu:x"):
+        with pytest.raises(InputError, match=f"^target.device: '{device}' is not available"):
+            Server().workers(device)
 
 
 def test_what_has_no_memory_to_start_takes_nobody_with_it(monkeypatch):

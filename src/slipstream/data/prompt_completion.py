@@ -15,7 +15,12 @@ from slipstream.core.settings import Amount, Count, Seed, Text
 from slipstream.data.batches import TokenBatches
 from slipstream.data.copying import copying_rows
 from slipstream.data.regeneration import Regeneration
-from slipstream.data.rendering import Sample, check_generation_markers, render_sample
+from slipstream.data.rendering import (
+    Sample,
+    check_generation_markers,
+    date_of_training,
+    render_sample,
+)
 from slipstream.data.rows import Row, by_prompt, messages_of, spread
 from slipstream.data.sources import HubSets, Kinds, Paths, Sources
 from slipstream.targets.target import Target
@@ -88,6 +93,7 @@ class PromptCompletionData(L.LightningDataModule):
             rows += copying_rows(rows, self.copying_rows, self.seed)
         return rows
 
+    @date_of_training()
     def prepare(self, tokenizer, target: Target | None = None) -> None:
         """Render both splits; must be called before training. `target` answers, if asked to."""
         self.tokenizer = tokenizer

@@ -7,10 +7,17 @@ if it has one.
 
 Special tokens that are spelled in a text are text like any other: what a user writes can forge no
 turn. A tokenizer whose `reads_markers` is true (target.reads_markers) takes them for tokens.
+
+Templates that tell the date tell today's, but in training always the same: what was answered, and
+a run that goes on, are known again by what was rendered.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 
 from jinja2 import TemplateError
@@ -20,6 +27,11 @@ from slipstream.data.rows import Messages, check_messages, check_text, messages_
 
 BREAK = "\ufdd0"
 """Put into a spelled special token, so that it is none; a noncharacter, which no text has."""
+TRAINED_ON = datetime(2024, 7, 26)
+"""The date of training data, which Llama's templates name where they know none."""
+NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+"""How a template asks for the date, in the form that stands between the quotes."""
+_training: ContextVar[bool] = ContextVar("training", default=False)
 MOST_ROLES = 8
 """Besides those of user and assistant; for each of them a conversation is rendered twice."""
 
@@ -50,6 +62,23 @@ class Sample:
     def supervised(self) -> list[tuple[int, int]]:
         """(start, stop) of every span of supervised tokens, in their order."""
         return [*self.earlier, (self.prompt_length, len(self.ids))]
+
+
+@contextmanager
+def date_of_training() -> Iterator[None]:
+    """Within, templates that tell the date tell that of training data."""
+    token = _training.set(True)
+    try:
+        yield
+    finally:
+        _training.reset(token)
+
+
+def _template(tokenizer) -> str:
+    """The chat template; in training it has a date of its own."""
+    if not _training.get():
+        return tokenizer.chat_template
+    return NOW.sub(lambda asked: repr(TRAINED_ON.strftime(asked[2])), tokenizer.chat_template)
 
 
 def text_ids(tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -155,13 +184,15 @@ def _tokenized(tokenizer, messages: Messages, options: dict[str, bool]) -> dict[
     """What `apply_chat_template` gives, but with special tokens in the messages as text: these are
     broken, and what broke them is taken out of the tokens."""
     broken = messages if _reads_markers(tokenizer) else _broken(tokenizer, messages)
-    given = dict(tokenize=True, return_dict=True, **options)
+    template = _template(tokenizer)
+    given = dict(chat_template=template, tokenize=True, return_dict=True, **options)
     if broken == messages:
         return tokenizer.apply_chat_template(messages, **given)
     given["tokenizer_kwargs"] = {"return_offsets_mapping": True}
     found = tokenizer.apply_chat_template(broken, **given)
     options = {name: on for name, on in options.items() if name == "add_generation_prompt"}
-    text = tokenizer.apply_chat_template(broken, tokenize=False, **options)
+    options |= dict(chat_template=template, tokenize=False)
+    text = tokenizer.apply_chat_template(broken, **options)
     offsets = found.pop("offset_mapping")
     kept = [place for place, (start, end) in enumerate(offsets) if text[start:end] != BREAK]
     return {name: [values[place] for place in kept] for name, values in found.items()}
@@ -208,7 +239,7 @@ def _check_roles(tokenizer, messages: Messages) -> None:
     if len(roles) > MOST_ROLES:
         raise InputError(f"messages: they have more than {MOST_ROLES} roles; give fewer")
     for role in roles:
-        others = [message for message in messages if message["role"] != role]
+        others = [m | {"content": m["content"] + "x"} if m["role"] == role else m for m in messages]
         answers = [m | {"role": "assistant"} if m["role"] == role else m for m in messages]
         if text(messages) in (text(others), text(answers)):
             raise InputError(

@@ -3,8 +3,8 @@
 A row is one example: a prompt, and the completion that answers it. Local files are `.jsonl` or
 `.jsonl.gz`, one JSON object a line with the strings `prompt` and `completion`, and possibly
 `system`; or with a list `messages` of `role` and `content`, whose last one, if it is the
-assistant's, is the completion. Files of benchmarks are read as they are (`benchmarks.py`). Nothing
-is known of tokens here.
+assistant's, is the completion (or such lists as `prompt` and `completion`, as TRL has them). Files
+of benchmarks are read as they are (`benchmarks.py`). Nothing is known of tokens here.
 """
 
 import gzip
@@ -146,6 +146,11 @@ def _parse_line(where: str, line: bytes, source: str, completion_required: bool)
             "that line"
         ) from error
     record, later = as_row(record if isinstance(record, dict) else {})
+    if isinstance(record.get("prompt"), list):  # a conversation, as TRL has it
+        answer = record.get("completion") or []
+        if not isinstance(answer, list):
+            answer = [{"role": "assistant", "content": answer}]
+        record = record | {"messages": [*record["prompt"], *answer], "prompt": None}
     system, category = record.get("system"), record.get("category")
     before = [] if system is None else [{"role": "system", "content": system}]
     if "messages" in record and record.get("prompt") is None:

@@ -64,15 +64,17 @@ def synthetic_prompts(kinds: list[str], count: int, seed: int, split: str = "tra
     if split not in SPLITS:
         raise InputError(f"split: {split!r} must be one of {', '.join(SPLITS)}")
     if not isinstance(count, int) or count < 1:
-        raise InputError(f"count: {count} prompts were asked for; give 1 or more")
+        raise InputError(
+            f"data.max_train_rows, num_prompts: {count} prompts were asked for; give 1 or more"
+        )
     tables, share = [], -(-count // len(kinds))
     for kind in kinds:
         rows = read_rows(PROMPTS / kind, split, completion_required=False)
         if share > len(rows):
             raise InputError(
-                f"count: {share} {kind} prompts of the {split} split were asked for, and "
-                f"{len(rows)} ship with the package; ask for fewer, or write more with "
-                f"`python -m tools.synthetic --{split} {share}` in a checkout"
+                f"data.max_train_rows, num_prompts: {share} {kind} prompts of the {split} split "
+                f"were asked for, and {len(rows)} ship with the package; ask for fewer, or write "
+                f"more with `python -m tools.synthetic --{split} {share}` in a checkout"
             )
         if seed:
             Random(f"{kind} {seed}").shuffle(rows)

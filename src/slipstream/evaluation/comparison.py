@@ -64,7 +64,8 @@ class Run:
 class Record:
     """One line of the results: a method on a prompt set. Seconds are sums over the prompts; low and
     high bound 95 % of a speedup or of tau, prompts drawn again; target_rows: positions that the
-    forwards after prefill worked on; accepted_lengths: how many steps kept so many drafted tokens.
+    forwards after prefill worked on; accepted_lengths: how many steps kept so many drafted tokens;
+    rouge_1 and the like: means over the prompts that have references, None where none has.
     """
 
     method: str
@@ -268,7 +269,7 @@ def _record(
         store_bytes=max(map(run.store_bytes.__getitem__, sets)),
         accepted_lengths=dict(sorted(Counter(chain(*(a.accepted for a in answers))).items())),
         ended=sum(answer.finished == "end" for answer in answers),
-        **{name: own and fmean(own) for name, own in measured.items()},
+        **{n: own and fmean(x for x in own if x is not None) for n, own in measured.items()},
     )
 
 
@@ -284,8 +285,14 @@ def _speedup(other: str, run: Run, runs: list[Run], chosen: list[int]) -> dict[s
     return dict(zip(names, found, strict=True))
 
 
-def scores(answers: list[Generation], prompts: list[Prompt]) -> dict[str, list[float] | None]:
-    """Each metric's score of each answer, None where a prompt is without references."""
-    references, texts = [list(prompt.references) for prompt in prompts], [a.text for a in answers]
-    known = all(references)
-    return {name: score(texts, references) if known else None for name, score in METRICS.items()}
+def scores(
+    answers: list[Generation], prompts: list[Prompt]
+) -> dict[str, list[float | None] | None]:
+    """Each metric's score of each answer, None where a prompt has no references; None where none
+    has."""
+    pairs = [(a.text, list(p.references)) for a, p in zip(answers, prompts, strict=True)]
+    known = [pair for pair in pairs if pair[1]]
+    if not known:
+        return dict.fromkeys(METRICS)
+    found = {name: iter(score(*zip(*known, strict=True))) for name, score in METRICS.items()}
+    return {name: [next(own) if each[1] else None for each in pairs] for name, own in found.items()}

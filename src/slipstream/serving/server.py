@@ -82,8 +82,8 @@ class Server(Checked):
         if kind == "auto":
             kind = "cuda" if torch.cuda.is_available() else "cpu"
         found = {"cuda": torch.cuda.device_count(), "mps": 1, "cpu": 1}.get(kind, 0)
-        if not found:
-            raise InputError(f"target.device: {kind!r} is not available here; try 'cpu'")
+        if not found or not (number or "0").isdecimal():
+            raise InputError(f"target.device: {device!r} is not available here; try 'cpu'")
         most = 1 if number or whole else found
         if self.devices != "auto" and self.devices > most:
             raise InputError(

@@ -3,6 +3,7 @@ no longer finite."""
 
 import signal
 import threading
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -210,6 +211,7 @@ class Progress(TQDMProgressBar):
 
     def __init__(self, refresh_rate: Amount = 5):
         super().__init__(refresh_rate=refresh_rate)
+        self.shown = 0.0  # when it was, which slow steps do not wait for `refresh_rate` for
 
     def on_train_start(self, trainer: L.Trainer, *_) -> None:
         super().on_train_start()
@@ -227,8 +229,9 @@ class Progress(TQDMProgressBar):
             self._train_progress_bar.close()
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_) -> None:
-        bar, done = self.train_progress_bar, trainer.global_step
-        if self._should_update(done, bar.total):
+        bar, done, now = self.train_progress_bar, trainer.global_step, time.monotonic()
+        if self._should_update(done, bar.total) or now > self.shown + 1:
+            self.shown = now
             bar.update(done - bar.n)
             bar.set_postfix(self.get_metrics(trainer, module))
 
