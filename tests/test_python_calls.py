@@ -274,7 +274,7 @@ def test_named_drafters_draft_with_what_is_given(tmp_path):
         assert "trained for slipstream/small-target" in said or "none' cannot be opened" in said
     for drafter in (None, PromptLookup(2, 3), tmp_path / "mine"):
         said = refused(lambda each=drafter: slipstream.generate("w1", target, each, **mine))
-        assert said.startswith("speculator, draft: go with a drafter of conf/drafter")
+        assert said.startswith("speculator, draft: they are for a drafter of conf/drafter")
 
 
 def test_generate_takes_a_folder_or_a_model_as_target(small, model, tmp_path):

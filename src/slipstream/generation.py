@@ -37,7 +37,10 @@ _OPENING = RLock()
 """Threads open models one after the other, and each but once."""
 _LOADED: dict[tuple, Target] = {}
 """The target that was named last."""
-BY_NAME = "a drafter of conf/drafter that is given by its name"
+NOT_NAMED = (
+    'speculator, draft: they are for a drafter of conf/drafter, as drafter="streaming"; name one, '
+    "or leave them out"
+)
 CONF = Path(__file__).parents[2] / "conf"
 """Drafters have their names and settings here."""
 
@@ -53,9 +56,9 @@ def generate(
     stop: str | Sequence[str] = (),
     seed: int = 0,
     budget: int | str = 12,
+    on_text: Callable[[str], None] | None = None,
     speculator: str | Path | None = None,
     draft: str | Path | None = None,
-    on_text: Callable[[str], None] | None = None,
 ) -> Generation | list[Generation]:
     """Answer a prompt, or several together; the output is the target's own, only faster.
 
@@ -64,9 +67,10 @@ def generate(
     for later calls). drafter: a `Drafter`, a speculator's folder or hub id, a name in conf/drafter
     ("auto" chooses at every step), or None for plain decoding. budget: nodes of a draft tree, root
     included, or "auto" for what `infer.py calibrate=true` found. seed: of the first prompt, the
-    next one's is one more. speculator, draft: what a drafter of conf/drafter drafts with, in place
-    of those that ship: a speculator's folder, and a draft model's. on_text: called with each piece
-    of the text of a single answer as it is decided. Raises `InputError` for what cannot be used.
+    next one's is one more. on_text: called with each piece of the text of a single answer as it is
+    decided. speculator, draft: folders of a speculator and of a draft model, with which those
+    drafters of conf/drafter draft that need them, in place of the ones that ship. Raises
+    `InputError` for what cannot be used.
     """
     alone, several = _is_prompt(prompt), isinstance(prompt, list | tuple) and prompt
     if not alone and not (several and all(map(_is_prompt, prompt))):
@@ -199,7 +203,7 @@ def _drafter(
         known = vars(target).setdefault("named_drafter", {})
         return _last(known, lambda *names: _named_drafter(target, *names), drafter, *parts)
     if any(parts):
-        raise InputError(f"speculator, draft: go with {BY_NAME}; leave them out")
+        raise InputError(NOT_NAMED)
     if drafter is None or isinstance(drafter, Drafter):
         return drafter
     raise InputError("drafter: give a Drafter, a speculator's folder, a drafter's name, or None")
@@ -225,7 +229,7 @@ def _named_drafter(target: Target, name: str, *parts: str | None) -> Drafter:
     if name in names:
         return _configured(target, name, *parts)
     if any(parts):
-        raise InputError(f"speculator, draft: go with {BY_NAME}; leave them out")
+        raise InputError(NOT_NAMED)
     if not Path(locate(name)).is_dir() and name.count("/") != 1:  # which may be a hub id
         unknown = "names of drafters are known in a source checkout alone"
         hint = nearest(name, names) if names else unknown

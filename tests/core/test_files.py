@@ -204,6 +204,7 @@ def test_folders_that_are_taken_for_one_another_are_told_apart(tmp_path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     (run / "model" / "config.json").write_text("{")
+    (run / "best.ckpt").touch()
     found = [what_is(path) for path in (run, tmp_path / "adapter", run / "best.ckpt")]
     assert [each.partition(",")[0] for each in found] == [
         "the folder of a run", "an adapter", "a checkpoint",
@@ -211,4 +212,5 @@ def test_folders_that_are_taken_for_one_another_are_told_apart(tmp_path):
     assert str(run / "model") in found[0]
     for name, kind in (("small-target", "a language model"), ("small-streaming", "a speculator")):
         assert what_is(locate(f"slipstream/{name}")).startswith(f"{kind}, which")
-    assert what_is(run / "model") == what_is(tmp_path) == what_is("owner/name") == ""
+    for other in (run / "model", tmp_path, "owner/name", "a" * 300, "none.ckpt"):
+        assert what_is(other) == ""

@@ -62,6 +62,9 @@ def test_templates_that_tell_the_date_tell_one_date_in_training():
     with date_of_training():
         assert render_prompt(found, "w5") == [26, 7, 1, 5, 2]
         assert render_sample(found, "w5", "w6").ids == [26, 7, 1, 5, 2, 6, 4]
+        found.chat_template = {"default": TEMPLATE, "tool_use": NO_SYSTEM}
+        assert render_prompt(found, "w5") == [1, 5, 2]
+    assert render_prompt(found, "w5") == [1, 5, 2]
 
 
 def test_a_conversation_is_rendered_with_its_history():

@@ -33,6 +33,7 @@ def test_options_that_ask_for_nothing_pass(kind):
     harmless = dict(user="me", metadata={"a": "b"}, store=True, service_tier="auto")
     assert jobs(kind, **harmless, parallel_tool_calls=False, generation_config="{}")
     assert jobs(kind, tools=[], tool_choice="none", function_call="none")
+    assert jobs(kind, stream_options={"include_usage": True, "include_obfuscation": False})
     assert [job.sampling.top_k for job in jobs(kind, top_k=-1) + jobs(kind, top_k=5)] == [None, 5]
 
 
@@ -80,9 +81,12 @@ def test_a_misspelt_option_is_told_the_right_name():
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "", "a": 1}]}]},
-            "messages.0.content.0.a: Extra inputs are not permitted",
+            "messages.0.content.0.a: this server has no such option; known are text, type",
         ),
-        ({"stream_options": {"usage": True}}, "stream_options.usage: Extra inputs are not"),
+        (
+            {"stream_options": {"include_use": True}},
+            "stream_options.include_use: this server has no such option; did you mean",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_list_is_said_of_the_list(options, sentence):

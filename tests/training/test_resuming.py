@@ -136,12 +136,16 @@ def test_more_processes_than_cores_are_refused(world, tmp_path):
     assert text.startswith("trainer.devices: 500 processes on a CPU")
 
 
-def test_a_finished_run_whose_folder_is_gone_writes_it_again(world, tmp_path, capsys):
-    model = train(world, tmp_path / "out")
-    before = weights(model)
+@pytest.mark.parametrize("interval", [2, 3])
+def test_a_finished_run_whose_folder_is_gone_writes_it_again(world, tmp_path, interval):
+    """Also one whose last validation comes after no whole interval."""
+    own = "data.batch_tokens=32", f"trainer.val_check_interval={interval}"
+    model = train(world, tmp_path / "out", *own)
+    before, last = weights(model), tmp_path / "out" / "checkpoints" / "last.ckpt"
+    steps = load_tensors(last)["global_step"]
     shutil.rmtree(model)
-    assert train(world, tmp_path / "out", "resume=auto") == model
-    assert weights(model) == before
+    assert train(world, tmp_path / "out", "resume=auto", *own) == model
+    assert weights(model) == before and load_tensors(last)["global_step"] == steps
 
 
 def test_without_a_best_state_the_last_one_is_saved(world, tmp_path):

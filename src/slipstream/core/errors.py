@@ -31,13 +31,13 @@ def what_is(path: str | Path) -> str:
     """What a folder or file is, of those that are taken for one another, and which setting takes
     it; "" for others."""
     path = Path(path)
-    if path.suffix == ".ckpt":
-        return "a checkpoint, which resume= goes on from"
-    if (path / "adapter_config.json").is_file():
-        return "an adapter, which target.adapter= takes"
-    if (path / "model" / "config.json").is_file():
-        return f"the folder of a run, whose model is in {path / 'model'}"
-    with suppress(OSError, ValueError, RecursionError):
+    with suppress(OSError, ValueError, RecursionError):  # of what is no path, or cannot be read
+        if path.suffix == ".ckpt" and path.is_file():
+            return "a checkpoint, which resume= goes on from"
+        if (path / "adapter_config.json").is_file():
+            return "an adapter, which target.adapter= takes"
+        if (path / "model" / "config.json").is_file():
+            return f"the folder of a run, whose model is in {path / 'model'}"
         content = json.loads((path / "config.json").read_text(encoding="utf-8"))
         for key, kind in {"target_fingerprint": SPECULATOR, "model_type": LANGUAGE_MODEL}.items():
             if isinstance(content, dict) and key in content:

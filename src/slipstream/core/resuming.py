@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from slipstream.core.errors import InputError
-from slipstream.core.files import appended, key_of, line_of, lines_of, locked, tidy
+from slipstream.core.files import appended, check_writable, key_of, line_of, lines_of, locked, tidy
 
 T = TypeVar("T")
 # Exit codes, as shells have them: 128 and the signal's number.
@@ -65,6 +65,7 @@ def owned(
     """Within, files can be written to `folder` and no other process does so (`InputError`
     otherwise); what killed ones left unfinished there is gone. files, folders: what will be
     written there, each of which is refused where the other one has its name."""
+    check_writable(folder, "output_dir")
     wrong = [name for name in (".lock", *files) if (folder / name).is_dir()]
     wrong += [name for name in folders if (folder / name).is_file()]
     if wrong:
@@ -101,9 +102,11 @@ def check_same(then: dict[str, object], now: dict[str, object]) -> None:
     """`InputError` that names the first thing in which a run differs from the one it goes on."""
     for name in now | then:
         if then.get(name) != now.get(name):
+            said = f"had {name}={then.get(name)}, and this one has {now.get(name)}"
+            if name not in then:
+                said = f"says nothing of {name}, as with other settings or of another version"
             raise InputError(
-                f"resume: that run had {name}={then.get(name)}, and this one has "
-                f"{now.get(name)}; go on with the same, or give another output_dir"
+                f"resume: that run {said}; go on with the same, or give another output_dir"
             )
 
 

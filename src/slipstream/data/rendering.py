@@ -8,8 +8,8 @@ if it has one.
 Special tokens that are spelled in a text are text like any other: what a user writes can forge no
 turn. A tokenizer whose `reads_markers` is true (target.reads_markers) takes them for tokens.
 
-Templates that tell the date tell today's, but in training always the same: what was answered, and
-a run that goes on, are known again by what was rendered.
+Templates that tell the date (`strftime_now("%d %B %Y")`) tell today's, but in training always the
+same: what was answered, and a run that goes on, are known again by what was rendered.
 """
 
 import re
@@ -76,9 +76,10 @@ def date_of_training() -> Iterator[None]:
 
 def _template(tokenizer) -> str:
     """The chat template; in training it has a date of its own."""
+    template = tokenizer.get_chat_template()  # the default one, where there are several
     if not _training.get():
-        return tokenizer.chat_template
-    return NOW.sub(lambda asked: repr(TRAINED_ON.strftime(asked[2])), tokenizer.chat_template)
+        return template
+    return NOW.sub(lambda asked: repr(TRAINED_ON.strftime(asked[2])), template)
 
 
 def text_ids(tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:

@@ -196,6 +196,7 @@ class GammaTune(_Counting):
     length, and changes nothing.
     """
 
+    stopped = False  # the last draft, by its threshold
     rate: PositiveShare
     bonus: NotNegative
     least: AtLeast1
@@ -206,7 +207,6 @@ class GammaTune(_Counting):
         super().__post_init__()
         if self.least > self.most:
             raise InputError("length: needs least <= most")
-        self.stopped = False
         self.looks_at = "nothing" if self.threshold is None else "confidence"
 
     def scores(self, grown: Grown) -> list[float]:

@@ -291,8 +291,9 @@ def scores(
     """Each metric's score of each answer, None where a prompt has no references; None where none
     has."""
     pairs = [(a.text, list(p.references)) for a, p in zip(answers, prompts, strict=True)]
-    known = [pair for pair in pairs if pair[1]]
-    if not known:
+    if not any(known for _, known in pairs):
         return dict.fromkeys(METRICS)
-    found = {name: iter(score(*zip(*known, strict=True))) for name, score in METRICS.items()}
-    return {name: [next(own) if each[1] else None for each in pairs] for name, own in found.items()}
+    return {
+        name: [score([text], [known])[0] if known else None for text, known in pairs]
+        for name, score in METRICS.items()
+    }

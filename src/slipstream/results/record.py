@@ -70,8 +70,8 @@ class Result:
         return {self.title: self.rows} | self.more if self.shown is None else self.shown
 
 
-def environment(target: Target, config: object = None) -> dict[str, object]:
-    """Device, dtype and bytes of the target's weights, threads, package versions and commit of
+def environment(target: Target | None = None, config: object = None) -> dict[str, object]:
+    """Device, dtype and bytes of the weights (of a target), threads, package versions and commit of
     this run; which additions the streams have that its `config` names."""
     versions = {}
     for package in PACKAGES:
@@ -79,10 +79,12 @@ def environment(target: Target, config: object = None) -> dict[str, object]:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = None
-    return {
-        "device": device_name(target.device),
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "weight_bytes": weight_bytes(target.model),
+    found = {}
+    if target is not None:
+        found["device"] = device_name(target.device)
+        found["dtype"] = str(target.dtype).removeprefix("torch.")
+        found["weight_bytes"] = weight_bytes(target.model)
+    return found | {
         "streams": additions_named(config),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

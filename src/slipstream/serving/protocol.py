@@ -22,7 +22,7 @@ from slipstream.serving.worker import Job, Told
 MOST_CHOICES, MOST_STOPS = 16, 16
 UNREAD = """
     user safety_identifier metadata store service_tier parallel_tool_calls moderation request_id
-    prompt_cache_key prompt_cache_options prompt_cache_retention generation_config name
+    prompt_cache_key prompt_cache_options prompt_cache_retention generation_config
 """.split()
 """Further fields of clients that change no answer, or that `transformers chat` always sends."""
 NEUTRAL = {
@@ -45,12 +45,11 @@ NEUTRAL = {
     "min_tokens": 0,
     "ignore_eos": False,
     "stop_token_ids": [],
+    "include_obfuscation": False,
+    "continuous_usage_stats": False,
 }
 """Options that this server does not have, and the value that asks for nothing, as null, [] and a
-choice of "none" do."""
-
-
-CHOICES = ("tool_choice", "none"), ("function_call", "none")
+tool choice of "none" do."""
 
 
 class ApiError(Exception):
@@ -85,11 +84,6 @@ def check_model(asked: str | None, model: str) -> None:
         raise ApiError(404, sentence, "model", "model_not_found")
 
 
-class Part(BaseModel, strict=True, extra="forbid"):
-    type: Literal["text"]
-    text: str
-
-
 class Lenient(BaseModel, strict=True, extra="allow"):
     """What may have further fields, as long as they ask for nothing."""
 
@@ -98,7 +92,8 @@ class Lenient(BaseModel, strict=True, extra="allow"):
         for name, value in self.model_extra.items():
             neutral = NEUTRAL.get(name)
             nothing = value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-            nothing = nothing or value in (None, []) or (name, value) in CHOICES
+            nothing = nothing or value in (None, [])
+            nothing = nothing or (value == "none" and name in ("tool_choice", "function_call"))
             if name not in UNREAD and not nothing:
                 known = type(self).model_fields
                 remedy = "leave it out" if name in NEUTRAL else nearest(name, known)
@@ -106,9 +101,20 @@ class Lenient(BaseModel, strict=True, extra="allow"):
                 raise ApiError(400, f"{name}: this server has no such option; {remedy}", name)
 
 
+class Part(Lenient):
+    type: Literal["text"]
+    text: str
+
+
 class Message(Lenient):
     role: str
     content: str | list[Part]
+    name: str | None = None
+
+    def check_extra(self, before: str = "") -> None:
+        super().check_extra(before)
+        for place, part in enumerate(() if isinstance(self.content, str) else self.content):
+            part.check_extra(f"{before}content.{place}.")
 
     def plain(self) -> dict[str, str]:
         if isinstance(self.content, str):
@@ -116,7 +122,7 @@ class Message(Lenient):
         return {"role": self.role, "content": "".join(part.text for part in self.content)}
 
 
-class StreamOptions(BaseModel, strict=True, extra="forbid"):
+class StreamOptions(Lenient):
     include_usage: bool = False
 
 
@@ -145,6 +151,8 @@ class Asking(Lenient):
         """One for each choice; sampling, limits: where nothing is asked. Raises `ApiError`."""
         check_model(self.model, model)
         self.check_extra()
+        if self.stream_options:
+            self.stream_options.check_extra("stream_options.")
         own = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
         own = {name: value for name, value in own.items() if value is not None}
         if own.get("top_k", 1) < 1:  # all tokens, as vLLM has it
@@ -200,8 +208,6 @@ def parsed(kind: type[Asking], body: bytes) -> Asking:
             raise ApiError(400, "the body is no valid JSON; send one JSON object") from None
         known = {*kind.model_fields, *Message.model_fields, *Part.model_fields}
         names = [each for each in first["loc"] if each in known or isinstance(each, int)]
-        if first["type"] == "extra_forbidden":
-            names.append(shown(first["loc"][-1])[1:-1])
         field = ".".join(map(str, names)) or None
         said = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
         raise ApiError(400, f"{field or 'body'}: {said}", field) from None

@@ -97,9 +97,9 @@ def read_config(folder: str | Path) -> dict:
         if not all(isinstance(each, str) for each in texts):
             raise TypeError("no text")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        seen = f"{folder} is {what_is(folder)}"
-        if what_is(folder) in ("", SPECULATOR):
-            seen = f"{path} cannot be read ({type(error).__name__})"
+        seen = what_is(folder)
+        unread = f"{path} cannot be read ({type(error).__name__})"
+        seen = unread if seen in ("", SPECULATOR) else f"{folder} is {seen}"
         raise InputError(
             f"speculator: {seen}; give the folder of a speculator that train.py has written"
         ) from error

@@ -49,7 +49,7 @@ def head_loss(
     floats and (M,) token ids. hidden: (M, D) after the final norm; labels: (M,)."""
 
     def of_slice(hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = head(hidden)
+        logits = head(hidden).to(hidden.device)
         return cross_entropy(logits, labels), logits.argmax(-1)
 
     return in_slices(of_slice, head.out_features, hidden, labels)

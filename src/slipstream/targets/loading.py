@@ -166,7 +166,7 @@ def _tensor_parallel_options(device_map, quantization) -> dict[str, object]:
 
 
 def _no_model(name: str, error: Exception) -> InputError:
-    seen = what_is(name)
+    seen = what_is(locate(name))
     if seen in ("", LANGUAGE_MODEL):
         seen = f"cannot be opened ({first_sentence(error)})"
     else:

@@ -147,7 +147,12 @@ class SaveWhenInterrupted(L.Callback):
         if self.interrupted:
             raise KeyboardInterrupt
 
-    on_validation_batch_start = on_train_end = on_train_batch_start
+    on_train_end = on_train_batch_start
+
+    def on_validation_batch_start(self, trainer: L.Trainer, *_) -> None:
+        """The validation after the last step would not be repeated: its end is waited for."""
+        if self.interrupted and trainer.global_step < trainer.estimated_stepping_batches:
+            raise KeyboardInterrupt
 
     def on_before_optimizer_step(self, *_) -> None:
         self.stepping = True
@@ -230,7 +235,7 @@ class Progress(TQDMProgressBar):
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_) -> None:
         bar, done, now = self.train_progress_bar, trainer.global_step, time.monotonic()
-        if self._should_update(done, bar.total) or now > self.shown + 1:
+        if self._should_update(done, bar.total) or (self.is_enabled and now > self.shown + 1):
             self.shown = now
             bar.update(done - bar.n)
             bar.set_postfix(self.get_metrics(trainer, module))

@@ -38,7 +38,6 @@ class TrainingModule(L.LightningModule):
         self.warmup_steps = warmup_steps
         self.strict_loading = not self.checkpointed
         self.data: PromptCompletionData | None = None
-        self.steps = math.inf
         self.run: dict[str, object] = {}  # what it is a run of: `resuming.identity`
 
     def prepare(self, data: PromptCompletionData) -> None:
@@ -67,10 +66,16 @@ class TrainingModule(L.LightningModule):
         """Write the model folder."""
         raise NotImplementedError
 
-    def on_train_batch_end(self, *_) -> None:
-        """Have the last step validated, too: Lightning does where a run is told to stop."""
-        if self.trainer.global_step >= self.steps:
-            self.trainer.should_stop = True
+    def on_train_start(self) -> None:
+        """Have the last step validated, too, also by a run that goes on from there."""
+        trainer, loop = self.trainer, self.trainer.fit_loop.epoch_loop
+        usual, last = loop._should_check_val_fx, trainer.estimated_stepping_batches
+
+        def due(fetcher) -> bool:
+            ends = trainer.global_step >= last and loop._should_check_val_epoch()
+            return ends or usual(fetcher)
+
+        loop._should_check_val_fx = due
 
     def training_step(self, batch, _: int) -> torch.Tensor:
         loss, means = self.losses(batch, self.global_step)
@@ -100,8 +105,8 @@ class TrainingModule(L.LightningModule):
             weight_decay=self.weight_decay,
             betas=self.betas,
         )
-        self.steps = total_steps(self.trainer, len(self.data.train_dataloader()))
-        factor = partial(schedule, warmup=self.warmup_steps, total=self.steps)
+        steps = total_steps(self.trainer, len(self.data.train_dataloader()))
+        factor = partial(schedule, warmup=self.warmup_steps, total=steps)
         rates = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": rates}
 

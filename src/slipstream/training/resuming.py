@@ -12,7 +12,7 @@ from slipstream.core.resuming import check_same, flattened
 
 FREE = (
     "data.cache_dir", "data.path", "data.regeneration.concurrency", "data.regeneration.endpoint",
-    "data.regeneration.key_variable", "data.regeneration.memory_gib",
+    "data.regeneration.key_variable", "data.regeneration.memory_gib", "data.regeneration.model",
     "trainer.accelerator", "trainer.default_root_dir", "trainer.devices", "trainer.enable_",
     "trainer.log_every_n_steps", "trainer.max_", "trainer.num_nodes", "trainer.plugins",
     "trainer.strategy", "training.cache_dir", "training.draft.device", "training.draft.packed",
@@ -55,7 +55,7 @@ def data_of(module: L.LightningModule) -> dict[str, object]:
 
 def check_settings(state: Path | None, run: dict[str, object]) -> None:
     """`InputError` for the checkpoint of a run with other settings, before its data are known."""
-    then = load_tensors(state).get("run") if state else None
+    then = torch.load(state, mmap=True, weights_only=True).get("run") if state else None
     if isinstance(then, dict):
         known = {name: value for name, value in then.items() if name not in ("data", "drafts")}
         check_same(known, run)

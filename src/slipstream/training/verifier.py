@@ -92,7 +92,8 @@ class VerifierTraining(TrainingModule):
                 spread = features.std(0)
                 self.register_buffer("mean", features.mean(0), persistent=False)
                 self.register_buffer("scale", spread.where(spread > 1e-6, 1.0), persistent=False)
-                self.drafts = key_of(self.mean.tolist(), self.scale.tolist())
+                found = key_of(self.mean.tolist(), self.scale.tolist())
+                self.drafts = f"{len(features)} drafted tokens {found}"
             self.sets[split] = (features - self.mean) / self.scale, self._labels(drafts)
             data.loaders[split] = RowBatches(
                 self.sets[split], self.batch_size, self.seed, shuffle=split == "train"
