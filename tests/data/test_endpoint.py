@@ -65,8 +65,9 @@ def server(monkeypatch):
         thread.join()
 
 
-def ask(server, folder, prompts, template=True, **settings):
+def ask(server, folder, prompts, template=True, told=None, **settings):
     target = chatting_target()
+    target.tokenizer.chat_template_kwargs = told
     if not template:
         target.tokenizer.chat_template = None
     given = dict(endpoint=server.url, model="served", concurrency=3, key_variable="STUB_KEY")
@@ -97,6 +98,14 @@ def test_conversations_are_answered_by_the_server(server, tmp_path):
         assert KEY not in file.read_text()
     server.asked.clear()
     assert ask(server, tmp_path, prompts, temperature=[0.5]) == found and not server.asked
+
+
+def test_the_server_tells_its_template_what_ours_is_told(server, tmp_path):
+    told = {"enable_thinking": False}
+    ask(server, tmp_path, ["w5"], told=told)
+    ask(server, tmp_path, ["w6"], template=False, told=told)
+    given = [body.get("chat_template_kwargs") for *_, body in server.asked[:2]]
+    assert given == [told, None]
 
 
 def test_without_a_chat_template_texts_are_continued(server, tmp_path):

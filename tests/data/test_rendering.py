@@ -67,6 +67,19 @@ def test_templates_that_tell_the_date_tell_one_date_in_training():
     assert render_prompt(found, "w5") == [1, 5, 2]
 
 
+def test_a_template_has_arguments():
+    """Whatever it begins with; what spells a special token in a message stays text."""
+    found = tokenizer("\n{{ 'w9 ' if brief else 'w8 ' }}" + TEMPLATE)
+    assert render_prompt(found, "w5") == [8, 1, 5, 2]
+    assert render_prompt(found, "w5", {"brief": True, "mode": "it's", "most": 3}) == [9, 1, 5, 2]
+    assert render_prompt(found, "w5 <s>x", {"brief": True})[0] == 9
+    for wrong in ({"no name": 1}, {"brief": None}, {"brief": ["w9"]}):
+        said = refused(lambda wrong=wrong: render_prompt(found, "w5", wrong))
+        assert said.startswith("chat_template_kwargs: ") and "must be a name that" in said
+    said = refused(lambda: render_prompt(found, "w5", {"true": 1}))
+    assert said.startswith("messages: the target's chat template does not take them")
+
+
 def test_a_conversation_is_rendered_with_its_history():
     messages = said("system w9", "user w5", "assistant w6 w7", "user w8")
     assert render_prompt(tokenizer(), messages) == [3, 9, 1, 5, 2, 6, 7, 4, 1, 8, 2]

@@ -30,6 +30,7 @@ from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters import suffix_decoding
 from slipstream.drafters.auto import Auto
 from slipstream.drafters.base import bytes_of
+from slipstream.drafters.draft_length import DraftLength
 from slipstream.drafters.guesses import GuessPool, num_branches
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.drafters.prompt_lookup import PromptLookup
@@ -558,3 +559,32 @@ def test_auto_lets_answers_be_kept_by_who_keeps_them():
         engine.generate([5, 6, 7 + seed])
     (kept,) = attached.parts["suffixes"].kept
     assert list(kept.tokens).count(-1) == 12
+
+
+def test_a_length_rule_is_told_of_a_draft_once_it_is_known_how_much_was_right():
+    """Whether the draft was verified or not: `auto` looks up drafts that it leaves out."""
+    told = []
+
+    class Noted(DraftLength):
+        def start(self):
+            return self
+
+        def observe(self, drafted, accepted):
+            told.append((drafted, accepted))
+
+    target = tiny_target()
+    attached = PromptLookup(3, 4, Noted()).attach(target)
+    request = PlainDecoder(target, Sampling(), Limits(20)).request([1, 2, 3, 4, 5, 6, 1, 2])
+    verified, state = SimpleNamespace(requests=[request]), attached.state(request, 8)
+
+    def drafted(*decided):
+        request.tokens += decided
+        attached.learn(verified, [state], None)
+        return attached.drafted(request, state, 8).tokens[1:]
+
+    assert drafted() == [3, 4, 5, 6] and not told
+    assert drafted(3) == [4, 5, 6, 1] and not told  # one was right, of the others nothing is known
+    assert drafted(4, 9) == [] and told == [(4, 1)]
+    assert drafted(1, 2) == [3, 4, 9, 1] and told == [(4, 1)]
+    drafted(3, 4, 9, 1, 7)
+    assert told == [(4, 1), (4, 4)]

@@ -37,6 +37,20 @@ def test_options_that_ask_for_nothing_pass(kind):
     assert [job.sampling.top_k for job in jobs(kind, top_k=-1) + jobs(kind, top_k=5)] == [None, 5]
 
 
+def test_chats_tell_the_template_its_arguments():
+    told = {"enable_thinking": False, "effort": "low", "most": 3}
+    (job,) = jobs(ChatRequest, chat_template_kwargs=told)
+    assert job.arguments == told
+    assert jobs(ChatRequest)[0].arguments is None
+    assert jobs(CompletionRequest, chat_template_kwargs={})[0].arguments is None
+    many = {f"a{n}": n for n in range(17)}
+    for wrong in ({"a": [1]}, {"a": None}, {"a": "<|user|>"}, {"a": "b" * 65}, many):
+        with pytest.raises(ApiError, match="chat_template_kwargs"):
+            jobs(ChatRequest, chat_template_kwargs=wrong)
+    with pytest.raises(ApiError, match="chat_template_kwargs: this server has no such option"):
+        jobs(CompletionRequest, chat_template_kwargs=told)
+
+
 @pytest.mark.parametrize(
     "given",
     [

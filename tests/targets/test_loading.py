@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, StableLmConfig
 from slipstream.core.errors import InputError
 from slipstream.core.files import replaced_folder
 from slipstream.core.sampling import Sampling
+from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
@@ -89,6 +90,23 @@ def test_another_tokenizer_gives_another_fingerprint(folder, tmp_path):
     tokenizer.chat_template = "{{ messages[0]['content'] }}"
     template = save_tiny_target(tmp_path / "template", tokenizer=tokenizer)
     assert differing(prints(folder), prints(template)) == {"tokenizer"}
+
+
+def test_a_template_is_told_its_arguments_for_good(tmp_path):
+    """With training, decoding and the fingerprint, as with another template."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ 'w9 ' if brief else 'w8 ' }}{{ messages[0]['content'] }}"
+    folder = save_tiny_target(tmp_path, tokenizer=tokenizer)
+    told = load_target(str(folder), device="cpu", chat_template_kwargs={"brief": True})
+    plain = load_target(str(folder), device="cpu")
+    rendered = [render_prompt(target.tokenizer, "w5") for target in (plain, told)]
+    assert rendered == [[8, 5], [9, 5]]
+    assert differing(plain.fingerprint, told.fingerprint) == {"tokenizer"}
+    said = refused(str(folder), chat_template_kwargs={"a b": True})
+    assert said.startswith("target.chat_template_kwargs: 'a b' must be a name")
+    bare = save_tiny_target(tmp_path / "bare", tokenizer=tiny_tokenizer())
+    said = refused(str(bare), chat_template_kwargs={"brief": True})
+    assert said.startswith("target.chat_template_kwargs: the tokenizer has no chat template")
 
 
 def test_another_config_gives_another_fingerprint(folder, tmp_path):

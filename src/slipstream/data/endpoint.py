@@ -96,6 +96,8 @@ class Endpoint(Answerer):
     def _ask(self, session: requests.Session, question: Question) -> Answered:
         chat = self.tokenizer.chat_template is not None or not isinstance(question.prompt, str)
         given = {"messages": messages_of(question.prompt)} if chat else {"prompt": question.prompt}
+        if chat and (told := getattr(self.tokenizer, "chat_template_kwargs", None)):
+            given["chat_template_kwargs"] = told
         body = given | {
             "model": self.model,
             "max_tokens": min(self.max_new_tokens, self.max_positions - len(question.ids)),

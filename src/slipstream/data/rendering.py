@@ -13,7 +13,7 @@ same: what was answered, and a run that goes on, are known again by what was ren
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from functools import lru_cache
 from jinja2 import TemplateError
 
 from slipstream.core.errors import InputError
+from slipstream.core.templates import Argument, with_arguments
 from slipstream.data.rows import Messages, check_messages, check_text, messages_of
 
 BREAK = "\ufdd0"
@@ -32,6 +33,8 @@ TRAINED_ON = datetime(2024, 7, 26)
 NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 """How a template asks for the date, in the form that stands between the quotes."""
 _training: ContextVar[bool] = ContextVar("training", default=False)
+ARGUMENTS = "chat_template_kwargs"
+"""What servers call arguments of the chat template."""
 MOST_ROLES = 8
 """Besides those of user and assistant; for each of them a conversation is rendered twice."""
 
@@ -90,8 +93,11 @@ def text_ids(tokenizer, text: str, add_special_tokens: bool = False) -> list[int
     return tokenizer(text, **given).input_ids
 
 
-def render_prompt(tokenizer, prompt: str | Messages) -> list[int]:
+def render_prompt(
+    tokenizer, prompt: str | Messages, arguments: Mapping[str, Argument] | None = None
+) -> list[int]:
     """Token ids a model is given to answer `prompt`: a text, or the messages of a conversation.
+    arguments: of the chat template.
 
     Raises `InputError` for messages that are malformed or end with an answer, and where the
     tokenizer has no chat template for them, or one that does not take them.
@@ -106,7 +112,7 @@ def render_prompt(tokenizer, prompt: str | Messages) -> list[int]:
             f"messages: the last one is of the {messages[-1]['role']}, so there is nothing to "
             "answer and one of the user must follow"
         )
-    return _render(tokenizer, messages, add_generation_prompt=True)["input_ids"]
+    return _render(tokenizer, messages, arguments, add_generation_prompt=True)["input_ids"]
 
 
 def render_sample(tokenizer, prompt: str | Messages, completion: str) -> Sample:
@@ -160,7 +166,9 @@ def _conversation(prompt: str | Messages, completion: str) -> Messages:
     return [*messages_of(prompt), {"role": "assistant", "content": completion}]
 
 
-def _render(tokenizer, messages: Messages, **options):
+def _render(
+    tokenizer, messages: Messages, arguments: Mapping[str, Argument] | None = None, **options: bool
+):
     """What the chat template makes of a conversation; `InputError` where it cannot."""
     if tokenizer.chat_template is None:
         raise InputError(
@@ -168,7 +176,8 @@ def _render(tokenizer, messages: Messages, **options):
             "target.chat_template, or give a plain prompt"
         )
     try:
-        found = _tokenized(tokenizer, messages, options)
+        template = with_arguments(_template(tokenizer), arguments or {}, ARGUMENTS)
+        found = _tokenized(tokenizer, template, messages, options)
         _check_roles(tokenizer, messages)
     except InputError:
         raise
@@ -181,11 +190,12 @@ def _render(tokenizer, messages: Messages, **options):
     return found
 
 
-def _tokenized(tokenizer, messages: Messages, options: dict[str, bool]) -> dict[str, list[int]]:
+def _tokenized(
+    tokenizer, template: str, messages: Messages, options: dict[str, bool]
+) -> dict[str, list[int]]:
     """What `apply_chat_template` gives, but with special tokens in the messages as text: these are
     broken, and what broke them is taken out of the tokens."""
     broken = messages if _reads_markers(tokenizer) else _broken(tokenizer, messages)
-    template = _template(tokenizer)
     given = dict(chat_template=template, tokenize=True, return_dict=True, **options)
     if broken == messages:
         return tokenizer.apply_chat_template(messages, **given)

@@ -47,11 +47,13 @@ class AdaptiveNgram(PromptLookup):
 
 @dataclass
 class Lookup:
-    """Of one request: the n-grams of its text, the length of its drafts, and the last of them."""
+    """Of one request: the n-grams of its text, the length of its drafts, and the last of them, made
+    when the text had `start` tokens."""
 
     index: LastPlaces
     length: DraftLength
     draft: Draft
+    start: int = 0
 
 
 class AttachedLookup(AttachedHost):
@@ -64,14 +66,17 @@ class AttachedLookup(AttachedHost):
         return Lookup(index, self.length.start(), Draft.chain(request.tokens[-1:]))
 
     def learn(self, verified: Verified, states: list[Lookup], brought: None) -> None:
-        for state, decided in zip(states, verified.host(), strict=True):
-            if len(state.draft) > 1:
-                state.length.observe(len(state.draft) - 1, state.draft.agreement(decided))
+        for request, state in zip(verified.requests, states, strict=True):
+            drafted, known = len(state.draft) - 1, request.tokens[state.start :]
+            right = state.draft.agreement(known)
+            if drafted and (right == drafted or right < len(known)):  # else it is not known yet
+                state.length.observe(drafted, right)
 
     def drafted(self, request: Request, state: Lookup, budget: int) -> Draft:
         state.length.begin()
         most = min(self.settings.num_tokens, budget - 1, request.room - 1, state.length.limit())
         state.index.extend(request.tokens)
+        state.start = len(request.tokens)
         drafted, sure = state.index.continuation(request.tokens, max(0, most))
         tokens, confidences = [request.tokens[-1], *drafted], accumulate([1.0, *sure], mul)
         state.draft = Draft.chain(tokens, list(confidences))

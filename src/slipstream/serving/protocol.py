@@ -15,11 +15,12 @@ from pydantic import BaseModel, Field, ValidationError
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import MOST, nearest, shown
+from slipstream.core.templates import Argument
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Limits
 from slipstream.serving.worker import Job, Told
 
-MOST_CHOICES, MOST_STOPS = 16, 16
+MOST_CHOICES, MOST_STOPS, MOST_ARGUMENTS = 16, 16, 16
 UNREAD = """
     user safety_identifier metadata store service_tier parallel_tool_calls moderation request_id
     prompt_cache_key prompt_cache_options prompt_cache_retention generation_config
@@ -46,6 +47,7 @@ NEUTRAL = {
     "ignore_eos": False,
     "stop_token_ids": [],
     "include_obfuscation": False,
+    "chat_template_kwargs": {},
     "continuous_usage_stats": False,
 }
 """Options that this server does not have, and the value that asks for nothing, as null, [] and a
@@ -126,6 +128,8 @@ class StreamOptions(Lenient):
     include_usage: bool = False
 
 
+Plain = Annotated[str, Field(max_length=64, pattern=r"^[\w .,:+-]*$")]  # spells no special token
+Arguments = Annotated[dict[Plain, bool | int | float | Plain], Field(max_length=MOST_ARGUMENTS)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -143,8 +147,8 @@ class Asking(Lenient):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
 
-    def asked(self) -> Messages | str:
-        """Messages for the chat template, or a text as it is."""
+    def asked(self) -> tuple[Messages | str, dict[str, Argument] | None]:
+        """Messages for the chat template, with arguments of it, or a text as it is."""
         raise NotImplementedError
 
     def jobs(self, model: str, sampling: Sampling, limits: Limits) -> list[Job]:
@@ -168,27 +172,29 @@ class Asking(Lenient):
         except InputError as error:
             raise refusal(str(error)) from error
         seeds = range(seed, seed + (self.n or 1))
-        return [Job(self.asked(), sampling, limits, each, bool(self.stream)) for each in seeds]
+        (prompt, told), streamed = self.asked(), bool(self.stream)
+        return [Job(prompt, sampling, limits, each, streamed, told) for each in seeds]
 
 
 class ChatRequest(Asking):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    chat_template_kwargs: Arguments | None = None
 
     def model_post_init(self, _: Any) -> None:
         self.max_tokens = self.max_completion_tokens or self.max_tokens
 
-    def asked(self) -> Messages:
+    def asked(self) -> tuple[Messages, dict[str, Argument] | None]:
         for place, message in enumerate(self.messages):
             message.check_extra(f"messages.{place}.")
-        return [message.plain() for message in self.messages]
+        return [message.plain() for message in self.messages], self.chat_template_kwargs
 
 
 class CompletionRequest(Asking):
     prompt: str
 
-    def asked(self) -> str:
-        return self.prompt
+    def asked(self) -> tuple[str, None]:
+        return self.prompt, None
 
 
 def parsed(kind: type[Asking], body: bytes) -> Asking:

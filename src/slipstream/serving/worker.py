@@ -15,6 +15,7 @@ from itertools import chain
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
+from slipstream.core.templates import Argument
 from slipstream.data.rendering import render_prompt, text_ids
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Limits
@@ -33,13 +34,14 @@ FAILED = "the server failed to answer; try again"
 @dataclass(frozen=True)
 class Job:
     """What is asked for, as it travels to a worker. prompt: messages for the chat template, or a
-    plain text; streamed: whether pieces are wanted before the end."""
+    plain text; streamed: whether pieces are wanted before the end; arguments: of the template."""
 
     prompt: Messages | str
     sampling: Sampling
     limits: Limits
     seed: int
     streamed: bool
+    arguments: dict[str, Argument] | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Worker:
             if isinstance(job.prompt, str):
                 ids = text_ids(target.tokenizer, job.prompt, add_special_tokens=True)
             else:
-                ids = render_prompt(target.tokenizer, job.prompt)
+                ids = render_prompt(target.tokenizer, job.prompt, job.arguments)
             told = job.seed, lambda _, __, text: asked.pieces.append(text)
             asked.request = self.decoder.request(ids, *told, job.sampling, job.limits)
             asked.prompt_tokens = len(ids)

@@ -21,6 +21,7 @@ from slipstream.core.errors import (
 )
 from slipstream.core.files import check_intact
 from slipstream.core.settings import Text, checked
+from slipstream.core.templates import with_arguments
 from slipstream.targets import quantized
 from slipstream.targets.families import check_architecture
 from slipstream.targets.fingerprints import fingerprint, vocabulary_of
@@ -51,6 +52,7 @@ def load_target(
     adapter: Text | None = None,
     quantization: Literal[quantized.QUANTIZATIONS] | None = None,
     chat_template: str | None = None,
+    chat_template_kwargs: dict | None = None,
     architecture: dict | None = None,
     device_map: Text | dict | None = None,
     tensor_parallel: bool = False,
@@ -62,8 +64,10 @@ def load_target(
     reordered where that is faster, on a GPU fused (see targets/packed.py). adapter: a PEFT adapter
     (folder or hub id) to merge into the weights, or to run beside quantised ones. quantization:
     'int8' or 'nf4' (bitsandbytes), None for the weights as they are. chat_template: in place of the
-    tokenizer's own. architecture: what the model's config must say. device_map: accelerate's, to
-    spread the layers over devices ('auto', or a device for each module); in place of `device`.
+    tokenizer's own; chat_template_kwargs: what it is told, such as {"enable_thinking": False}, and
+    from then on a part of it. architecture: what the model's config must say. device_map:
+    accelerate's, to spread the layers over devices ('auto', or a device for each module); in place
+    of `device`.
     tensor_parallel: split every layer over the processes that torchrun started, by transformers'
     own plan. reads_markers: take special tokens that are spelled in texts for those tokens, as in
     prompts that were rendered before. Weights are safetensors, or pickles of tensors alone, and no
@@ -109,6 +113,8 @@ def load_target(
             log.warning("%s asks for %s=%s, which is left out", name, setting, asked)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
+    if chat_template_kwargs:
+        _tell_template(tokenizer, chat_template_kwargs)
     quantized.settle(model, DTYPES[dtype], reorder=packed and dtype == "bfloat16")
     if adapter is not None:
         model = _adapted(model, adapter)
@@ -129,6 +135,16 @@ def load_target(
     if packed and target.device.type == "cuda" and not placed:
         fuse_linears(target.family.layers, target.family.fused)
     return target
+
+
+def _tell_template(tokenizer, arguments: dict) -> None:
+    """Make the arguments a part of its chat template, and so of the target's fingerprint."""
+    field = "target.chat_template_kwargs"
+    if tokenizer.chat_template is None:
+        raise InputError(f"{field}: the tokenizer has no chat template; set target.chat_template")
+    template = tokenizer.get_chat_template()  # the default one, where there are several
+    tokenizer.chat_template = with_arguments(template, arguments, field)
+    tokenizer.chat_template_kwargs = dict(arguments)  # for servers that answer in its place
 
 
 def _available(device: str) -> str:
