@@ -149,8 +149,8 @@ def _features_of_all(
     """(V, size) of every token of the vocabulary, were it drawn at one place: the state (D), after
     the final norm, and the logits (V,)."""
     count, tokens = len(logits), torch.arange(len(logits), device=logits.device)
-    shapes, logs = shape_of(logits).expand(count, -1), logits.float().log_softmax(-1)
-    return features(normed.expand(count, -1), tokens, shapes, logs)
+    logs = logits.float().log_softmax(-1)
+    return features(normed.expand(count, -1), tokens, shape_of(logs).expand(count, -1), logs)
 
 
 def states(model: Target, text: list[int]) -> torch.Tensor:

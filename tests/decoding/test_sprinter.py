@@ -90,12 +90,12 @@ class Written:
         draft = own.draft.model
         states = draft.model(torch.tensor([text])).last_hidden_state[0, -1]
         logits = draft.lm_head(states)
-        tokens = torch.arange(len(p))
+        logs, tokens = logits.float().log_softmax(-1), torch.arange(len(p))
         features = own.verifier.features(
             states.expand(len(p), -1),
             tokens,
-            shape_of(logits).expand(len(p), -1),
-            logits.float().log_softmax(-1),
+            shape_of(logs).expand(len(p), -1),
+            logs,
         )
         return p, own.sampling.probabilities(logits), own.verifier(features)[:, own.output]
 

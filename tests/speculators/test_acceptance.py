@@ -59,10 +59,10 @@ def change_arguments(folder, change) -> None:
 def drafted(*shape: int, seed: int = 0, width: int = 24) -> tuple[torch.Tensor, ...]:
     """What `DraftFeatures` takes: hidden states, tokens, shapes and log-probabilities."""
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(*shape, VOCABULARY, generator=generator)
+    logs = torch.randn(*shape, VOCABULARY, generator=generator).log_softmax(-1)
     tokens = torch.randint(0, VOCABULARY, shape, generator=generator)
-    logs = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-    return torch.randn(*shape, width, generator=generator), tokens, shape_of(logits), logs
+    own = logs.gather(-1, tokens[..., None])[..., 0]
+    return torch.randn(*shape, width, generator=generator), tokens, shape_of(logs), own
 
 
 def test_labels_are_the_probabilities_of_acceptance(draft):
@@ -173,11 +173,11 @@ def test_other_features_than_the_weights_have_are_refused(draft, folder, feature
 
 def test_the_shape_of_a_distribution_by_numbers():
     """(1/2, 1/4, 1/4): 1.5 log 2 nats, 1/2, log 2; all but one impossible: 0 nats, 1."""
-    logits = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]]).log() + torch.tensor([[3], [-7]])
+    logs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]]).log()
     expected = torch.tensor([1.5 * math.log(2), 0.5, math.log(2)]).expand(2, -1)
-    torch.testing.assert_close(shape_of(logits), expected)
-    assert shape_of(logits.double()).dtype == torch.float32
-    entropy, first, ahead = shape_of(torch.tensor([2.0, -torch.inf, 1.0, -torch.inf])).tolist()
+    torch.testing.assert_close(shape_of(logs), expected)
+    logs = torch.tensor([2.0, -torch.inf, 1.0, -torch.inf]).log_softmax(-1)
+    entropy, first, ahead = shape_of(logs).tolist()
     share = 1 / (1 + math.exp(-1))
     expected = -share * math.log(share) - (1 - share) * math.log(1 - share)
     assert (entropy, first, ahead) == pytest.approx((expected, share, 1.0), rel=1e-5)
@@ -186,8 +186,8 @@ def test_the_shape_of_a_distribution_by_numbers():
 
 def test_the_rank_of_each_token_by_numbers():
     """Of (1/8, 1/2, 3/8, 0) the second is the first; of (1/2, 1/2, 0) two are."""
-    logits = torch.tensor([1.0, 4.0, 3.0, 0.0]).log()
-    ranks = rank_of(logits.log_softmax(-1), shape_of(logits).expand(4, -1))
+    logs = torch.tensor([1 / 8, 1 / 2, 3 / 8, 0.0]).log()
+    ranks = rank_of(logs, shape_of(logs).expand(4, -1))
     expected = [
         [1 / 8, math.log(4), 0],
         [1 / 2, 0, 1],
@@ -195,14 +195,14 @@ def test_the_rank_of_each_token_by_numbers():
         [0, 100, 0],  # as far as anything
     ]
     torch.testing.assert_close(ranks, torch.tensor(expected))
-    both = torch.tensor([9.0, 9.0, -9.0])
-    assert rank_of(both.log_softmax(-1), shape_of(both).expand(3, -1))[:, 2].tolist() == [1, 1, 0]
+    both = torch.tensor([9.0, 9.0, -9.0]).log_softmax(-1)
+    assert rank_of(both, shape_of(both).expand(3, -1))[:, 2].tolist() == [1, 1, 0]
 
 
 def test_the_most_probable_token_is_known_however_large_the_vocabulary():
     logits = 3 * torch.randn(200, 32_000, generator=torch.Generator().manual_seed(0))
-    first = logits.log_softmax(-1).max(-1).values
-    assert (rank_of(first, shape_of(logits))[:, 2] == 1).all()
+    logs = logits.log_softmax(-1)
+    assert (rank_of(logs.amax(-1), shape_of(logs))[:, 2] == 1).all()
 
 
 def test_entropies_are_never_below_zero():
@@ -210,7 +210,7 @@ def test_entropies_are_never_below_zero():
     generator = torch.Generator().manual_seed(0)
     for size in (1, 30, 300):
         logits = size * torch.randn(500, 1003, generator=generator)
-        assert (shape_of(logits)[:, 0] >= 0).all()
+        assert (shape_of(logits.log_softmax(-1))[:, 0] >= 0).all()
 
 
 @pytest.mark.parametrize("kinds", KINDS)
@@ -254,8 +254,8 @@ def test_features_never_depend_on_other_rows(architecture):
 
 
 def test_shapes_of_rows_are_those_alone():
-    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
-    for row, shape in zip(logits, shape_of(logits), strict=True):
+    logs = torch.randn(6, 50, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    for row, shape in zip(logs, shape_of(logs), strict=True):
         torch.testing.assert_close(shape_of(row), shape)
 
 

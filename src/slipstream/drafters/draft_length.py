@@ -267,7 +267,7 @@ class EntropyBound(DraftLength):
         return request
 
     def scores(self, grown: Grown) -> list[float]:
-        entropies = shape_of(grown.logits)[:, 0].tolist()
+        entropies = shape_of(grown.logits.float().log_softmax(-1))[:, 0].tolist()
         return [1 - (self.scale * entropy) ** 0.5 for entropy in entropies]
 
     def observe(self, drafted: int, accepted: int) -> None:

@@ -16,18 +16,13 @@ SAME = 1e-4
 FARTHEST = 100.0
 
 
-def shape_of(logits: torch.Tensor) -> torch.Tensor:
-    """(..., V) draft logits -> (..., 3): entropy in nats, the largest probability, and how much
-    larger its logarithm is than the second's.
+def shape_of(logs: torch.Tensor) -> torch.Tensor:
+    """(..., V) log-probabilities of the draft model -> (..., 3): entropy in nats, the largest
+    probability, and how much larger its logarithm is than the second's.
 
-    >>> shape_of(torch.tensor([2.0, 2.0]).log()).tolist()  # log 2, 1/2, 0
+    >>> shape_of(torch.tensor([0.5, 0.5]).log()).tolist()  # log 2, 1/2, 0
     [0.6931471824645996, 0.5, 0.0]
     """
-    return _shape(logits.float().log_softmax(-1))
-
-
-def _shape(logs: torch.Tensor) -> torch.Tensor:
-    """`shape_of` normalised logarithms, (..., V) -> (..., 3)."""
     finite = logs.clamp(min=torch.finfo(logs.dtype).min)  # 0 log 0 is 0
     entropy = -(logs.exp() * finite).sum(-1, keepdim=True)
     first, second = logs.topk(2).values.split(1, dim=-1)
@@ -39,8 +34,8 @@ def rank_of(log_probabilities: torch.Tensor, shapes: torch.Tensor) -> torch.Tens
     3): the probability, how much smaller its logarithm is than the largest's, and 1 for the most
     probable token, else 0.
 
-    >>> logits = torch.tensor([3.0, 1.0]).log()
-    >>> rank_of(logits.log_softmax(-1)[1], shape_of(logits)).tolist()  # 1/4, log 3, not the first
+    >>> logs = torch.tensor([0.75, 0.25]).log()
+    >>> rank_of(logs[1], shape_of(logs)).tolist()  # 1/4, log 3, not the first
     [0.25, 1.0986123085021973, 0.0]
     """
     logs = log_probabilities.float()[..., None]
@@ -93,5 +88,5 @@ class DraftFeatures:
         shapes = drawn = None
         if self.reads_distribution:
             logs = logits.float().log_softmax(-1)
-            shapes, drawn = _shape(logs), logs.gather(1, tokens[:, None])[:, 0]
+            shapes, drawn = shape_of(logs), logs.gather(1, tokens[:, None])[:, 0]
         return self(normed, tokens, shapes, drawn)
