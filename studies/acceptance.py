@@ -13,7 +13,7 @@ from slipstream.drafters.spectra import Spectra
 from slipstream.drafters.unispec import UniSpec
 from slipstream.evaluation.metrics import rate_interval
 from studies import Plot, Prompt, Result, Rows, Target
-from studies.decoding import Watched, decode, engine, token_ids
+from studies.decoding import Watched, decode, token_ids
 
 BINS = 10
 
@@ -36,7 +36,7 @@ def acceptance(
             found = _guesses(attached, state.stored, request.tokens)
             said.append((request.tokens, len(request.tokens), found))
 
-    decode(engine(target, Watched(attached, listen), budget), ids)
+    decode(target, Watched(attached, listen), budget, ids)
     by_confidence = []
     for name, drafter in unispec.items():
         nodes: list[list[tuple[float, bool]]] = []
@@ -47,7 +47,7 @@ def acceptance(
             else:
                 nodes[-1].extend(_judged(verified))
 
-        decode(engine(target, Watched(drafter.attach(target), look), budget), ids)
+        decode(target, Watched(drafter.attach(target), look), budget, ids)
         by_confidence += [{"scores": name} | row for row in _by_confidence(nodes)]
     title, ends = "Acceptance by confidence of the node (UNISPEC, Figure 3)", ("low", "high")
     plots = (

@@ -65,13 +65,16 @@ def token_ids(target: Target, prompts: list[Prompt]) -> list[list[int]]:
     return [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
 
 
-def engine(target: Target, drafter: Attached, budget: int, limits: Limits = LIMITS) -> Engine:
-    """A greedy engine whose drafts have `budget` nodes."""
-    return Engine(target, drafter, GREEDY, limits, budget)
-
-
-def decode(engine: Engine, prompts: list[list[int]]) -> Statistics:
-    """Answer token-id `prompts` one after the other; the sum of their statistics."""
+def decode(
+    target: Target,
+    drafter: Attached,
+    budget: int,
+    prompts: list[list[int]],
+    limits: Limits = LIMITS,
+) -> Statistics:
+    """Answer token-id `prompts` greedily, one after the other, with drafts of `budget` nodes; the
+    sum of their statistics."""
+    engine = Engine(target, drafter, GREEDY, limits, budget)
     answers = track(prompts, description="decoding")
     return sum((engine.generate(ids).statistics for ids in answers), Statistics())
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from slipstream.core.errors import InputError
 from slipstream.core.settings import Budget, Count
 from slipstream.decoding.calibration import calibrate, fastest, measured, point_of
+from slipstream.decoding.engine import Engine
 from slipstream.drafters.base import Drafter
 from studies import Plot, Prompt, Result, Target
-from studies.decoding import GREEDY, LIMITS, divided, engine, speed_ratio, token_ids
+from studies.decoding import GREEDY, LIMITS, divided, speed_ratio, token_ids
 
 AROUND, SIZES = "Sizes around g* (Table 13)", "Tokens a second by size"
 
@@ -43,7 +44,7 @@ def draft_size(
         near = {own} | {own + sign * each for each in deviations for sign in (-1, 1)}
         near = sorted(size for size in near if size >= 2)
         tried = sorted({*searched, *near, usual.get(name, own)})
-        engines = {("", g): engine(target, ways[way], g) for g in tried}
+        engines = {("", g): Engine(target, ways[way], GREEDY, LIMITS, g) for g in tried}
         grid = {g: each for (_, g), each in measured(engines, others, repeats).items()}
         points = {g: point_of(g, each) for g, each in grid.items()}
         against = {g: speed_ratio(each, grid[own], False) for g, each in grid.items()}

@@ -10,7 +10,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.suffixes import SuffixStore
 from studies import Plot, Prompt, Result, Target
-from studies.decoding import decode, engine
+from studies.decoding import decode
 from studies.timing import random_target
 
 PROMPT_TOKENS, ANSWERS, TEXT = 64, 6, 512
@@ -37,11 +37,11 @@ def drafting_costs(
         row: dict[str, object] = {"drafter": name}
         for vocabulary, verifying in targets.items():
             attached = drafter.attach(verifying)
-            decoder = engine(verifying, attached, budget, Limits(64))
             texts = zipf_texts((1 + ANSWERS) * TEXT, verifying.vocab_size, seed=1)
             ids = [text[:PROMPT_TOKENS] for text in texts]
-            decode(decoder, ids[:1])  # warms up
-            total = decode(decoder, ids[1:])
+            given, limits = (verifying, attached, budget), Limits(64)
+            decode(*given, ids[:1], limits)  # warms up
+            total = decode(*given, ids[1:], limits)
             drafting = total.shares.get("draft", 0.0)
             row[f"ms a step, {vocabulary}"] = 1000 * drafting / total.target_forwards
             row[f"store MB, {vocabulary}"] = attached.memory() / 1e6

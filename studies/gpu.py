@@ -257,17 +257,11 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     lengths = (512, 2048) if on_gpu else (128,)
     large = cache(lambda: _large(given.size, device, given.dtype))
 
-    def memory() -> Rows:
-        return [{"bandwidth, GB/s": measured_bandwidth(torch.device(device), size, 10) / 1e9}]
-
-    def speeds() -> Rows:
-        bandwidth = 1e9 * found["Memory"][0]["bandwidth, GB/s"]
-        return decoding(*large(), modes, given.repeats, bandwidth)
-
+    bandwidth = cache(lambda: measured_bandwidth(torch.device(device), size, 10))
     parts: dict[str, Callable[[], Rows]] = {
         "Exact answers, float32": lambda: list(exactness(device, modes)),
-        "Memory": memory,
-        "Decoding": speeds,
+        "Memory": lambda: [{"bandwidth, GB/s": bandwidth() / 1e9}],
+        "Decoding": lambda: decoding(*large(), modes, given.repeats, bandwidth()),
         "Cost of sampling": lambda: sampling_costs(*large(), given.repeats),
         "Cost of rows": lambda: rows_of(compile_target(large()[0], "auto")),
         "Time of a step": lambda: time_line(*large()),

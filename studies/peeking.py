@@ -6,6 +6,7 @@ had peeked would tell later rows the very token that they are to predict.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, repeat
 from statistics import fmean
 
@@ -130,6 +131,6 @@ def _written(target: Target, prompts: list[Prompt], gamma: int) -> dict[str, flo
             answer.append(token)
         answers.append(target.tokenizer.decode(answer, skip_special_tokens=True))
     return {
-        "ROUGE-L": fmean(rouge("rougeL", answers, references)),
-        "exact match": fmean(sql_exact_match(answers, references)),
+        "ROUGE-L": fmean(map(partial(rouge, "rougeL"), answers, references)),
+        "exact match": fmean(map(sql_exact_match, answers, references)),
     }

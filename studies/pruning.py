@@ -8,7 +8,7 @@ threshold and a cap would have dropped, and whether it was needed, is then known
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
@@ -35,12 +35,13 @@ from studies.decoding import (
     columns,
     decode,
     divided,
-    engine,
     speed_ratio,
     token_ids,
 )
 
 PRUNED = ", pruned"
+Outcome = dict[str, float]
+"""A threshold and a cap, and what they do to trees; see `outcome`."""
 
 
 def pruning(
@@ -60,9 +61,9 @@ def pruning(
     rows = []
     for share in keep:
         found = calibrate(seen, share)
-        tried = outcome(held_out, found.threshold, found.cap)
+        tried = outcome(held_out, found["threshold"], found["cap"])
         rows += [
-            {"asked for": share, "prompts": name, **asdict(each), **kept_interval(part, each)}
+            {"asked for": share, "prompts": name, **each, **kept_interval(part, each)}
             for name, part, each in (
                 ("calibrated on", seen, found), ("held out", held_out, tried)
             )
@@ -100,7 +101,7 @@ def trees(
         nodes = min(largest, sum(top_k**level for level in range(gamma + 1)))
         drafter = Streaming(part, schedule, top_k)
         found = calibrate(record_trees(target, drafter, token_ids(target, first), nodes), keep)
-        pruning = Streaming(part, schedule, top_k, found.threshold, found.cap)
+        pruning = Streaming(part, schedule, top_k, found["threshold"], found["cap"])
         for pruned, own in (("", drafter), (PRUNED, pruning)):
             name = f"gamma {gamma}, k {top_k}{pruned}"
             points[name] = {"trees": f"gamma {gamma}{pruned}", "k": top_k, "nodes": nodes}
@@ -128,19 +129,6 @@ class SeenTree:
     transitions: list[float]
     path: list[int]
     prompt: int = 0
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """kept_paths: share of trees whose accepted path survives whole; kept_drafts: the same among
-    trees with an accepted draft, since a root always survives; pruned: share of nodes that do not
-    survive."""
-
-    threshold: float
-    cap: int
-    kept_paths: float
-    kept_drafts: float
-    pruned: float
 
 
 class _LookingOn(Pruning):
@@ -174,29 +162,31 @@ def record_trees(
             transitions = looking_on.seen[0, : len(tree)].tolist()
             recorded.append(SeenTree(tree, transitions, path, begun[-1]))
 
-    decode(engine(target, Watched(streams, record, [looking_on]), budget), prompts)
+    decode(target, Watched(streams, record, [looking_on]), budget, prompts)
     return recorded
 
 
-def outcome(seen: list[SeenTree], threshold: float, cap: int) -> Calibration:
-    """What `threshold` and `cap` would have done to the trees."""
+def outcome(seen: list[SeenTree], threshold: float, cap: int) -> Outcome:
+    """What `threshold` and `cap` would have done to the trees. kept_paths: share of trees whose
+    accepted path survives whole; kept_drafts: the same among trees with an accepted draft, since a
+    root always survives; pruned: share of nodes that do not survive."""
     return _outcomes(seen, [(threshold, cap)])[0]
 
 
-def kept_interval(seen: list[SeenTree], found: Calibration) -> dict[str, float]:
+def kept_interval(seen: list[SeenTree], found: Outcome) -> dict[str, float]:
     """95 % of `kept_drafts` over prompts."""
     kept: dict[int, float] = {}
     drafts = Counter(each.prompt for each in seen if len(each.path) > 1)
     for prompt, count in drafts.items():
         own = [each for each in seen if each.prompt == prompt]
-        kept[prompt] = count * outcome(own, found.threshold, found.cap).kept_drafts
-    low = high = found.kept_drafts
+        kept[prompt] = count * outcome(own, found["threshold"], found["cap"])["kept_drafts"]
+    low = high = found["kept_drafts"]
     if drafts:
         low, high = rate_interval([*kept.values()], [*drafts.values()])
     return {"low": low, "high": high}
 
 
-def calibrate(seen: list[SeenTree], keep: float = 0.95) -> Calibration:
+def calibrate(seen: list[SeenTree], keep: float = 0.95) -> Outcome:
     """The threshold and cap that prune most among those that keep `keep` of the accepted drafts.
 
     Raises `InputError` when there is no tree to learn from.
@@ -207,10 +197,11 @@ def calibrate(seen: list[SeenTree], keep: float = 0.95) -> Calibration:
     thresholds = {0.0, *(transitions[len(transitions) * part // 40] for part in range(40))}
     caps = range(1, 1 + max(len(each.tree) for each in seen))
     found = _outcomes(seen, [(each, cap) for each in sorted(thresholds) for cap in caps])
-    return max((each for each in found if each.kept_drafts >= keep), key=lambda each: each.pruned)
+    enough = [each for each in found if each["kept_drafts"] >= keep]
+    return max(enough, key=lambda each: each["pruned"])
 
 
-def _outcomes(seen: list[SeenTree], settings: list[tuple[float, int]]) -> list[Calibration]:
+def _outcomes(seen: list[SeenTree], settings: list[tuple[float, int]]) -> list[Outcome]:
     """`outcome` for each of many thresholds and caps."""
     trees = Trees.of([each.tree for each in seen])
     transitions = torch.zeros(len(seen), trees.width)
@@ -226,5 +217,7 @@ def _outcomes(seen: list[SeenTree], settings: list[tuple[float, int]]) -> list[C
         whole = (kept | ~needed).all(-1).double()
         kept_drafts = float(whole[drafts].mean()) if drafts.any() else 1.0
         pruned = 1 - float(kept.sum() / trees.real.sum())
-        found.append(Calibration(threshold, cap, float(whole.mean()), kept_drafts, pruned))
+        kept_paths = float(whole.mean())
+        own = dict(kept_paths=kept_paths, kept_drafts=kept_drafts, pruned=pruned)
+        found.append({"threshold": threshold, "cap": cap} | own)
     return found

@@ -9,6 +9,7 @@ decoding's answers, and the distance to the target, measured and as SPRINTER's t
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Annotated
 
@@ -103,8 +104,11 @@ def sprinter(
     others = [[text] for text in texts["speculative"]]
     scores = {  # of every answer
         name: pd.DataFrame(
-            {shown: rouge(kind, texts[name], references) for shown, kind in ROUGE.items()}
-            | {"with SD's": rouge("rougeL", texts[name], others)}
+            {
+                shown: [*map(partial(rouge, kind), texts[name], references)]
+                for shown, kind in ROUGE.items()
+            }
+            | {"with SD's": [*map(partial(rouge, "rougeL"), texts[name], others)]}
             | {"judged": judge.scores(target, prompts, run.generations)}
         )
         for name, run in runs.items()
@@ -156,9 +160,9 @@ def sprinter(
 
 def _chosen(tries: dict[str, Run], prompts: list[Prompt], tolerance: float) -> str:
     """The fastest way whose ROUGE-L is near enough, else the one of the best."""
-    references = [list(prompt.references) for prompt in prompts]
+    references, rouge_l = [prompt.references for prompt in prompts], partial(rouge, "rougeL")
     quality = {
-        name: fmean(rouge("rougeL", [answer.text for answer in run.generations], references))
+        name: fmean(map(rouge_l, (answer.text for answer in run.generations), references))
         for name, run in tries.items()
     }
     least = quality.pop("speculative") - tolerance

@@ -13,7 +13,7 @@ import numpy as np
 
 from slipstream.core.errors import InputError
 from slipstream.drafters.ngrams import Followers, LastPlaces
-from slipstream.drafters.suffix_decoding import Extent, Texts
+from slipstream.drafters.suffix_decoding import Texts
 from slipstream.drafters.suffixes import Retrieval, SuffixStore
 
 
@@ -98,14 +98,14 @@ class _Suffixes:
     """A growing text as the indexes of n-grams have it."""
 
     def __init__(self, depth: int):
-        self.extent, self.texts = Extent(depth, 1.0, 0.1, width=1), Texts()
+        self.depth, self.texts = depth, Texts()
 
     def extend(self, tokens: list[int]) -> None:
         self.texts.extend(tokens[len(self.texts) :])
 
     def continuation(self, tokens: list[int], length: int) -> tuple[list[int], list[float]]:
         """The path of the most probable children, and how probable each node is."""
-        draft = self.texts.best(tokens, length + 1, self.extent)
+        draft = self.texts.best(tokens, length + 1, self.depth, 1.0, 0.1, width=1)
         return draft.tokens[1:], draft.confidences[1:]
 
 

@@ -5,7 +5,7 @@ of a prompt must come with the probabilities of one token per forward, wherever 
 """
 
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from slipstream.drafters.base import Request, Verified
 from slipstream.drafters.draft_length import AssistantThreshold, DraftLength, Grown
 from slipstream.drafters.draft_model import DraftModel, DraftModelSession
 from slipstream.drafters.prompt_lookup import AdaptiveNgram
+from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.checkpoint import save_speculator
 
 VOCABULARY, COUNT, LONGER = 3, 3, 1
@@ -420,3 +421,24 @@ def test_ngrams_are_drafted_up_to_the_first_doubtful_token():
     draft = drafter.drafted(request, session.states[0], 9)
     assert draft.tokens == [3, 4, 5]
     assert draft.confidences == pytest.approx([1, 3 / 5, 3 / 5 * 2 / 5])
+
+
+def test_rules_hear_of_drafts_before_steps_that_draft_nothing(monkeypatch):
+    """Other requests may leave a request no nodes, and `auto` may choose another drafter."""
+    told = []
+
+    class Noted(DraftLength):
+        def start(self):
+            return self
+
+        def observe(self, drafted, accepted):
+            told.append(drafted)
+
+    target = tiny_target()
+    drafter = Streaming(tiny_speculator(target), "deferred", 2, length=Noted())
+    engine = Engine(target, drafter, Sampling(), Limits(24), 8)
+    budgets = cycle([8, 8, 1])
+    monkeypatch.setattr(engine, "allowed", lambda count: next(budgets))
+    answer = engine.generate(PROMPT)
+    assert answer.ids == PlainDecoder(target, Sampling(), Limits(24)).generate(PROMPT).ids
+    assert told[:6] == [3, 3, 0, 3, 3, 0]

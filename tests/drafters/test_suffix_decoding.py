@@ -9,7 +9,7 @@ from tests.tiny import tiny_target
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
-from slipstream.drafters.suffix_decoding import END, Extent, SuffixDecoding, Texts
+from slipstream.drafters.suffix_decoding import END, SuffixDecoding, Texts
 
 DEPTH, LONGEST = 5, 12
 
@@ -62,9 +62,9 @@ def test_the_draft_is_the_best_tree_of_a_suffix_tree(seed, kinds):
     text = [chance.randrange(kinds) for _ in range(40)]
     others = [[chance.randrange(kinds) for _ in range(12)] for _ in range(4)]
     own, earlier = Texts(text), Texts([token for each in others for token in (*each, END)])
-    extent, budget = Extent(DEPTH, 1.5, 0.0), 6
+    extent, budget = (DEPTH, 1.5, 0.0), 6
     for texts, given in ((own, [text]), (earlier, others)):
-        draft = texts.best(text, budget, extent)
+        draft = texts.best(text, budget, *extent)
         counts = counted(given)
         assert sum(draft.confidences[1:]) == pytest.approx(best_score(counts, text, budget, 1.5))
         assert draft.tokens[0] == text[-1] and END not in draft.tokens and len(draft) <= budget
@@ -73,9 +73,9 @@ def test_the_draft_is_the_best_tree_of_a_suffix_tree(seed, kinds):
 def test_unlikely_tokens_and_more_than_the_ending_allows_are_left_out():
     """After 1: 2 three times and 3 once, and the end."""
     texts = Texts([1, 2, 9, 1, 2, 8, 1, 2, 7, 1, 3, 6, 1])
-    assert texts.best([5, 1], 8, Extent(4, 2.0, 0.3)).tokens == [1, 2]
-    assert texts.best([5, 1], 8, Extent(4, 3.0, 0.1)).tokens == [1, 2, 3, 6]
-    assert texts.best([5, 1], 8, Extent(4, 1.0, 0.1)).tokens == [1, 2]
+    assert texts.best([5, 1], 8, 4, 2.0, 0.3).tokens == [1, 2]
+    assert texts.best([5, 1], 8, 4, 3.0, 0.1).tokens == [1, 2, 3, 6]
+    assert texts.best([5, 1], 8, 4, 1.0, 0.1).tokens == [1, 2]
 
 
 def test_earlier_answers_are_drafted_from_and_the_oldest_forgotten():

@@ -16,7 +16,7 @@ TREE = DraftTree([7, 1, 2, 3], [-1, 0, 0, 1])
 def test_a_root_alone_is_no_draft_that_survived():
     trees = [SeenTree(TREE, [1.0, 0.9, 0.1, 0.8], path) for path in ([0], [0], [0, 2])]
     found = outcome(trees, 0.5, 4)
-    assert found.kept_paths == pytest.approx(2 / 3) and found.kept_drafts == 0
+    assert found["kept_paths"] == pytest.approx(2 / 3) and found["kept_drafts"] == 0
 
 
 def test_outcome_counts_paths_and_nodes():
@@ -25,9 +25,9 @@ def test_outcome_counts_paths_and_nodes():
         SeenTree(TREE, [1.0, 0.2, 0.7, 0.8], [0, 1]),
     ]
     found = outcome(trees, 0.5, 4)
-    assert (found.kept_paths, found.kept_drafts, found.pruned) == (0.5, 0.5, 1 - 5 / 8)
-    assert outcome(trees, 0.0, 4).kept_paths == 1.0
-    assert outcome(trees, 0.0, 1).kept_paths == 0.0
+    assert (found["kept_paths"], found["kept_drafts"], found["pruned"]) == (0.5, 0.5, 1 - 5 / 8)
+    assert outcome(trees, 0.0, 4)["kept_paths"] == 1.0
+    assert outcome(trees, 0.0, 1)["kept_paths"] == 0.0
 
 
 def test_what_is_kept_has_an_interval_over_prompts():
@@ -45,8 +45,8 @@ def test_calibration_prunes_most_among_what_keeps_enough():
     sure = [SeenTree(TREE, [1.0, 0.9, 0.1, 0.8], [0, 1, 3])] * 19
     odd = [SeenTree(TREE, [1.0, 0.9, 0.1, 0.8], [0, 2])]
     found = calibrate(sure + odd, keep=0.95)
-    assert (found.kept_paths, found.pruned) == (0.95, 0.25)
-    assert calibrate(sure + odd, keep=1.0).pruned == 0.0
+    assert (found["kept_paths"], found["pruned"]) == (0.95, 0.25)
+    assert calibrate(sure + odd, keep=1.0)["pruned"] == 0.0
     with pytest.raises(InputError, match="no trees were drafted"):
         calibrate([])
 

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import log2
+from typing import NamedTuple
 
 from slipstream.core.drafts import Draft
 from slipstream.core.errors import InputError
@@ -118,7 +119,8 @@ class AutoSession(SeveralSession):
         for name, own in drafts.items():
             for watched, request, draft in zip(self.watched, verified.requests, own, strict=True):
                 if len(draft) > 1:
-                    watched.append(Watched(name, draft, len(request.tokens)))
+                    start = len(request.tokens)
+                    watched.append(Watched(name, draft, start, start + max(draft.depths())))
         return drafts
 
     def _paying(self) -> list[str]:
@@ -151,11 +153,11 @@ class AutoSession(SeveralSession):
         self.spent = {}
         for place, request in enumerate(verified.requests):
             known = len(request.tokens)
-            for each in self.watched[place]:
-                if each.known_at <= known:
-                    judged = each.claimed, each.right(request.tokens)
-                    self.episodes[place].add(CLAIMS, each.name, *judged)
-            self.watched[place] = [each for each in self.watched[place] if each.known_at > known]
+            for name, draft, start, end in self.watched[place]:
+                if end <= known:
+                    right = draft.agreement(request.tokens[start:end])
+                    self.episodes[place].add(CLAIMS, name, sum(draft.confidences[1:]), right)
+            self.watched[place] = [each for each in self.watched[place] if each.end > known]
 
     def keep(self, indices: list[int]) -> None:
         self.watched = [self.watched[index] for index in indices]
@@ -184,23 +186,10 @@ class Running:
     promised: float
 
 
-@dataclass
-class Watched:
-    """A draft of a near drafter, made when its text had `start` tokens."""
+class Watched(NamedTuple):
+    """A draft of a near drafter, made when its text had `start` tokens, and known at `end`."""
 
     name: str
     draft: Draft
     start: int
-
-    def __post_init__(self) -> None:
-        # How long the text is when all is known of it.
-        self.known_at = self.start + max(self.draft.depths())
-
-    @property
-    def claimed(self) -> float:
-        """How many tokens of it should be right."""
-        return sum(self.draft.confidences[1:])
-
-    def right(self, tokens: list[int]) -> int:
-        """How many were."""
-        return self.draft.agreement(tokens[self.start : self.known_at])
+    end: int

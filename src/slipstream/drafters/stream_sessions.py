@@ -16,6 +16,7 @@ from slipstream.core.transfer import on_device, right_padded
 from slipstream.core.trees import Trees, survivors
 from slipstream.drafters.base import Attached, Request, Session, Verified
 from slipstream.drafters.draft_length import Grown, Lengths
+from slipstream.drafters.drawn_streams import drawn_trees
 from slipstream.speculators.streaming.steps import AddedStreams, StreamSteps
 from slipstream.targets.rows import HiddenTap, LayerVisitor, Rows
 from slipstream.targets.target import Target
@@ -76,6 +77,8 @@ class StreamSession(Session):
     def draft(self, verified: Verified, budget: int) -> Trees:
         roots = verified.next_tokens
         if budget < 2 or verified.most_room < 2:
+            if self.lengths is not None:
+                self.lengths.begin([0] * len(roots))
             self.drafted, self.current = Trees.roots(roots), False
             return self.drafted
         if self.texts is not None:
@@ -90,8 +93,10 @@ class StreamSession(Session):
                 wanted = self._wanted(logits[:, : verified.most_room - 1])
                 room = torch.minimum(room, wanted + 1)
             if draws:
-                given = logits, roots, room, self.texts
-                self.drafted = self.streams.drawn(verified.requests, budget, *given)
+                own = self.streams
+                settings = own.pairs, own.num_candidates(logits), budget, own.settings.top_k
+                given = verified.requests, logits, *settings, roots, room, self.texts
+                self.drafted = drawn_trees(*given)
                 return self.drafted
             found = self.target.replayed(self.streams.grown, (budget,), logits, roots, room, *texts)
         self.drafted = Trees(*found, self.speculator.num_streams)

@@ -22,10 +22,8 @@ from slipstream.core.errors import InputError
 from slipstream.core.growth import grow
 from slipstream.core.sampling import SIBLINGS
 from slipstream.core.settings import Below1, Size
-from slipstream.core.trees import Trees
 from slipstream.drafters.base import Attached, Drafter, Request
 from slipstream.drafters.draft_length import DraftLength, check_length
-from slipstream.drafters.drawn_streams import drawn_trees
 from slipstream.drafters.stream_sessions import (
     DeferredSession,
     FusedSession,
@@ -195,12 +193,7 @@ class AttachedStreaming(Attached):
         trees = grow(roots, *found, budget, room - 1)
         return trees.tokens, trees.parents, trees.confidences
 
-    def drawn(self, requests: Sequence[Request], budget: int, logits, *given) -> Trees:
-        """Trees of drawn children, as `grown` has likely ones."""
-        settings = self.pairs, self._num_candidates(logits), budget, self.settings.top_k
-        return drawn_trees(requests, logits, *settings, *given)
-
-    def _num_candidates(self, logits: torch.Tensor) -> int:
+    def num_candidates(self, logits: torch.Tensor) -> int:
         return min(CANDIDATES * self.settings.top_k, MOST_CANDIDATES, logits.shape[-1])
 
     def candidates(
@@ -226,7 +219,7 @@ class AttachedStreaming(Attached):
             shape = *best.values.shape, best.values.shape[-1]
             values = best.values.exp().unsqueeze(-2).expand(shape)
             return best.indices, places.expand(shape), values
-        best = logs.topk(self._num_candidates(logs))
+        best = logs.topk(self.num_candidates(logs))
         first = roots[:, None, None].expand_as(best.indices[:, :1])
         parents = torch.cat([first, best.indices[:, :-1]], dim=1)
         # (B, levels, parents, candidates), in logarithms: scores may be large.

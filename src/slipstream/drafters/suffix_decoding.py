@@ -9,7 +9,7 @@ Speculative Decoding for Emerging AI Applications".
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import nlargest
 
 from slipstream.core.drafts import Draft, grow_by_confidence
@@ -24,18 +24,6 @@ Places = list[int]
 """Places of the tokens that follow the occurrences of a run of tokens."""
 
 
-@dataclass(frozen=True)
-class Extent:
-    """How far drafts go. depth: longest ending looked for; factor: most tokens of a draft, as a
-    multiple of the ending's length; least: least probable token that is drafted; width: most
-    children of a node."""
-
-    depth: int
-    factor: float
-    least: float
-    width: int = 64
-
-
 class Texts:
     """Texts of token ids, and where in them each token occurs; the last one may grow.
 
@@ -45,7 +33,7 @@ class Texts:
 
     After 1, 2 came 3, 4 and nothing yet, each in one place of three:
 
-    >>> draft = texts.best([1, 2], 4, Extent(8, 1.5, 0.1))
+    >>> draft = texts.best([1, 2], 4, 8, 1.5, 0.1)
     >>> draft.tokens, draft.parents, [round(each, 2) for each in draft.confidences]
     ([2, 3, 4, 1], [-1, 0, 0, 1], [1.0, 0.33, 0.33, 0.33])
     """
@@ -79,20 +67,29 @@ class Texts:
             found.append((size, places))
         yield from reversed(found)
 
-    def best(self, text: Sequence[int], budget: int, extent: Extent) -> Draft:
+    def best(
+        self,
+        text: Sequence[int],
+        budget: int,
+        depth: int,
+        factor: float,
+        least: float,
+        width: int = 64,
+    ) -> Draft:
         """Of the trees of up to `budget` nodes that each ending of `text` leads to, the one that
-        should have most tokens right."""
+        should have most tokens right. For the others see `SuffixDecoding`; width: most children of
+        a node."""
         best, known = Draft([text[-1]], [-1]), 0
         # the text itself ends with what has occurred, too: one more place, with nothing after it
         ends = self.tokens[-1:] == array("q", text[-1:])
-        for size, places in self.after(text, extent.depth):
-            most = min(budget - 1, int(extent.factor * size))
+        for size, places in self.after(text, depth):
+            most = min(budget - 1, int(factor * size))
             if most <= sum(best.confidences[1:]):
                 break  # nor can shorter endings do better
             if len(places) > known:  # not the same ones as after a longer ending
                 known = len(places)
-                draft = self._grown(text[-1], places, ends, 1 + most, extent.width)
-                draft = draft.first(sum(own >= extent.least for own in draft.confidences))
+                draft = self._grown(text[-1], places, ends, 1 + most, width)
+                draft = draft.first(sum(own >= least for own in draft.confidences))
                 best = max(best, draft, key=lambda each: sum(each.confidences))
         return best
 
@@ -130,12 +127,8 @@ class SuffixDecoding(Drafter):
         return AttachedSuffixes(target, self)
 
 
-@dataclass
-class Told:
-    """Of one request: its text so far, and where its answer begins."""
-
-    start: int
-    texts: Texts = field(default_factory=Texts)
+State = tuple[int, Texts]
+"""Of one request: where its answer begins, and its text so far."""
 
 
 class AttachedSuffixes(AttachedHost):
@@ -143,30 +136,28 @@ class AttachedSuffixes(AttachedHost):
 
     def __init__(self, target: Target, settings: SuffixDecoding):
         super().__init__(target, settings)
-        self.extent = Extent(settings.depth, settings.factor, settings.least)
         self.keeps = settings.kept > 0
         self.forget()
 
     def forget(self) -> None:
         self.kept: deque[Texts] = deque([Texts()], maxlen=2)
 
-    def state(self, request: Request, budget: int) -> Told:
-        return Told(len(request.tokens))
+    def state(self, request: Request, budget: int) -> State:
+        return len(request.tokens), Texts()
 
-    def learn(self, verified: Verified, states: list[Told], brought: None) -> None:
-        for request, state in zip(verified.requests, states, strict=True):
-            state.texts.extend(request.tokens[len(state.texts) :])
+    def learn(self, verified: Verified, states: list[State], brought: None) -> None:
+        for request, (start, texts) in zip(verified.requests, states, strict=True):
+            texts.extend(request.tokens[len(texts) :])
             if self.keeps and request.room == 0:
                 if len(self.kept[-1]) >= self.settings.kept / 2:
                     self.kept.append(Texts())
-                self.kept[-1].extend([*request.tokens[state.start :], END])
+                self.kept[-1].extend([*request.tokens[start:], END])
 
-    def drafted(self, request: Request, state: Told, budget: int) -> Draft:
-        budget = min(budget, request.room)
-        found = [
-            texts.best(request.tokens, budget, self.extent) for texts in (state.texts, *self.kept)
-        ]
+    def drafted(self, request: Request, state: State, budget: int) -> Draft:
+        own = self.settings
+        given = request.tokens, min(budget, request.room), own.depth, own.factor, own.least
+        found = [texts.best(*given) for texts in (state[1], *self.kept)]
         return max(found, key=lambda draft: sum(draft.confidences))
 
     def memory(self) -> int:
-        return bytes_of([*self.kept, *(own.texts for own in self.states)])
+        return bytes_of([*self.kept, *(texts for _, texts in self.states)])

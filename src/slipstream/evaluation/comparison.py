@@ -294,6 +294,6 @@ def scores(
     if not any(known for _, known in pairs):
         return dict.fromkeys(METRICS)
     return {
-        name: [score([text], [known])[0] if known else None for text, known in pairs]
+        name: [score(text, known) if known else None for text, known in pairs]
         for name, score in METRICS.items()
     }

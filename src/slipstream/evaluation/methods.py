@@ -141,7 +141,7 @@ class Speculative(Method):
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:
         given = self.target or target
-        self.reference = None
+        self.reference = self._drift = None
         self._attached = self._drafter.attach(given)
         if self.budget == "auto":
             self._found, self.decoder = calibrated_decoder(

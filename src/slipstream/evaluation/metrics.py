@@ -13,21 +13,18 @@ RESAMPLES = 2_000
 SQL_TOKEN = re.compile(r"'(?:[^']|'')*'|\w+|[^\s\w]")
 
 
-def rouge(kind: str, predictions: list[str], references: list[list[str]]) -> list[float]:
-    """F1 of each prediction in percent, with its best reference.
+def rouge(kind: str, prediction: str, references: list[str]) -> float:
+    """F1 of a prediction in percent, with its best reference.
 
     kind: 'rouge1' (words in common), 'rougeL' (longest common subsequence of words) or 'rougeLsum'
     (the same by lines); lower case, without punctuation or stemming. ROUGE-L of 'the cat sat'
     against 'The cat sat down.': 3 words in common, precision 3/3, recall 3/4 and F1 6/7, so 85.7.
-    Raises ValueError for lists of different lengths and for a prediction without references.
+    Raises ValueError where there is no reference.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer([kind])
-    return [
-        100 * max(scorer.score(known, prediction)[kind].fmeasure for known in good)
-        for prediction, good in zip(predictions, references, strict=True)
-    ]
+    return 100 * max(scorer.score(known, prediction)[kind].fmeasure for known in references)
 
 
 def normalised_sql(query: str) -> list[str]:
@@ -43,16 +40,13 @@ def normalised_sql(query: str) -> list[str]:
     return SQL_TOKEN.findall(query)
 
 
-def sql_exact_match(predictions: list[str], references: list[list[str]]) -> list[float]:
-    """100 for each predicted query that equals one of its references, else 0; `normalised_sql`.
+def sql_exact_match(prediction: str, references: list[str]) -> float:
+    """100 for a predicted query that equals one of its references, else 0; `normalised_sql`.
 
-    ['select a from T', 'SELECT b FROM t'] against [['SELECT a FROM t'], ['SELECT c FROM t']] gives
-    [100.0, 0.0]. Raises ValueError for lists of different lengths.
+    >>> sql_exact_match("select a from T", ["SELECT b FROM t", "SELECT a FROM t"])
+    100.0
     """
-    return [
-        100.0 * (normalised_sql(prediction) in map(normalised_sql, good))
-        for prediction, good in zip(predictions, references, strict=True)
-    ]
+    return 100.0 * (normalised_sql(prediction) in map(normalised_sql, references))
 
 
 def bootstrap(statistic: Callable, *columns: Sequence[float]) -> tuple[float, float]:
