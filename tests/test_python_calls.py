@@ -1,5 +1,6 @@
 """The Python calls: `slipstream.generate`, and transformers' `generate(custom_generate=...)`."""
 
+import copy
 import inspect
 import shutil
 import weakref
@@ -18,7 +19,10 @@ import slipstream
 from slipstream import app, generation
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
+from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
+from slipstream.decoding.answer import Limits
+from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
@@ -202,6 +206,31 @@ def test_a_model_that_was_cast_between_two_calls_is_another_target(tmp_path):
         model = target.model.to(dtype)
         expected = model.generate(ids, **GREEDY).tolist()
         assert ours(model, ids, drafter, **GREEDY).tolist() == expected
+
+
+def test_a_compiled_model_is_the_one_that_was_compiled(model):
+    expected = slipstream.generate(PROMPT, model, max_new_tokens=12).ids
+    compiled = torch.compile(model)
+    assert slipstream.generate(PROMPT, compiled, max_new_tokens=12).ids == expected
+    assert target_of(compiled) is target_of(model)
+
+
+def test_models_of_any_dtype_take_drafters_by_name(model, ids):
+    double = copy.deepcopy(model).double()
+    assert slipstream.generate(PROMPT, double, "prompt_lookup", 12).ids
+
+
+def test_what_a_model_asks_for_besides_is_told(caplog):
+    penal = AutoModelForCausalLM.from_pretrained(locate("slipstream/small-target"))
+    penal.generation_config.repetition_penalty = 1.8
+    slipstream.generate(PROMPT, penal, None, 4)
+    assert "asks for repetition_penalty=1.8, which is left out" in caplog.text
+
+
+def test_tokens_that_the_model_has_no_embeddings_for_are_refused(small):
+    beyond = [5, small.model.get_input_embeddings().weight.shape[0]]
+    text = refused(lambda: PlainDecoder(small, Sampling(), Limits(4)).generate(beyond))
+    assert text.startswith("prompt: the model has embeddings for ") and str(beyond[1]) in text
 
 
 def test_a_draft_model_with_a_tokenizer_serves_a_model_without(model, ids):

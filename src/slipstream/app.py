@@ -60,7 +60,13 @@ def _train(config: DictConfig, output: Path) -> Path:
     from hydra.utils import get_class
 
     from slipstream.training.resuming import Finished, check_settings, data_of, identity, state_of
-    from slipstream.training.run import finish, lightning_in_one_sentence, precision, start
+    from slipstream.training.run import (
+        check_trainer,
+        finish,
+        lightning_in_one_sentence,
+        precision,
+        start,
+    )
     from slipstream.training.together import launch
     from slipstream.training.tracking import log_config, log_once
 
@@ -75,9 +81,10 @@ def _train(config: DictConfig, output: Path) -> Path:
     with lightning_in_one_sentence(config.trainer, built=False):
         trainer = build(
             config.trainer,
-            logger=list(map(build, (config.logger or {}).values())),
+            logger=[build(node) for node in (config.logger or {}).values() if node],
             callbacks=[build(node) for node in (config.callbacks or {}).values() if node],
         )
+    check_trainer(trainer, config.trainer)
     launch(trainer, output)
     parts = {"target": build(config.target), "speculator": build(config.get("speculator"))}
     module = build(config.training, **{name: part for name, part in parts.items() if part})

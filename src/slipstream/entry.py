@@ -81,6 +81,9 @@ def one_sentence() -> Iterator[None]:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        if _in_multirun() and "wandb" in sys.modules:  # for W&B, too, the next run is another one
+            sys.modules["wandb"].finish()
 
 
 def _stop(sentence: str) -> None:

@@ -26,7 +26,7 @@ from slipstream.evaluation.run import converse
 from slipstream.speculators.hub import from_pretrained
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.fingerprints import tokenizer_digest
-from slipstream.targets.loading import load_target, target_of
+from slipstream.targets.loading import DTYPES, load_target, say_what_is_left_out, target_of
 from slipstream.targets.packed import is_fused, is_packed
 from slipstream.targets.target import Target
 
@@ -249,10 +249,12 @@ def _configured(target: Target, name: str, speculator: str | None, draft: str | 
 
     overrides = [
         f"drafter={name}",
-        f"target.dtype={str(target.dtype).removeprefix('torch.')}",
         f"target.device={target.device.type}",
         f"target.packed={is_packed(target.model) or is_fused(target.model)}",
     ]
+    dtypes = {dtype: dtype_name for dtype_name, dtype in DTYPES.items()}
+    if target.dtype in dtypes:
+        overrides.append(f"target.dtype={dtypes[target.dtype]}")
     hydra, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # a caller's own
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -275,7 +277,8 @@ def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:
         raise InputError(
             "target: give a Target, a transformers model, or the name or folder of one"
         )
-    if target.tokenizer is None:
+    if target.tokenizer is None:  # the first time
+        say_what_is_left_out(target.model, target.name)
         from transformers import AutoTokenizer
 
         name = target.model.name_or_path

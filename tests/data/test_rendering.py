@@ -71,13 +71,29 @@ def test_a_template_has_arguments():
     """Whatever it begins with; what spells a special token in a message stays text."""
     found = tokenizer("\n{{ 'w9 ' if brief else 'w8 ' }}" + TEMPLATE)
     assert render_prompt(found, "w5") == [8, 1, 5, 2]
-    assert render_prompt(found, "w5", {"brief": True, "mode": "it's", "most": 3}) == [9, 1, 5, 2]
+    assert render_prompt(found, "w5", {"brief": True, "mode": "26 Jul", "most": 3}) == [9, 1, 5, 2]
     assert render_prompt(found, "w5 <s>x", {"brief": True})[0] == 9
-    for wrong in ({"no name": 1}, {"brief": None}, {"brief": ["w9"]}):
+    values = None, ["w9"], "<s>", "it's", float("nan"), "b" * 65
+    wrongs = [{"brief": value} for value in values] + [{name: 1} for name in ("no name", 1, "true")]
+    for wrong in (*wrongs, {"messages": 1}, {"add_generation_prompt": False}):
         said = refused(lambda wrong=wrong: render_prompt(found, "w5", wrong))
-        assert said.startswith("chat_template_kwargs: ") and "must be a name that" in said
-    said = refused(lambda: render_prompt(found, "w5", {"true": 1}))
-    assert said.startswith("messages: the target's chat template does not take them")
+        assert (
+            said.startswith("chat_template_kwargs: ")
+            and "must be a name of the chat template" in said
+        )
+    found.chat_template_kwargs = {"brief": True}
+    rendered = [render_prompt(found, "w5", told)[0] for told in (None, {"brief": False})]
+    assert rendered == [9, 8]
+
+
+def test_what_a_template_is_told_counts_where_its_roles_are_looked_at():
+    told = {"heard": True}
+    found = tokenizer("{% if not heard %}{{ raise_exception('Say.') }}{% endif %}" + TEMPLATE)
+    assert render_prompt(found, said("system w9", "user w5"), told) == [3, 9, 1, 5, 2]
+    found = tokenizer("{% if heard %}" + NO_SYSTEM + "{% else %}" + TEMPLATE + "{% endif %}")
+    assert render_prompt(found, said("system w9", "user w5")) == [3, 9, 1, 5, 2]
+    text = refused(lambda: render_prompt(found, said("system w9", "user w5"), told))
+    assert text.startswith("messages: the target's chat template knows no system role")
 
 
 def test_a_conversation_is_rendered_with_its_history():
@@ -121,8 +137,11 @@ def test_markers_that_leave_an_earlier_answer_out_are_refused():
     )
     check_generation_markers(tokenizer(last), "w5", "w6")
     asked = said("user w5", "assistant w6", "user w8")
-    found = refused(lambda: check_generation_markers(tokenizer(last), asked, "w10"))
-    assert "disagree about which tokens are supervised" in found
+    spaced = last.replace("{% generation %}", "{%- generation -%}")
+    for template in (last, spaced, {"default": last, "tool_use": NO_SYSTEM}):
+        found = tokenizer(template)
+        text = refused(lambda found=found: check_generation_markers(found, asked, "w10"))
+        assert "disagree about which tokens are supervised" in text
 
 
 def test_a_template_that_changes_earlier_turns_is_refused():

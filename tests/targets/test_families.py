@@ -203,6 +203,11 @@ def test_a_batch_of_sequences_equals_each_of_them(architecture):
     assert_close(target, target.logits(rows.hidden), target.model(ids).logits)
 
 
+def test_a_model_that_looks_ahead_is_refused():
+    with pytest.raises(InputError, match="use_bidirectional_attention=true"):
+        tiny_target("gemma", use_bidirectional_attention=True)
+
+
 def test_an_unsupported_architecture_is_named_in_one_sentence():
     model = nn.Module()
     model.config = MambaConfig()

@@ -102,11 +102,9 @@ def test_a_template_is_told_its_arguments_for_good(tmp_path):
     rendered = [render_prompt(target.tokenizer, "w5") for target in (plain, told)]
     assert rendered == [[8, 5], [9, 5]]
     assert differing(plain.fingerprint, told.fingerprint) == {"tokenizer"}
-    said = refused(str(folder), chat_template_kwargs={"a b": True})
-    assert said.startswith("target.chat_template_kwargs: 'a b' must be a name")
-    bare = save_tiny_target(tmp_path / "bare", tokenizer=tiny_tokenizer())
-    said = refused(str(bare), chat_template_kwargs={"brief": True})
-    assert said.startswith("target.chat_template_kwargs: the tokenizer has no chat template")
+    for wrong in ({"a b": True}, {1: 2}, {"brief": None}):
+        said = refused(str(folder), chat_template_kwargs=wrong)
+        assert said.startswith("target.chat_template_kwargs: ") and "must be a name" in said
 
 
 def test_another_config_gives_another_fingerprint(folder, tmp_path):

@@ -10,9 +10,10 @@ import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tests.commands import config_of, refused
 from tests.training.test_interrupted import classify
-from tests.training.worlds import make_world, overrides_of, train, weights
+from tests.training.worlds import STREAMS, make_world, overrides_of, train, weights
 
 from slipstream import app
+from slipstream.core.files import load_tensors
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.targets.loading import load_target
 from slipstream.training.callbacks import StopWhenNotFinite
@@ -141,11 +142,58 @@ def test_a_fault_in_code_is_no_matter_of_settings(tmp_path):
         trainer.fit(L.LightningModule())
 
 
-def test_what_lightning_refuses_is_one_sentence(world, tmp_path):
+def test_what_lightning_refuses_is_one_sentence(world, tmp_path, capsys):
     text = refused(lambda: train(world, tmp_path, "trainer.accelerator=gpu", "target.name=none"))
     assert text.startswith("trainer.accelerator: ")
     text = refused(lambda: train(world, tmp_path, "trainer.val_check_interval=1000"))
+    assert "interrupted" not in capsys.readouterr().out
     assert text.startswith("trainer.val_check_interval: ") and "1000" in text
+
+
+CALLBACK = "+callbacks.own._target_=lightning.pytorch.callbacks."
+SCHEDULER = f"{CALLBACK}GradientAccumulationScheduler", "+callbacks.own.scheduling={0:2}"
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (["+trainer.logger=false"], "trainer.logger: it is not read here; give logger=NAME"),
+        (["+trainer.callbacks=[]"], "trainer.callbacks: it is not read here"),
+        (["+trainer.overfit_batches=1"], "trainer.overfit_batches: every epoch has other batches"),
+        (SCHEDULER, "callbacks: with GradientAccumulationScheduler a run could not go on"),
+        ([f"{CALLBACK}EMAWeightAveraging"], "callbacks: with EMAWeightAveraging a run could not"),
+        (["trainer.devices=2", "trainer.strategy=ddp_spawn"], "trainer.strategy: its processes"),
+        (["callbacks.best.monitor=nothing"], "callbacks: `ModelCheckpoint(monitor='nothing')`"),
+        (
+            [f"{CALLBACK}EarlyStopping", "+callbacks.own.monitor=nothing"],
+            "callbacks: Early stopping conditioned on metric `nothing`",
+        ),
+    ],
+)
+def test_what_lightning_has_and_training_here_does_not_do(world, tmp_path, given, said):
+    assert refused(lambda: train(world, tmp_path, *given)).startswith(said)
+
+
+def test_a_logger_may_be_left_out(world, tmp_path):
+    given = "logger=default", "logger.wandb=null", "trainer.max_steps=1"
+    assert train(world, tmp_path, *given).is_dir()
+
+
+def test_what_wandb_refuses_is_one_sentence(world, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    given = "logger=default", "logger.wandb.project=my/own", "trainer.max_steps=1"
+    text = refused(lambda: train(world, tmp_path, *given))
+    assert text.startswith("logger.wandb: ") and "my/own" in text
+
+
+def test_few_rows_are_enough_for_a_quick_look(world, tmp_path):
+    config = config_of(
+        "train", "debug=quick", f"target.name={world}/target", f"data.path={world}/rows",
+        "data.regenerate=false", "data.max_train_rows=2", "logger=csv", f"output_dir={tmp_path}",
+        *STREAMS,
+    )  # fmt: skip
+    app.train(config)
+    assert load_tensors(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 4
 
 
 def test_a_foreign_model_folder_is_refused_before_anything_is_loaded(world, tmp_path):

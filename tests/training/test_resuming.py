@@ -164,3 +164,18 @@ def test_the_last_step_is_validated_too(world, tmp_path, until):
     validated = [int(row["step"]) for row in rows if row.get("validation/tau")]
     last = max(int(row["step"]) for row in rows)
     assert validated[-1] == last and len(validated) == len(set(validated)) > 1
+
+
+def test_a_run_goes_on_after_epochs_that_end_before_their_last_batch(world, tmp_path):
+    """With the next epoch, not with what was left of the one before."""
+    given = [
+        "callbacks.best=null", "data.batch_tokens=32", "+trainer.limit_train_batches=2",
+        "trainer.val_check_interval=1", "trainer.max_epochs=-1", "trainer.max_steps=6",
+        "+callbacks.all._target_=lightning.pytorch.callbacks.ModelCheckpoint",
+        "+callbacks.all.every_n_train_steps=1", "+callbacks.all.save_top_k=-1",
+        f"+callbacks.all.dirpath={tmp_path}/all",
+    ]  # fmt: skip
+    whole = train(world, tmp_path / "whole", *given)
+    state = next((tmp_path / "all").glob("*step=4.ckpt"))
+    again = train(world, tmp_path / "again", *given, f"resume={state.as_posix()!r}")
+    assert weights(again) == weights(whole)

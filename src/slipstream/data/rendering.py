@@ -32,9 +32,9 @@ TRAINED_ON = datetime(2024, 7, 26)
 """The date of training data, which Llama's templates name where they know none."""
 NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 """How a template asks for the date, in the form that stands between the quotes."""
+MARKED = re.compile(r"{%-?\s*generation\s*-?%}")
+"""Where a template says that an answer begins."""
 _training: ContextVar[bool] = ContextVar("training", default=False)
-ARGUMENTS = "chat_template_kwargs"
-"""What servers call arguments of the chat template."""
 MOST_ROLES = 8
 """Besides those of user and assistant; for each of them a conversation is rendered twice."""
 
@@ -77,12 +77,14 @@ def date_of_training() -> Iterator[None]:
         _training.reset(token)
 
 
-def _template(tokenizer) -> str:
-    """The chat template; in training it has a date of its own."""
+def _template(tokenizer, arguments: Mapping[str, Argument] | None) -> str:
+    """The chat template with its arguments, these before those of the target; in training it has a
+    date of its own."""
     template = tokenizer.get_chat_template()  # the default one, where there are several
-    if not _training.get():
-        return template
-    return NOW.sub(lambda asked: repr(TRAINED_ON.strftime(asked[2])), template)
+    if _training.get():
+        template = NOW.sub(lambda asked: repr(TRAINED_ON.strftime(asked[2])), template)
+    usual = getattr(tokenizer, "chat_template_kwargs", None) or {}
+    return with_arguments(template, usual | dict(arguments or {}))
 
 
 def text_ids(tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -146,7 +148,7 @@ def render_sample(tokenizer, prompt: str | Messages, completion: str) -> Sample:
 
 def check_generation_markers(tokenizer, prompt: str | Messages, completion: str) -> None:
     """Compare the incremental spans of one row with the template's `{% generation %}` markers."""
-    if tokenizer.chat_template is None or "generation %}" not in tokenizer.chat_template:
+    if tokenizer.chat_template is None or not MARKED.search(_template(tokenizer, None)):
         return
     messages = _conversation(prompt, completion)
     marked = _render(tokenizer, messages, return_assistant_tokens_mask=True)
@@ -176,9 +178,9 @@ def _render(
             "target.chat_template, or give a plain prompt"
         )
     try:
-        template = with_arguments(_template(tokenizer), arguments or {}, ARGUMENTS)
+        template = _template(tokenizer, arguments)
         found = _tokenized(tokenizer, template, messages, options)
-        _check_roles(tokenizer, messages)
+        _check_roles(tokenizer, template, messages)
     except InputError:
         raise
     except Exception as error:  # a template is a program, and what runs it gives no way out of it
@@ -235,14 +237,14 @@ def _reads_markers(tokenizer) -> bool:
     return getattr(tokenizer, "reads_markers", False)
 
 
-def _check_roles(tokenizer, messages: Messages) -> None:
+def _check_roles(tokenizer, template: str, messages: Messages) -> None:
     """`InputError` for a role that the template renders as an answer, or not at all, as some do
     with those that they do not know."""
 
     def text(messages: Messages) -> str | None:
         """As the template renders it; None where it refuses to."""
         try:
-            return tokenizer.apply_chat_template(messages, tokenize=False)
+            return tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
         except TemplateError:
             return None
 

@@ -34,6 +34,12 @@ class Limits(Settings):
             name = "prompt" if len(prompts) == 1 else f"prompt {number} of the batch"
             if not ids:
                 raise InputError(f"{name}: it has no tokens; give some text")
+            known = target.model.get_input_embeddings().weight.shape[0]
+            if not 0 <= min(ids) <= max(ids) < known:
+                raise InputError(
+                    f"{name}: the model has embeddings for {known} tokens, and token {max(ids)} is "
+                    "none of them; take the tokenizer that the model was trained with"
+                )
             room = target.max_positions - len(ids)
             if room < 1:
                 raise InputError(

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import MOST, nearest, shown
-from slipstream.core.templates import Argument
+from slipstream.core.templates import Argument, with_arguments
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Limits
 from slipstream.serving.worker import Job, Told
@@ -128,8 +128,7 @@ class StreamOptions(Lenient):
     include_usage: bool = False
 
 
-Plain = Annotated[str, Field(max_length=64, pattern=r"^[\w .,:+-]*$")]  # spells no special token
-Arguments = Annotated[dict[Plain, bool | int | float | Plain], Field(max_length=MOST_ARGUMENTS)]
+Arguments = Annotated[dict[str, Any], Field(max_length=MOST_ARGUMENTS)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -163,6 +162,8 @@ class Asking(Lenient):
             own["top_k"] = None
         seed = secrets.randbits(32) if self.seed is None else self.seed
         try:
+            (prompt, told), streamed = self.asked(), bool(self.stream)
+            with_arguments("", told or {})
             sampling = replace(sampling, **own)
             if self.max_tokens is not None:
                 # what is beyond the context is refused by the worker, which knows it
@@ -172,7 +173,6 @@ class Asking(Lenient):
         except InputError as error:
             raise refusal(str(error)) from error
         seeds = range(seed, seed + (self.n or 1))
-        (prompt, told), streamed = self.asked(), bool(self.stream)
         return [Job(prompt, sampling, limits, each, streamed, told) for each in seeds]
 
 

@@ -22,12 +22,15 @@ def vocabulary_of(target: Target) -> dict[str, int]:
 
 
 def tokenizer_digest(target: Target) -> str:
-    """SHA-256 of the vocabulary and the chat template: the tokenizer's part of a fingerprint."""
+    """SHA-256 of the vocabulary, the chat template and what this is told: the tokenizer's part of a
+    fingerprint."""
+    told = getattr(target.tokenizer, "chat_template_kwargs", None)
     return _digest(
         {
             "vocabulary": sorted(vocabulary_of(target).items(), key=lambda entry: entry[1]),
             "chat_template": getattr(target.tokenizer, "chat_template", None),
         }
+        | ({"chat_template_kwargs": told} if told else {})
     )
 
 

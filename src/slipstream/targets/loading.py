@@ -64,10 +64,9 @@ def load_target(
     reordered where that is faster, on a GPU fused (see targets/packed.py). adapter: a PEFT adapter
     (folder or hub id) to merge into the weights, or to run beside quantised ones. quantization:
     'int8' or 'nf4' (bitsandbytes), None for the weights as they are. chat_template: in place of the
-    tokenizer's own; chat_template_kwargs: what it is told, such as {"enable_thinking": False}, and
-    from then on a part of it. architecture: what the model's config must say. device_map:
-    accelerate's, to spread the layers over devices ('auto', or a device for each module); in place
-    of `device`.
+    tokenizer's own; chat_template_kwargs: what it is told, such as {"enable_thinking": False}.
+    architecture: what the model's config must say. device_map: accelerate's, to spread the layers
+    over devices ('auto', or a device for each module); in place of `device`.
     tensor_parallel: split every layer over the processes that torchrun started, by transformers'
     own plan. reads_markers: take special tokens that are spelled in texts for those tokens, as in
     prompts that were rendered before. Weights are safetensors, or pickles of tensors alone, and no
@@ -107,14 +106,11 @@ def load_target(
             raise
         raise _no_model(name, error) from error
     _check_content(model, found["missing_keys"], architecture or {}, name)
-    for setting, neutral in LEFT_OUT.items():
-        asked = getattr(model.generation_config, setting, None)
-        if asked is not None and asked != neutral:
-            log.warning("%s asks for %s=%s, which is left out", name, setting, asked)
+    say_what_is_left_out(model, name)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
-    if chat_template_kwargs:
-        _tell_template(tokenizer, chat_template_kwargs)
+    with_arguments("", chat_template_kwargs or {}, "target.chat_template_kwargs")
+    tokenizer.chat_template_kwargs = chat_template_kwargs
     quantized.settle(model, DTYPES[dtype], reorder=packed and dtype == "bfloat16")
     if adapter is not None:
         model = _adapted(model, adapter)
@@ -137,14 +133,12 @@ def load_target(
     return target
 
 
-def _tell_template(tokenizer, arguments: dict) -> None:
-    """Make the arguments a part of its chat template, and so of the target's fingerprint."""
-    field = "target.chat_template_kwargs"
-    if tokenizer.chat_template is None:
-        raise InputError(f"{field}: the tokenizer has no chat template; set target.chat_template")
-    template = tokenizer.get_chat_template()  # the default one, where there are several
-    tokenizer.chat_template = with_arguments(template, arguments, field)
-    tokenizer.chat_template_kwargs = dict(arguments)  # for servers that answer in its place
+def say_what_is_left_out(model: nn.Module, name: str) -> None:
+    """Warn of what the model's own generation config asks for, and nothing here does."""
+    for setting, neutral in LEFT_OUT.items():
+        asked = getattr(model.generation_config, setting, None)
+        if asked is not None and asked != neutral:
+            log.warning("%s asks for %s=%s, which is left out", name, setting, asked)
 
 
 def _available(device: str) -> str:
@@ -247,6 +241,7 @@ def target_of(model: nn.Module) -> Target:
     """The one `Target` of a transformers model, kept with it: what drafters have made for it
     (stores, merged layers) serves later calls, and its weights are fingerprinted once. A model
     that was moved, cast, resized or given another kind of adapter since is another one."""
+    model = getattr(model, "_orig_mod", model)  # of `torch.compile`
     state = model.device, model.dtype, model.config.vocab_size, beyond_weights(model)
     known, target = vars(model).get("slipstream_target", (None, None))
     if known != state:

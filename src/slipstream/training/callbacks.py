@@ -167,7 +167,8 @@ class SaveWhenInterrupted(L.Callback):
         if trainer.global_step and not self.stepping and not isinstance(exception, InputError):
             with suppress(OSError):
                 self._save(trainer, exception)
-        if not isinstance(exception, InputError | KeyboardInterrupt | SIGTERMException):
+        told = isinstance(exception, InputError | KeyboardInterrupt | SIGTERMException)
+        if trainer.global_step and not told:
             print(f"interrupted; {how_to_go_on(self.path.parent.parent)}")
 
     def _save(self, trainer: L.Trainer, exception: BaseException) -> None:

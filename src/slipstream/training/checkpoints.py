@@ -1,5 +1,6 @@
 """Checkpoints of a run: written as whole files, and true to the last optimiser step."""
 
+import sys
 from typing import Any
 
 import lightning as L
@@ -35,14 +36,15 @@ def go_back_to_last_step(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None
     done = steps["current"]["completed"] * trainer.accumulate_grad_batches
     done = min(done, trainer.num_training_batches)
     current, total = progress["current"], progress["total"]
-    if current["ready"] == current["processed"] == done:
+    ended = done == trainer.num_training_batches  # the epoch, maybe before its last batch
+    if current["ready"] == current["processed"] == done and not ended:
         return
     for stage in current:
         total[stage] -= current[stage] - done
         current[stage] = done
-    progress["is_last_batch"] = done == trainer.num_training_batches
+    progress["is_last_batch"] = ended
     for loader in state["state_dict"].get("combined_loader", []):
-        loader["position"] = done
+        loader["position"] = sys.maxsize if ended else done
 
 
 def _repeat_validation(progress: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, WeightAveraging
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.distributed import DistError
@@ -60,7 +62,7 @@ def lightning_in_one_sentence(settings: dict, built: bool = True) -> Iterator[No
     mentions none is raised as it is."""
     try:
         yield
-    except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
+    except (MisconfigurationException, ValueError, TypeError, ImportError, RuntimeError) as error:
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
         if isinstance(error, InputError) or Path(L.__file__).parent not in raised_in.parents:
             raise
@@ -68,10 +70,32 @@ def lightning_in_one_sentence(settings: dict, built: bool = True) -> Iterator[No
         texts = {value: name for name, value in settings.items() if isinstance(value, str)}
         known = {name: name for name in settings} | texts
         named = [known[word] for word in re.findall(r"[\w-]+", reason) if word in known]
+        if "monitor" in reason or "conditioned on metric" in reason:
+            raise InputError(f"callbacks: {reason}; monitor what there is") from error
         if built and not named:
             raise
         field = ".".join(["trainer", *named[:1]])
         raise InputError(f"{field}: {reason}; choose another value") from error
+
+
+def check_trainer(trainer: L.Trainer, settings: dict) -> None:
+    """`InputError` for what Lightning has, and what training here would not do right."""
+    for name in ("logger", "callbacks"):
+        if name in settings:
+            raise InputError(f"trainer.{name}: it is not read here; give {name}=NAME (conf/{name})")
+    if trainer.overfit_batches:
+        raise InputError(
+            "trainer.overfit_batches: every epoch has other batches; give debug=overfit"
+        )
+    for callback in trainer.callbacks:
+        if isinstance(callback, GradientAccumulationScheduler | WeightAveraging):
+            raise InputError(
+                f"callbacks: with {type(callback).__name__} a run could not go on from where it "
+                "was; leave it out"
+            )
+    launcher = trainer.strategy.launcher
+    if trainer.world_size > 1 and isinstance(launcher, _MultiProcessingLauncher):
+        raise InputError("trainer.strategy: its processes would keep what they learn; give ddp")
 
 
 def precision(given: str | int, accelerator: str, target_dtype: str) -> str | int:

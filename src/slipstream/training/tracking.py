@@ -11,7 +11,7 @@ from pathlib import Path
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, first_sentence
 from slipstream.core.files import write_atomically
 from slipstream.core.settings import Text
 
@@ -70,10 +70,18 @@ def wandb_logger(project: Text, save_dir: Text) -> WandbLogger:
 
 
 def log_config(loggers: list, config: dict) -> None:
-    """Give W&B the run's config; other loggers stand beside the config that Hydra writes."""
+    """Give W&B, which begins with it, the run's config; other loggers stand beside the config that
+    Hydra writes. `InputError` for what W&B does not take."""
+    import wandb
+
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            logger.log_hyperparams(config)
+            try:
+                logger.log_hyperparams(config)
+            except (wandb.Error, ValueError) as error:
+                raise InputError(
+                    f"logger.wandb: {first_sentence(error)}; mend it, or give logger=csv"
+                ) from error
 
 
 def log_folder(loggers: list, folder: Path) -> None:

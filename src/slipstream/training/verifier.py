@@ -148,7 +148,7 @@ class VerifierTraining(TrainingModule):
     @torch.no_grad()
     def save(self, folder: Path, card: str) -> None:
         """Write the speculator folder, and the curves of the validation set beside it."""
-        self.to("cpu")
+        self.to("cpu").float()
         features, labels = self.sets["validation"]
         paths = write_curves(
             folder.parent, self.verifier.outputs, self.verifier(features).sigmoid(), labels
