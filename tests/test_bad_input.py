@@ -5,12 +5,14 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from tests.commands import ROOT, config_of
 from tests.exhaustive import sparing
 
-from slipstream import app
+from slipstream import app, entry
 from slipstream.assets import locate
 from slipstream.core.errors import InputError
 
@@ -250,6 +252,19 @@ def test_the_scripts_refuse_a_folder_that_cannot_be_written(tmp_path, script):
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: output_dir: cannot write to ")
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_each_run_of_a_multirun_is_one_of_its_own_for_wandb(monkeypatch, capsys):
+    """Also after one that could not begin."""
+    ended = []
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(finish=lambda: ended.append(1)))
+    for within in (False, True):
+        monkeypatch.setattr(entry, "_in_multirun", lambda within=within: within)
+        with entry.one_sentence():
+            pass
+        with suppress(InputError, SystemExit), entry.one_sentence():
+            raise InputError("x: no")
+        assert len(ended) == 2 * within
 
 
 def test_a_folder_that_takes_no_log_file_is_one_sentence(tmp_path):

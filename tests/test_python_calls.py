@@ -385,5 +385,7 @@ def test_a_named_target_goes_before_another_one_comes(tmp_path, monkeypatch):
 
 
 def test_a_drafter_that_lacks_a_setting_is_refused(small):
-    with pytest.raises(InputError, match=r"^drafter.length: has no value"):
+    with pytest.raises(
+        InputError, match=r"^drafter.length: has no value; give one with length=NAME$"
+    ):
         slipstream.generate(PROMPT, small, "adaptive")

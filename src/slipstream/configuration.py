@@ -72,8 +72,9 @@ REPLACED = dict.fromkeys(
 """Keys that are gone, and what to use in place of each."""
 
 
-NEEDED = "${needed:}"
-"""Used in place of ??? where a config inherits a value: OmegaConf merges no ??? over a value."""
+NEEDED = "${needed:"
+"""Begins `${needed:}`, used in place of ??? where a config inherits a value: OmegaConf merges no ???
+over a value. Within the braces may stand, in quotes, what to give."""
 PROJECT = "slipstream", "studies"
 GROUP = "slipstream.speculators"
 LIGHTNING = tuple(
@@ -123,9 +124,10 @@ def check_config(config: DictConfig, command: type[Command]) -> None:
     config, does not allow; nothing is built but settings."""
     try:
         given = flattened(OmegaConf.to_container(config))
-        missing = sorted(name for name, value in given.items() if value in ("???", NEEDED))
-        if missing:
-            raise InputError(f"{missing[0]}: has no value; give one with {missing[0]}=...")
+        for name, value in sorted(given.items()):
+            if value == "???" or str(value).startswith(NEEDED):
+                how = str(value)[len(NEEDED) : -1].strip("'") or f"{name}=..."
+                raise InputError(f"{name}: has no value; give one with {how}")
         content = OmegaConf.to_container(config, resolve=True)
     except (OmegaConfBaseException, RecursionError) as error:
         key = getattr(error, "full_key", None) or "config"
