@@ -73,8 +73,8 @@ REPLACED = dict.fromkeys(
 
 
 NEEDED = "${needed:"
-"""Begins `${needed:}`, used in place of ??? where a config inherits a value: OmegaConf merges no ???
-over a value. Within the braces may stand, in quotes, what to give."""
+"""Begins `${needed:}`, used in place of ??? where a config inherits a value: OmegaConf merges no
+??? over one. Within the braces may stand, in quotes, what to give."""
 PROJECT = "slipstream", "studies"
 GROUP = "slipstream.speculators"
 LIGHTNING = tuple(

@@ -252,9 +252,7 @@ def _configured(target: Target, name: str, speculator: str | None, draft: str | 
         f"target.device={target.device.type}",
         f"target.packed={is_packed(target.model) or is_fused(target.model)}",
     ]
-    dtypes = {dtype: dtype_name for dtype_name, dtype in DTYPES.items()}
-    if target.dtype in dtypes:
-        overrides.append(f"target.dtype={dtypes[target.dtype]}")
+    overrides += [f"target.dtype={each}" for each in DTYPES if DTYPES[each] is target.dtype]
     hydra, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # a caller's own
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -109,8 +109,8 @@ def load_target(
     say_what_is_left_out(model, name)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
-    with_arguments("", chat_template_kwargs or {}, "target.chat_template_kwargs")
-    tokenizer.chat_template_kwargs = chat_template_kwargs
+    tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
+    with_arguments("", tokenizer.chat_template_kwargs, "target.chat_template_kwargs")
     quantized.settle(model, DTYPES[dtype], reorder=packed and dtype == "bfloat16")
     if adapter is not None:
         model = _adapted(model, adapter)
