@@ -158,24 +158,6 @@ def told(steps: int = FEW, rows: int = 1, seconds: float = 1.0) -> Experience:
     return record
 
 
-def test_trees_that_promise_too_much_are_believed_less(target, answer, clock):
-    """Even where all that is claimed is right: of many drafts the most promising are chosen."""
-    record, now = told(), Experience().opened([PROMPT])
-    for rows, seconds in ((4, 2.0),) * FEW:
-        record.passed("plain", rows, seconds)
-    draft = {"lookup": [Draft.chain([7, 1, 2, 3], [1, 0.9, 0.8, 0.7])]}
-    assert record.choice(now, draft, [], 12)[:2] == ("near", 4)
-    for _ in range(20):
-        record.kept(2.4, 0)
-    assert record.choice(now, draft, [], 12)[:2] == ("plain", 1)
-
-    for right in (True, False):
-        engine = Engine(target, Auto({"told": Told(answer, right)}), Sampling(), Limits(40), 8)
-        engine.generate(PROMPT)
-        promised, held = engine.attached.record.chosen
-        assert promised > 2 and (held == pytest.approx(promised) if right else held < 2)
-
-
 def tried(record: Experience, prompt: list[int], right: int, steps: int = 100) -> int:
     """How often a drafter that must work, in a second more than a plain step, drafted for the
     answer to this prompt."""

@@ -80,7 +80,7 @@ class AutoSession(SeveralSession):
                 self.near[name].ask(verified)
 
     def draft(self, verified: Verified, budget: int) -> Trees:
-        record, begun, trees, promised = self.attached.record, None, None, 0.0
+        record, begun, trees = self.attached.record, None, None
         verified.when_known(partial(self._learn, self.running))
         if self.begins:
             name, width, _ = record.choice(self.episodes, {}, self.working, budget)
@@ -97,9 +97,8 @@ class AutoSession(SeveralSession):
             if name == NEAR:
                 device = verified.next_tokens.device
                 trees = Trees.of([draft.first(width) for draft in near], device)
-                promised = sum(sum(draft.confidences[1:width]) for draft in near)
         worker = begun[0] if begun else name if name in self.working else NONE
-        self.running = Running(name, width, worker, begun is not None, promised)
+        self.running = Running(name, width, worker, begun is not None)
         return trees
 
     def _worked(self, name: str, width: int, verified: Verified) -> Trees:
@@ -143,8 +142,6 @@ class AutoSession(SeveralSession):
             beside = 0.0 if trees.begun else sum(self.spent.values())
             record.spent(self.spent)
             record.passed(trees.worker, len(decided) * width, seconds - beside)
-            if name == NEAR:
-                record.kept(trees.promised, sum(map(len, decided)) - len(decided))
             for episode, tokens in zip(self.episodes, decided, strict=True):
                 episode.add(PACE, NEAR if name == NEAR else "", len(tokens), seconds)
                 if name in self.working:
@@ -176,14 +173,12 @@ class AutoSession(SeveralSession):
 @dataclass
 class Running:
     """Trees that are verified: who drafted them, and of how many nodes each; worker: the working
-    drafter that drafted, too, if any; begun: whether it did so before near ones looked; promised:
-    drafted tokens of near drafters that should be right."""
+    drafter that drafted, too, if any; begun: whether it did so before near ones looked."""
 
     name: str
     width: int
     worker: str
     begun: bool
-    promised: float
 
 
 class Watched(NamedTuple):

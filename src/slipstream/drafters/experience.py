@@ -35,14 +35,16 @@ KEPT, NEIGHBOURS = 64, 8
 ALIKE = 0.15
 """Prompts that share this part of their tokens count in full; others less, as the square of it."""
 TRUST = 2.0
-"""Prior of what is claimed, and of what chosen trees promise: so many tokens, all right."""
+"""Prior of claims: so many tokens claimed, all of them right."""
 HOPE = 4.0
 """Prior of trees of working drafters: so many log2 of nodes, and as many tokens right."""
 GLANCE, SURE = 24, 2.0
 """A near drafter whose drafts saved less time than they took drafts at every 24th step alone; SURE:
 looks that tell."""
-MARGIN = 0.1
-"""So many tokens more of each request a draft must promise than what it replaces."""
+MARGIN, WORKING_MARGIN = 0.2, 0.1
+"""What near drafters draft must promise so many tokens more than what it replaces, of each request:
+the most promising of many drafts promises too much, and some of its tokens would have been cheap
+later. Trees of a working drafter must promise so many more than none."""
 FEW, SAMPLES, STALE, RENEW = 3, 25, 1024, 8
 """For each number of rows: at least FEW steps tell its cost; the seconds of the last SAMPLES are
 kept, and count for STALE steps after the last; costs are computed anew every RENEW steps."""
@@ -124,11 +126,10 @@ def _added(before: Pair | None, of: float, came: float, memory: float = 1.0) -> 
 class Experience:
     """What drafts were worth so far, and what steps cost.
 
-    past: the last answers; chosen: of trees of near drafters that were verified, how many drafted
-    tokens should have been right, and were; passing: steps whose seconds are still to be taken up;
-    seconds: of recent steps, by kind and number of rows, and costs: what they come to, by both;
-    host: seconds a step on the host, by drafter; last: who was chosen last; level: how many times
-    as long as usual steps take now.
+    past: the last answers; passing: steps whose seconds are still to be taken up; seconds: of
+    recent steps, by kind and number of rows, and costs: what they come to, by both; host: seconds a
+    step on the host, by drafter; last: who was chosen last; level: how many times as long as usual
+    steps take now.
 
     >>> record = Experience()
     >>> for rows, seconds in ((1, 1.0), (4, 2.0), (1, 1.0), (1, 1.0)):
@@ -151,7 +152,7 @@ class Experience:
         self.seconds: dict[str, dict[int, Recent]] = {}
         self.costs: dict[tuple[str, int], float] = {}
         self.host: dict[str, float] = {}
-        self.steps, self.last, self.level, self.chosen = 0, "", 1.0, (TRUST, TRUST)
+        self.steps, self.last, self.level = 0, "", 1.0
 
     def opened(self, prompts: Iterable[Sequence[int]]) -> list[Episode]:
         """Answers to these prompts begin."""
@@ -176,10 +177,6 @@ class Experience:
         """Drafters took so many seconds on the host, of one step."""
         for name, seconds in spent.items():
             self.host[name] = 0.9 * self.host.get(name, seconds) + 0.1 * seconds
-
-    def kept(self, promised: float, right: int) -> None:
-        """So many tokens of chosen trees were right: the most promising ones promise too much."""
-        self.chosen = _added(self.chosen, promised, right, MEMORY)
 
     def passed(self, name: str, rows: int, seconds: float) -> None:
         """A step of so many rows took so long; name: of the working drafter, or `NONE`."""
@@ -214,11 +211,11 @@ class Experience:
         pace = self.level * sum(each.pace(steady) for each in episodes)
         found = {key: tokens - pace * cost for key, (tokens, cost) in promised.items()}
         best = begun or max(found, key=found.__getitem__)
-        if not begun and found[best] < found[NONE, 1] + MARGIN * requests:
+        if not begun and found[best] < found[NONE, 1] + WORKING_MARGIN * requests:
             best = NONE, 1
         # The quickest to look is credited first: another one with the same draft saves nothing, nor
         # does a draft that is not worth verifying.
-        near, most, held = [], found[best] + MARGIN * requests, self.chosen[1] / self.chosen[0]
+        near, most = [], found[best] + MARGIN * requests
         worker = begun[0] if begun else NONE  # which takes its time whatever is verified
         for name in sorted(drafts, key=lambda name: self.host.get(name, 0.0)):
             before, pairs = most, zip(episodes, drafts[name], strict=True)
@@ -227,8 +224,8 @@ class Experience:
             near = [known.merged(draft, budget) for known, draft in pairs] if near else more
             sums = [[*accumulate(draft.confidences[1:], initial=0.0)] for draft in near]
             for width in sizes_up_to(max(map(len, sums)))[1:]:
-                right = held * sum(each[min(width, len(each)) - 1] for each in sums)
-                worth = requests + right - pace * self._cost(worker, requests * width)
+                tokens = requests + sum(each[min(width, len(each)) - 1] for each in sums)
+                worth = tokens - pace * self._cost(worker, requests * width)
                 if worth > most:
                     best, most = (NEAR, width), worth
             saved = self.level * (most - before) / pace / requests
