@@ -22,7 +22,7 @@ from slipstream.evaluation.comparison import Run, compare, total_of
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Transformers
 from slipstream.evaluation.prompts import PromptSets, places_by_set
-from slipstream.results.record import bounded, commit
+from slipstream.results.record import commit
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import load_target
 from slipstream.targets.quantized import weight_bytes
@@ -135,12 +135,12 @@ def _rows(runs: list[Run], prompts: list[Prompt], target: Target, sampling: Samp
             total = total_of(run, chosen)
             call = speed_ratio(own, numbers["transformers"], True)
             row = {"prompts": source, "method": name, "how": run.details.get(source, "")}
-            row |= {"tokens/s": total.tokens_per_second, CALL: call[0], "95 %": bounded(*call)}
+            row |= {"tokens/s": total.tokens_per_second, CALL: call[0], "95 %": _interval(call)}
             row |= dict.fromkeys((AFTER, "95 %, after", "tau"))
             if own[0].shares:
                 rest = speed_ratio(own, numbers["plain"], False)
                 tau = (total.tokens - total.answers) / total.target_forwards
-                row |= {AFTER: rest[0], "95 %, after": bounded(*rest), "tau": tau}
+                row |= {AFTER: rest[0], "95 %, after": _interval(rest), "tau": tau}
             others = [n for n in chosen if answers[name][n].ids != answers["plain"][n].ids]
             differing = [
                 first_divergence(name, n, reference, ids[n], answers[name][n].ids)
@@ -159,3 +159,7 @@ def _explained(differing: list[Divergence | None]) -> dict[str, int | float | No
     gaps = [each.gap for each in differing if each is not None and each.numeric_tie]
     again = {"ties": len(gaps), "largest gap of ties": max(gaps, default=None)}
     return again | {"not seen again": differing.count(None)}
+
+
+def _interval(ratio: tuple[float, float, float]) -> str:
+    return f"{ratio[1]:.2f} to {ratio[2]:.2f}"

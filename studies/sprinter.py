@@ -28,7 +28,7 @@ from slipstream.drafters.draft_length import DraftLength
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.evaluation.comparison import Run, compare, task_sets, total_of
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
-from slipstream.evaluation.metrics import bootstrap, rouge
+from slipstream.evaluation.metrics import bootstrap, each_of, rouge
 from slipstream.evaluation.prompts import PromptSets, places_by_set
 from slipstream.targets.packed import FusedLinear
 from studies import Plot, Prompt, Result, Target
@@ -105,10 +105,10 @@ def sprinter(
     scores = {  # of every answer
         name: pd.DataFrame(
             {
-                shown: [*map(partial(rouge, kind), texts[name], references)]
+                shown: each_of(partial(rouge, kind), texts[name], references)
                 for shown, kind in ROUGE.items()
             }
-            | {"with SD's": [*map(partial(rouge, "rougeL"), texts[name], others)]}
+            | {"with SD's": each_of(partial(rouge, "rougeL"), texts[name], others)}
             | {"judged": judge.scores(target, prompts, run.generations)}
         )
         for name, run in runs.items()
@@ -162,7 +162,7 @@ def _chosen(tries: dict[str, Run], prompts: list[Prompt], tolerance: float) -> s
     """The fastest way whose ROUGE-L is near enough, else the one of the best."""
     references, rouge_l = [prompt.references for prompt in prompts], partial(rouge, "rougeL")
     quality = {
-        name: fmean(map(rouge_l, (answer.text for answer in run.generations), references))
+        name: fmean(each_of(rouge_l, [answer.text for answer in run.generations], references))
         for name, run in tries.items()
     }
     least = quality.pop("speculative") - tolerance

@@ -257,14 +257,15 @@ def test_the_scripts_refuse_a_folder_that_cannot_be_written(tmp_path, script):
 def test_each_run_of_a_multirun_is_one_of_its_own_for_wandb(monkeypatch, capsys):
     """Also after one that could not begin."""
     ended = []
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(finish=lambda: ended.append(1)))
+    wandb = SimpleNamespace(finish=lambda exit_code: ended.append(exit_code))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     for within in (False, True):
         monkeypatch.setattr(entry, "_in_multirun", lambda within=within: within)
         with entry.one_sentence():
             pass
         with suppress(InputError, SystemExit), entry.one_sentence():
             raise InputError("x: no")
-        assert len(ended) == 2 * within
+        assert ended == [0, 1] * within
 
 
 def test_a_folder_that_takes_no_log_file_is_one_sentence(tmp_path):

@@ -72,9 +72,9 @@ REPLACED = dict.fromkeys(
 """Keys that are gone, and what to use in place of each."""
 
 
-NEEDED = "${needed:"
-"""Begins `${needed:}`, used in place of ??? where a config inherits a value: OmegaConf merges no
-??? over one. Within the braces may stand, in quotes, what to give."""
+NEEDED = re.compile(r"\$\{needed:'?(.*?)'?\}|\?\?\?")
+"""`${needed:}`, or `${needed:'WHAT TO GIVE'}`: as ???, where a config inherits a value, over which
+OmegaConf merges no ???."""
 PROJECT = "slipstream", "studies"
 GROUP = "slipstream.speculators"
 LIGHTNING = tuple(
@@ -125,8 +125,8 @@ def check_config(config: DictConfig, command: type[Command]) -> None:
     try:
         given = flattened(OmegaConf.to_container(config))
         for name, value in sorted(given.items()):
-            if value == "???" or str(value).startswith(NEEDED):
-                how = str(value)[len(NEEDED) : -1].strip("'") or f"{name}=..."
+            if isinstance(value, str) and (needed := NEEDED.fullmatch(value)):
+                how = needed[1] or f"{name}=..."
                 raise InputError(f"{name}: has no value; give one with {how}")
         content = OmegaConf.to_container(config, resolve=True)
     except (OmegaConfBaseException, RecursionError) as error:

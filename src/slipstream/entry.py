@@ -83,7 +83,7 @@ def one_sentence() -> Iterator[None]:
         sys.exit(130)
     finally:
         if _in_multirun() and "wandb" in sys.modules:  # for W&B, too, the next run is another one
-            sys.modules["wandb"].finish()
+            sys.modules["wandb"].finish(exit_code=int(sys.exc_info()[0] is not None))
 
 
 def _stop(sentence: str) -> None:

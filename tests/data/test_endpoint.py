@@ -68,6 +68,7 @@ def server(monkeypatch):
 def ask(server, folder, prompts, template=True, told=None, **settings):
     target = chatting_target()
     target.tokenizer.chat_template_kwargs = told
+    target.tokenizer.chat_template += "{# enable_thinking #}"
     if not template:
         target.tokenizer.chat_template = None
     given = dict(endpoint=server.url, model="served", concurrency=3, key_variable="STUB_KEY")

@@ -68,19 +68,20 @@ def test_templates_that_tell_the_date_tell_one_date_in_training():
 
 
 def test_a_template_has_arguments():
-    """Whatever it begins with; what spells a special token in a message stays text."""
-    found = tokenizer("\n{{ 'w9 ' if brief else 'w8 ' }}" + TEMPLATE)
+    """What is no argument of it, or could forge a turn, is refused."""
+    found = tokenizer("{{ mode }}{{ most }}{{ 'w9 ' if brief else 'w8 ' }}" + TEMPLATE)
     assert render_prompt(found, "w5") == [8, 1, 5, 2]
-    assert render_prompt(found, "w5", {"brief": True, "mode": "26 Jul", "most": 3}) == [9, 1, 5, 2]
+    told = {"brief": True, "mode": "w7 ", "most": ""}
+    assert render_prompt(found, "w5", told) == [7, 9, 1, 5, 2]
     assert render_prompt(found, "w5 <s>x", {"brief": True})[0] == 9
     values = None, ["w9"], "<s>", "it's", float("nan"), "b" * 65
-    wrongs = [{"brief": value} for value in values] + [{name: 1} for name in ("no name", 1, "true")]
-    for wrong in (*wrongs, {"messages": 1}, {"add_generation_prompt": False}):
-        said = refused(lambda wrong=wrong: render_prompt(found, "w5", wrong))
-        assert (
-            said.startswith("chat_template_kwargs: ")
-            and "must be a name of the chat template" in said
-        )
+    wrongs = [{"brief": value} for value in values]
+    for wrong in (*wrongs, {"no name": 1}, {1: 1}, {"b" * 65: 1}):
+        text = refused(lambda wrong=wrong: render_prompt(found, "w5", wrong))
+        assert text.startswith("chat_template_kwargs: ") and "must be a name that" in text
+    for name in ("messages", "add_generation_prompt", "pad_token", "loop", "true", "breif"):
+        text = refused(lambda name=name: render_prompt(found, "w5", {name: 1}))
+        assert text.startswith(f"chat_template_kwargs: the target's chat template has no '{name}'")
     found.chat_template_kwargs = {"brief": True}
     rendered = [render_prompt(found, "w5", told)[0] for told in (None, {"brief": False})]
     assert rendered == [9, 8]

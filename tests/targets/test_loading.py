@@ -102,6 +102,11 @@ def test_a_template_is_told_its_arguments_for_good(tmp_path):
     rendered = [render_prompt(target.tokenizer, "w5") for target in (plain, told)]
     assert rendered == [[8, 5], [9, 5]]
     assert differing(plain.fingerprint, told.fingerprint) == {"tokenizer"}
+    speculator = MedusaSpeculator(told, MedusaConfig(num_heads=1))
+    saved = save_speculator(tmp_path / "heads", speculator, told, 8, "")
+    assert load_speculator(saved, told)
+    with pytest.raises(InputError, match=r"is told \{'brief': True\}; set target.chat_template"):
+        load_speculator(saved, plain)
     for wrong in ({"a b": True}, {1: 2}, {"brief": None}):
         said = refused(str(folder), chat_template_kwargs=wrong)
         assert said.startswith("target.chat_template_kwargs: ") and "must be a name" in said

@@ -160,9 +160,12 @@ SCHEDULER = f"{CALLBACK}GradientAccumulationScheduler", "+callbacks.own.scheduli
         (["+trainer.logger=false"], "trainer.logger: it is not read here; give logger=NAME"),
         (["+trainer.callbacks=[]"], "trainer.callbacks: it is not read here"),
         (["+trainer.overfit_batches=1"], "trainer.overfit_batches: every epoch has other batches"),
-        (SCHEDULER, "callbacks: with GradientAccumulationScheduler a run could not go on"),
-        ([f"{CALLBACK}EMAWeightAveraging"], "callbacks: with EMAWeightAveraging a run could not"),
-        (["trainer.devices=2", "trainer.strategy=ddp_spawn"], "trainer.strategy: its processes"),
+        (SCHEDULER, "callbacks: GradientAccumulationScheduler goes neither with runs"),
+        ([f"{CALLBACK}EMAWeightAveraging"], "callbacks: EMAWeightAveraging goes neither with runs"),
+        (
+            ["trainer.devices=2", "trainer.strategy=ddp_spawn"],
+            "trainer.strategy: what processes of its kind learn",
+        ),
         (["callbacks.best.monitor=nothing"], "callbacks: `ModelCheckpoint(monitor='nothing')`"),
         (
             [f"{CALLBACK}EarlyStopping", "+callbacks.own.monitor=nothing"],
@@ -181,9 +184,11 @@ def test_a_logger_may_be_left_out(world, tmp_path):
 
 def test_what_wandb_refuses_is_one_sentence(world, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    given = "logger=default", "logger.wandb.project=my/own", "trainer.max_steps=1"
-    text = refused(lambda: train(world, tmp_path, *given))
+    text = refused(lambda: train(world, tmp_path, "logger=default", "logger.wandb.project=my/own"))
     assert text.startswith("logger.wandb: ") and "my/own" in text
+    monkeypatch.setenv("WANDB_MODE", "of")
+    text = refused(lambda: train(world, tmp_path, "logger=default"))
+    assert text.startswith("logger.wandb: ") and "'offline'" in text
 
 
 def test_few_rows_are_enough_for_a_quick_look(world, tmp_path):

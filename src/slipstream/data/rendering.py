@@ -19,11 +19,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from inspect import signature
 
 from jinja2 import TemplateError
 
 from slipstream.core.errors import InputError
-from slipstream.core.templates import Argument, with_arguments
+from slipstream.core.templates import FIELD, Argument, check_arguments
 from slipstream.data.rows import Messages, check_messages, check_text, messages_of
 
 BREAK = "\ufdd0"
@@ -34,6 +35,8 @@ NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 """How a template asks for the date, in the form that stands between the quotes."""
 MARKED = re.compile(r"{%-?\s*generation\s*-?%}")
 """Where a template says that an answer begins."""
+NOT_TOLD = set("messages raise_exception strftime_now namespace range loop true false none".split())
+"""Names in templates that are not the caller's."""
 _training: ContextVar[bool] = ContextVar("training", default=False)
 MOST_ROLES = 8
 """Besides those of user and assistant; for each of them a conversation is rendered twice."""
@@ -77,14 +80,26 @@ def date_of_training() -> Iterator[None]:
         _training.reset(token)
 
 
-def _template(tokenizer, arguments: Mapping[str, Argument] | None) -> str:
-    """The chat template with its arguments, these before those of the target; in training it has a
-    date of its own."""
+def _template(tokenizer) -> str:
+    """The chat template; in training it has a date of its own."""
     template = tokenizer.get_chat_template()  # the default one, where there are several
-    if _training.get():
-        template = NOW.sub(lambda asked: repr(TRAINED_ON.strftime(asked[2])), template)
-    usual = getattr(tokenizer, "chat_template_kwargs", None) or {}
-    return with_arguments(template, usual | dict(arguments or {}))
+    if not _training.get():
+        return template
+    return NOW.sub(lambda asked: repr(TRAINED_ON.strftime(asked[2])), template)
+
+
+def _told(tokenizer, template: str, given: Mapping[str, Argument] | None) -> dict[str, Argument]:
+    """The arguments of the chat template: those of the target, which `given` ones override."""
+    told = (getattr(tokenizer, FIELD, None) or {}) | dict(given or {})
+    check_arguments(told)
+    others = {*signature(tokenizer.apply_chat_template).parameters, *tokenizer.special_tokens_map}
+    for name in told:
+        if name in others | NOT_TOLD or not re.search(rf"\b{name}\b", template):
+            raise InputError(
+                f"{FIELD}: the target's chat template has no {name!r} that can be told; leave it "
+                "out, or look up the names that the template reads"
+            )
+    return told
 
 
 def text_ids(tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -99,8 +114,8 @@ def render_prompt(
     tokenizer, prompt: str | Messages, arguments: Mapping[str, Argument] | None = None
 ) -> list[int]:
     """Token ids a model is given to answer `prompt`: a text, or the messages of a conversation.
-    arguments: of the chat template.
 
+    arguments: of the chat template; they override those of the target.
     Raises `InputError` for messages that are malformed or end with an answer, and where the
     tokenizer has no chat template for them, or one that does not take them.
     """
@@ -148,7 +163,7 @@ def render_sample(tokenizer, prompt: str | Messages, completion: str) -> Sample:
 
 def check_generation_markers(tokenizer, prompt: str | Messages, completion: str) -> None:
     """Compare the incremental spans of one row with the template's `{% generation %}` markers."""
-    if tokenizer.chat_template is None or not MARKED.search(_template(tokenizer, None)):
+    if tokenizer.chat_template is None or not MARKED.search(_template(tokenizer)):
         return
     messages = _conversation(prompt, completion)
     marked = _render(tokenizer, messages, return_assistant_tokens_mask=True)
@@ -178,9 +193,10 @@ def _render(
             "target.chat_template, or give a plain prompt"
         )
     try:
-        template = _template(tokenizer, arguments)
-        found = _tokenized(tokenizer, template, messages, options)
-        _check_roles(tokenizer, template, messages)
+        template = _template(tokenizer)
+        told = {"chat_template": template} | _told(tokenizer, template, arguments)
+        found = _tokenized(tokenizer, messages, told, options)
+        _check_roles(tokenizer, messages, told)
     except InputError:
         raise
     except Exception as error:  # a template is a program, and what runs it gives no way out of it
@@ -193,19 +209,18 @@ def _render(
 
 
 def _tokenized(
-    tokenizer, template: str, messages: Messages, options: dict[str, bool]
+    tokenizer, messages: Messages, told: dict[str, Argument], options: dict[str, bool]
 ) -> dict[str, list[int]]:
     """What `apply_chat_template` gives, but with special tokens in the messages as text: these are
     broken, and what broke them is taken out of the tokens."""
     broken = messages if _reads_markers(tokenizer) else _broken(tokenizer, messages)
-    given = dict(chat_template=template, tokenize=True, return_dict=True, **options)
+    given = dict(told, tokenize=True, return_dict=True, **options)
     if broken == messages:
         return tokenizer.apply_chat_template(messages, **given)
     given["tokenizer_kwargs"] = {"return_offsets_mapping": True}
     found = tokenizer.apply_chat_template(broken, **given)
     options = {name: on for name, on in options.items() if name == "add_generation_prompt"}
-    options |= dict(chat_template=template, tokenize=False)
-    text = tokenizer.apply_chat_template(broken, **options)
+    text = tokenizer.apply_chat_template(broken, tokenize=False, **told, **options)
     offsets = found.pop("offset_mapping")
     kept = [place for place, (start, end) in enumerate(offsets) if text[start:end] != BREAK]
     return {name: [values[place] for place in kept] for name, values in found.items()}
@@ -237,14 +252,14 @@ def _reads_markers(tokenizer) -> bool:
     return getattr(tokenizer, "reads_markers", False)
 
 
-def _check_roles(tokenizer, template: str, messages: Messages) -> None:
+def _check_roles(tokenizer, messages: Messages, told: dict[str, Argument]) -> None:
     """`InputError` for a role that the template renders as an answer, or not at all, as some do
     with those that they do not know."""
 
     def text(messages: Messages) -> str | None:
         """As the template renders it; None where it refuses to."""
         try:
-            return tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+            return tokenizer.apply_chat_template(messages, tokenize=False, **told)
         except TemplateError:
             return None
 

@@ -29,16 +29,15 @@ class Limits(Settings):
 
     def check_prompts(self, target: Target, prompts: list[list[int]]) -> list[int]:
         """How many tokens may be emitted for each; `InputError` if a prompt leaves no room."""
-        rooms = []
+        rooms, known = [], target.model.get_input_embeddings().weight.shape[0]
         for number, ids in enumerate(prompts):
             name = "prompt" if len(prompts) == 1 else f"prompt {number} of the batch"
             if not ids:
                 raise InputError(f"{name}: it has no tokens; give some text")
-            known = target.model.get_input_embeddings().weight.shape[0]
-            if not 0 <= min(ids) <= max(ids) < known:
+            if unknown := [token for token in (min(ids), max(ids)) if not 0 <= token < known]:
                 raise InputError(
-                    f"{name}: the model has embeddings for {known} tokens, and token {max(ids)} is "
-                    "none of them; take the tokenizer that the model was trained with"
+                    f"{name}: the model has embeddings for {known} tokens, and token {unknown[0]} "
+                    "is none of them; take the tokenizer that the model was trained with"
                 )
             room = target.max_positions - len(ids)
             if room < 1:

@@ -5,7 +5,7 @@ Ou et al. 2024, "Lossless Acceleration of Large Language Model via Adaptive N-gr
 Decoding".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
@@ -47,13 +47,12 @@ class AdaptiveNgram(PromptLookup):
 
 @dataclass
 class Lookup:
-    """Of one request: the n-grams of its text, the length of its drafts, and the last of them, made
-    when the text had `start` tokens."""
+    """Of one request: the n-grams of its text, the length of its drafts, and those of which it is
+    not known yet how much is right, with the number of tokens that the text had."""
 
     index: LastPlaces
     length: DraftLength
-    draft: Draft
-    start: int = 0
+    waiting: list[tuple[int, Draft]] = field(default_factory=list)
 
 
 class AttachedLookup(AttachedHost):
@@ -63,26 +62,31 @@ class AttachedLookup(AttachedHost):
 
     def state(self, request: Request, budget: int) -> Lookup:
         index = self.settings.index(self.settings.max_ngram)
-        return Lookup(index, self.length.start(), Draft.chain(request.tokens[-1:]))
+        return Lookup(index, self.length.start())
 
     def learn(self, verified: Verified, states: list[Lookup], brought: None) -> None:
         for request, state in zip(verified.requests, states, strict=True):
-            drafted, known = len(state.draft) - 1, request.tokens[state.start :]
-            right = state.draft.agreement(known)
-            if drafted and (right == drafted or right < len(known)):  # else it is not known yet
-                state.length.observe(drafted, right)
+            drafts, state.waiting = state.waiting, []
+            for start, draft in drafts:
+                drafted, known = len(draft) - 1, request.tokens[start:]
+                right = draft.agreement(known)
+                if right == drafted or right < len(known):
+                    state.length.observe(drafted, right)
+                else:
+                    state.waiting.append((start, draft))
 
     def drafted(self, request: Request, state: Lookup, budget: int) -> Draft:
         state.length.begin()
         most = min(self.settings.num_tokens, budget - 1, request.room - 1, state.length.limit())
         state.index.extend(request.tokens)
-        state.start = len(request.tokens)
         drafted, sure = state.index.continuation(request.tokens, max(0, most))
         tokens, confidences = [request.tokens[-1], *drafted], accumulate([1.0, *sure], mul)
-        state.draft = Draft.chain(tokens, list(confidences))
+        draft = Draft.chain(tokens, list(confidences))
         ends = (nodes for nodes, each in enumerate(sure, 2) if state.length.stops(each))
-        state.draft = state.draft.first(next(ends, len(state.draft)))
-        return state.draft
+        draft = draft.first(next(ends, len(draft)))
+        if len(draft) > 1:
+            state.waiting.append((len(request.tokens), draft))
+        return draft
 
     def memory(self) -> int:
         return bytes_of(state.index for state in self.states)

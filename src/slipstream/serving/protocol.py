@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import MOST, nearest, shown
-from slipstream.core.templates import Argument, with_arguments
+from slipstream.core.templates import Argument, check_arguments
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Limits
 from slipstream.serving.worker import Job, Told
@@ -163,7 +163,7 @@ class Asking(Lenient):
         seed = secrets.randbits(32) if self.seed is None else self.seed
         try:
             (prompt, told), streamed = self.asked(), bool(self.stream)
-            with_arguments("", told or {})
+            check_arguments(told or {})
             sampling = replace(sampling, **own)
             if self.max_tokens is not None:
                 # what is beyond the context is refused by the worker, which knows it

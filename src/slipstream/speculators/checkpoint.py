@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from slipstream.assets import locate
 from slipstream.core.errors import SPECULATOR, InputError, first_sentence, what_is
 from slipstream.core.files import SUMS, check_writable, is_intact, replaced_folder
+from slipstream.core.templates import FIELD
 from slipstream.core.version import VERSION
 from slipstream.speculators.base import (
     DraftingSpeculator,
@@ -51,6 +52,7 @@ def save_speculator(
         "target": target.name,
         "target_fingerprint": target.fingerprint,
         "chat_template": getattr(target.tokenizer, "chat_template", None),
+        FIELD: getattr(target.tokenizer, FIELD, None) or {},
         "trained_length": trained_length,
         "slipstream_version": VERSION,
     }
@@ -135,6 +137,12 @@ def load_speculator(folder: str | Path, target: Target) -> Speculator:
         raise InputError(
             f"speculator: {folder} was trained for a target with {kind or 'unquantised'} weights; "
             f"set target.quantization={kind or 'null'}, or train a speculator for this one"
+        )
+    told = config.get(FIELD, {})
+    if differs == {"tokenizer"} and told != (getattr(target.tokenizer, FIELD, None) or {}):
+        raise InputError(
+            f"speculator: {folder} was trained where the chat template is told {told}; set "
+            f"target.{FIELD} to it (from Python, load_target(..., {FIELD}=...)), or train another"
         )
     if differs:
         differ = f"differ{'s' * (len(differs) == 1)}"

@@ -239,10 +239,10 @@ def family_of(model: nn.Module) -> Family:
     """The adapter for a transformers model; `InputError` for an architecture without one."""
     kind = model.config.model_type
     check_architecture(kind)
-    if getattr(model.config, "use_bidirectional_attention", None):
+    if ahead := getattr(model.config, "use_bidirectional_attention", None):
         raise InputError(
-            "target: its config has use_bidirectional_attention=true, and decoding is causal here; "
-            "choose a model without it"
+            f"target: its config has use_bidirectional_attention={ahead}, and decoding is causal "
+            "here; choose a model without it"
         )
     return FAMILIES[kind](model)
 

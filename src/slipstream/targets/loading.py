@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch._dynamo import OptimizedModule
 
 from slipstream.assets import locate
 from slipstream.core.errors import (
@@ -21,7 +22,7 @@ from slipstream.core.errors import (
 )
 from slipstream.core.files import check_intact
 from slipstream.core.settings import Text, checked
-from slipstream.core.templates import with_arguments
+from slipstream.core.templates import FIELD, check_arguments
 from slipstream.targets import quantized
 from slipstream.targets.families import check_architecture
 from slipstream.targets.fingerprints import fingerprint, vocabulary_of
@@ -74,7 +75,8 @@ def load_target(
     """
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
-    device, location = _available(device), locate(name)
+    device, location, told = _available(device), locate(name), dict(chat_template_kwargs or {})
+    check_arguments(told, f"target.{FIELD}")
     try:
         check_intact(location)
         said = _config(location)
@@ -100,7 +102,7 @@ def load_target(
         model, found = AutoModelForCausalLM.from_pretrained(
             location, output_loading_info=True, trust_remote_code=False, **options
         )
-        tokenizer.reads_markers = reads_markers
+        tokenizer.reads_markers, tokenizer.chat_template_kwargs = reads_markers, told
     except Exception as error:  # as above
         if out_of_memory(error):
             raise
@@ -109,8 +111,6 @@ def load_target(
     say_what_is_left_out(model, name)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
-    tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
-    with_arguments("", tokenizer.chat_template_kwargs, "target.chat_template_kwargs")
     quantized.settle(model, DTYPES[dtype], reorder=packed and dtype == "bfloat16")
     if adapter is not None:
         model = _adapted(model, adapter)
@@ -241,7 +241,7 @@ def target_of(model: nn.Module) -> Target:
     """The one `Target` of a transformers model, kept with it: what drafters have made for it
     (stores, merged layers) serves later calls, and its weights are fingerprinted once. A model
     that was moved, cast, resized or given another kind of adapter since is another one."""
-    model = getattr(model, "_orig_mod", model)  # of `torch.compile`
+    model = model._orig_mod if isinstance(model, OptimizedModule) else model
     state = model.device, model.dtype, model.config.vocab_size, beyond_weights(model)
     known, target = vars(model).get("slipstream_target", (None, None))
     if known != state:

@@ -17,6 +17,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.files import replaced_folder, write_text
 from slipstream.core.processes import mean_over_processes
 from slipstream.core.settings import Amount, Count, NotNegative, Text
+from slipstream.core.templates import FIELD
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.tokenizer import train_tokenizer
@@ -77,6 +78,8 @@ class LanguageModelTraining(TrainingModule):
                     "training.teacher: it has another vocabulary than the model; give its "
                     "tokenizer as training.tokenizer"
                 )
+            for setting in ("reads_markers", FIELD):  # not of a tokenizer's files
+                setattr(self.tokenizer, setting, getattr(self.teacher.tokenizer, setting, None))
             self.teacher.model.requires_grad_(False)
             self.teacher = self.teacher.of_vocabulary(self.model.config.vocab_size)
         data.prepare(self.tokenizer, self.teacher)

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, WeightAveraging
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -27,6 +31,7 @@ ROOM = (
     "lower data.batch_tokens or data.max_length, raise training.num_segments, or set "
     "training.checkpointing=true"
 )
+NOT_HERE = GradientAccumulationScheduler, StochasticWeightAveraging, WeightAveraging
 # Under SLURM Lightning would go on from the place of a job by itself; here `resume` says so.
 _CheckpointConnector._hpc_resume_path = None
 
@@ -70,9 +75,9 @@ def lightning_in_one_sentence(settings: dict, built: bool = True) -> Iterator[No
         texts = {value: name for name, value in settings.items() if isinstance(value, str)}
         known = {name: name for name in settings} | texts
         named = [known[word] for word in re.findall(r"[\w-]+", reason) if word in known]
-        if "monitor" in reason or "conditioned on metric" in reason:
-            raise InputError(f"callbacks: {reason}; monitor what there is") from error
-        if built and not named:
+        if "monitored key" in reason or "conditioned on metric" in reason:
+            raise InputError(f"callbacks: {reason}; give a metric that is logged") from error
+        if built and (not named or isinstance(error, RuntimeError)):
             raise
         field = ".".join(["trainer", *named[:1]])
         raise InputError(f"{field}: {reason}; choose another value") from error
@@ -88,14 +93,15 @@ def check_trainer(trainer: L.Trainer, settings: dict) -> None:
             "trainer.overfit_batches: every epoch has other batches; give debug=overfit"
         )
     for callback in trainer.callbacks:
-        if isinstance(callback, GradientAccumulationScheduler | WeightAveraging):
+        if isinstance(callback, NOT_HERE):
             raise InputError(
-                f"callbacks: with {type(callback).__name__} a run could not go on from where it "
-                "was; leave it out"
+                f"callbacks: {type(callback).__name__} goes neither with runs that go on nor with "
+                "keeping the best state; leave it out"
             )
-    launcher = trainer.strategy.launcher
-    if trainer.world_size > 1 and isinstance(launcher, _MultiProcessingLauncher):
-        raise InputError("trainer.strategy: its processes would keep what they learn; give ddp")
+    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+        raise InputError(
+            "trainer.strategy: what processes of its kind learn does not come back; give ddp"
+        )
 
 
 def precision(given: str | int, accelerator: str, target_dtype: str) -> str | int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
-from slipstream.core.errors import InputError, first_sentence
+from slipstream.core.errors import InputError
 from slipstream.core.files import write_atomically
 from slipstream.core.settings import Text
 
@@ -59,29 +59,26 @@ def log_once() -> None:
 
 
 def wandb_logger(project: Text, save_dir: Text) -> WandbLogger:
-    """A Lightning `WandbLogger`; `WANDB_MODE` of the environment wins."""
+    """A Lightning `WandbLogger`; `WANDB_MODE` of the environment wins. `InputError` for what W&B
+    does not take."""
     import wandb
 
     mode = os.environ.get("WANDB_MODE")
     if mode is None:
         mode = "online" if wandb.login(prompt=False) else "offline"
-    settings = wandb.Settings(silent=True, init_timeout=30)
+    try:
+        settings = wandb.Settings(silent=True, init_timeout=30, project=project, mode=mode)
+    except (wandb.Error, ValueError) as error:
+        said = " ".join(str(error).partition(" [type=")[0].split())
+        raise InputError(f"logger.wandb: {said}; mend it, or give logger=csv") from error
     return WandbLogger(project=project, save_dir=save_dir, mode=mode, settings=settings)
 
 
 def log_config(loggers: list, config: dict) -> None:
-    """Give W&B, which begins with it, the run's config; other loggers stand beside the config that
-    Hydra writes. `InputError` for what W&B does not take."""
-    import wandb
-
+    """Give W&B the run's config; other loggers stand beside the config that Hydra writes."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            try:
-                logger.log_hyperparams(config)
-            except (wandb.Error, ValueError) as error:
-                raise InputError(
-                    f"logger.wandb: {first_sentence(error)}; mend it, or give logger=csv"
-                ) from error
+            logger.log_hyperparams(config)
 
 
 def log_folder(loggers: list, folder: Path) -> None:
