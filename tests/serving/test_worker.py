@@ -389,6 +389,19 @@ def test_measuring_takes_no_more_memory_than_its_steps(kind, monkeypatch):
     assert capacities and max(capacities) < 700 and set(own.costs) == {1, 2}
 
 
+def test_a_job_tells_the_chat_template_its_arguments():
+    own, told = worker(), []
+    own.decoder.target.tokenizer.chat_template = (
+        "{{ 'w9 ' if brief else 'w8 ' }}{{ messages[0]['content'] }}"
+    )
+    for arguments, ids in ((None, [8, 5]), ({"brief": True}, [9, 5]), ({"breif": True}, None)):
+        job = Job([{"role": "user", "content": "w5"}], Sampling(), LIMITS, 0, False, arguments)
+        asked = Asked(job, told.append, lambda: False)
+        assert own.prepare(asked) == (ids is not None)
+        assert told.pop().refused is None if ids else "has no 'breif'" in told.pop().refused
+        assert ids is None or asked.request.tokens == ids
+
+
 def test_a_limit_of_the_server_beyond_the_context_is_cut_and_a_clients_refused():
     own, told = worker(engine(limits=Limits(5000))), []
     for limits, taken in ((Limits(5000), True), (Limits(4000), False)):
