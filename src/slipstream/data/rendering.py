@@ -115,9 +115,9 @@ def render_prompt(
 ) -> list[int]:
     """Token ids a model is given to answer `prompt`: a text, or the messages of a conversation.
 
-    arguments: of the chat template; they override those of the target.
-    Raises `InputError` for messages that are malformed or end with an answer, and where the
-    tokenizer has no chat template for them, or one that does not take them.
+    arguments: of the chat template; they override those of the target. Raises `InputError` for
+    messages that are malformed or end with an answer, and where the tokenizer has no chat template
+    for them, or one that does not take them.
     """
     if isinstance(prompt, str) and tokenizer.chat_template is None:
         check_text(prompt, "prompt")

@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch._dynamo import OptimizedModule
 
 from slipstream.assets import locate
 from slipstream.core.errors import (
@@ -241,7 +240,7 @@ def target_of(model: nn.Module) -> Target:
     """The one `Target` of a transformers model, kept with it: what drafters have made for it
     (stores, merged layers) serves later calls, and its weights are fingerprinted once. A model
     that was moved, cast, resized or given another kind of adapter since is another one."""
-    model = model._orig_mod if isinstance(model, OptimizedModule) else model
+    model = model._modules.get("_orig_mod", model)  # of `torch.compile`
     state = model.device, model.dtype, model.config.vocab_size, beyond_weights(model)
     known, target = vars(model).get("slipstream_target", (None, None))
     if known != state:
