@@ -112,10 +112,12 @@ def test_the_model_card_names_a_target_of_the_hub(tmp_path, name, base):
 
 def test_only_wandb_is_given_the_config(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    tracked, table = wandb_logger("slipstream", str(tmp_path)), CSVLogger(str(tmp_path))
+    tracked = wandb_logger("slipstream", str(tmp_path), "first", ["small"])
+    table = CSVLogger(str(tmp_path))
     log_config([table, tracked], {"training": {"learning_rate": 1.25e-3}, "seed": 5})
-    found = dict(tracked.experiment.config)
-    tracked.experiment.finish()
+    found, run = dict(tracked.experiment.config), tracked.experiment
+    assert (run.project, run.name, run.tags) == ("slipstream", "first", ("small",))
+    run.finish()
     assert found == {"training": {"learning_rate": 1.25e-3}, "seed": 5}
     assert not table.experiment.hparams
 

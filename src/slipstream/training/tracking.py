@@ -58,9 +58,11 @@ def log_once() -> None:
     told.addFilter(lambda record: not record.getMessage().startswith("💡"))
 
 
-def wandb_logger(project: Text, save_dir: Text) -> WandbLogger:
-    """A Lightning `WandbLogger`; `WANDB_MODE` of the environment wins. `InputError` for what W&B
-    does not take."""
+def wandb_logger(
+    project: Text, save_dir: Text, name: Text | None = None, tags: list[Text] | None = None
+) -> WandbLogger:
+    """A Lightning `WandbLogger`; `WANDB_MODE` of the environment wins. name, tags: of the run.
+    `InputError` for what W&B does not take."""
     import wandb
 
     mode = os.environ.get("WANDB_MODE")
@@ -71,7 +73,8 @@ def wandb_logger(project: Text, save_dir: Text) -> WandbLogger:
     except (wandb.Error, ValueError) as error:
         said = " ".join(str(error).partition(" [type=")[0].split())
         raise InputError(f"logger.wandb: {said}; mend it, or give logger=csv") from error
-    return WandbLogger(project=project, save_dir=save_dir, mode=mode, settings=settings)
+    given = dict(project=project, save_dir=save_dir, name=name, tags=tags)
+    return WandbLogger(**given, mode=mode, settings=settings)
 
 
 def log_config(loggers: list, config: dict) -> None:
