@@ -204,7 +204,7 @@ def test_a_batch_of_sequences_equals_each_of_them(architecture):
 
 
 def test_a_model_that_looks_ahead_is_refused():
-    with pytest.raises(InputError, match="use_bidirectional_attention=true"):
+    with pytest.raises(InputError, match="use_bidirectional_attention=True"):
         tiny_target("gemma", use_bidirectional_attention=True)
 
 
