@@ -160,8 +160,8 @@ SCHEDULER = f"{CALLBACK}GradientAccumulationScheduler", "+callbacks.own.scheduli
         (["+trainer.logger=false"], "trainer.logger: it is not read here; give logger=NAME"),
         (["+trainer.callbacks=[]"], "trainer.callbacks: it is not read here"),
         (["+trainer.overfit_batches=1"], "trainer.overfit_batches: every epoch has other batches"),
-        (SCHEDULER, "callbacks: GradientAccumulationScheduler goes neither with runs"),
-        ([f"{CALLBACK}EMAWeightAveraging"], "callbacks: EMAWeightAveraging goes neither with runs"),
+        (SCHEDULER, "callbacks: with GradientAccumulationScheduler a run could not"),
+        ([f"{CALLBACK}EMAWeightAveraging"], "callbacks: with EMAWeightAveraging a run could not go on"),
         (
             ["trainer.devices=2", "trainer.strategy=ddp_spawn"],
             "trainer.strategy: what processes of its kind learn",

@@ -11,11 +11,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import (
-    GradientAccumulationScheduler,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, WeightAveraging
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -31,7 +27,6 @@ ROOM = (
     "lower data.batch_tokens or data.max_length, raise training.num_segments, or set "
     "training.checkpointing=true"
 )
-NOT_HERE = GradientAccumulationScheduler, StochasticWeightAveraging, WeightAveraging
 # Under SLURM Lightning would go on from the place of a job by itself; here `resume` says so.
 _CheckpointConnector._hpc_resume_path = None
 
@@ -93,10 +88,10 @@ def check_trainer(trainer: L.Trainer, settings: dict) -> None:
             "trainer.overfit_batches: every epoch has other batches; give debug=overfit"
         )
     for callback in trainer.callbacks:
-        if isinstance(callback, NOT_HERE):
+        if isinstance(callback, GradientAccumulationScheduler | WeightAveraging):
             raise InputError(
-                f"callbacks: {type(callback).__name__} goes neither with runs that go on nor with "
-                "keeping the best state; leave it out"
+                f"callbacks: with {type(callback).__name__} a run could not go on from where it "
+                "was; leave it out"
             )
     if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
         raise InputError(
