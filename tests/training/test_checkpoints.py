@@ -161,7 +161,7 @@ SCHEDULER = f"{CALLBACK}GradientAccumulationScheduler", "+callbacks.own.scheduli
         (["+trainer.callbacks=[]"], "trainer.callbacks: it is not read here"),
         (["+trainer.overfit_batches=1"], "trainer.overfit_batches: every epoch has other batches"),
         (SCHEDULER, "callbacks: with GradientAccumulationScheduler a run could not"),
-        ([f"{CALLBACK}EMAWeightAveraging"], "callbacks: with EMAWeightAveraging a run could not go on"),
+        ([f"{CALLBACK}EMAWeightAveraging"], "callbacks: with EMAWeightAveraging a run could not"),
         (
             ["trainer.devices=2", "trainer.strategy=ddp_spawn"],
             "trainer.strategy: what processes of its kind learn",
