@@ -8,10 +8,11 @@ from tests.drafters import untrained
 
 from slipstream import app
 from slipstream.core.sampling import Sampling
-from slipstream.decoding.answer import Limits
+from slipstream.decoding.answer import Generation, Limits
+from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.evaluation import methods
-from slipstream.evaluation.comparison import compare, summarise
+from slipstream.evaluation.comparison import Run, compare, summarise
 from slipstream.evaluation.methods import Plain, Speculative
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.report import comparison_result
@@ -107,3 +108,25 @@ def test_the_baseline_is_the_same_model_without_what_its_config_asks_for_besides
     assert "methods.transformers=null" in refused(
         lambda: baseline.prepare(target, Sampling(), Limits(4, "."))
     )
+
+
+def test_intervals_of_batched_runs_draw_batches_again():
+    """The prompts of a batch share its seconds, so six of two batches tell of chance what two do."""
+    prompts = [Prompt(f"w{n} w5", "a") for n in range(6)]
+
+    def record(batch_size: int):
+        runs = [
+            Run(name, None, True, batch_size, None, list(map(_took, seconds)), {"a": 0}, {"a": ""})
+            for name, seconds in (("plain", [4.0] * 6), ("other", [1.0] * 3 + [4.0] * 3))
+        ]
+        return summarise(runs, prompts, "")[1]
+
+    alone, together = record(1), record(3)
+    assert alone.speedup_vs_plain == together.speedup_vs_plain == 1.6
+    assert (together.speedup_vs_plain_low, together.speedup_vs_plain_high) == (1.0, 4.0)
+    assert 1.0 < alone.speedup_vs_plain_low < 1.6 < alone.speedup_vs_plain_high < 4.0
+
+
+def _took(seconds: float) -> Generation:
+    counts = Statistics(answers=1, tokens=4, target_forwards=3, seconds=seconds)
+    return Generation([1, 2, 3, 4], "", "length", counts)

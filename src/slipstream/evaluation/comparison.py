@@ -46,14 +46,15 @@ METRICS = {
 class Run:
     """What one method did with each prompt: the median run of each, in the prompts' order.
 
-    expected: greedy answers of the method's own reference, where it has one; store_bytes: most
-    memory of what drafts are looked up in, by prompt set; details: what else there is to say of how
-    it decoded each set.
+    batch_size: prompts answered together; expected: greedy answers of the method's own reference;
+    store_bytes: most memory of what drafts are looked up in, by prompt set; details: what else
+    there is to say of how it decoded each set.
     """
 
     method: str
     drafter: str | None
     exact: bool
+    batch_size: int = 1
     expected: list[list[int]] | None = None
     generations: list[Generation] = field(default_factory=list)
     store_bytes: dict[str, int] = field(default_factory=dict)
@@ -63,9 +64,9 @@ class Run:
 @dataclass(frozen=True)
 class Record:
     """One line of the results: a method on a prompt set. Seconds are sums over the prompts; low and
-    high bound 95 % of a speedup or of tau, prompts drawn again; target_rows: positions that the
-    forwards after prefill worked on; accepted_lengths: how many steps kept so many drafted tokens;
-    rouge_1 and the like: means over the prompts that have references, None where none has.
+    high bound 95 % of tau, prompts drawn again, or of a speedup, batches drawn again; target_rows:
+    positions that the forwards after prefill worked on; accepted_lengths: how many steps kept so
+    many drafted tokens; rouge_1 ...: means over prompts that have references, None where none has.
     """
 
     method: str
@@ -125,7 +126,7 @@ def compare(
     ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
     for method in methods.values():
         method.ready(target, sampling, limits)
-    runs = {name: Run(name, method.drafter, method.exact) for name, method in methods.items()}
+    runs = {name: Run(name, m.drafter, m.exact, batch_size) for name, m in methods.items()}
     names, chance = list(methods), random.Random(seed)
 
     def took(answers: list[Generation]) -> float:
@@ -195,11 +196,10 @@ def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record
     `transformers` where it was run, else with the first method's; speeds with `transformers` and
     `plain`, each where it was run.
     """
-    ordered = sorted(runs, key=lambda run: run.drafter is not None)
     return [
         _record(run, runs, name, chosen, prompts, dtype)
         for name, chosen in task_sets(prompts).items()
-        for run in ordered
+        for run in sorted(runs, key=lambda run: run.drafter is not None)
     ]
 
 
@@ -240,9 +240,10 @@ def _record(
     answers = [run.generations[place] for place in chosen]
     sets = list(dict.fromkeys(prompts[place].source for place in chosen))
     steps = [answer.statistics for answer in answers]
-    counts = [each.tokens - each.answers for each in steps], [e.target_forwards for e in steps]
+    counts = [e.tokens - e.answers for e in steps], [e.target_forwards for e in steps]
     tau_low, tau_high = rate_interval(*counts) if total.target_forwards else (1.0, 1.0)
     measured = scores(answers, [prompts[place] for place in chosen])
+    batches = [own for own in batches_of(prompts, run.batch_size) if own[0] in chosen]
     return Record(
         method=run.method,
         details=_together({name: run.details[name] for name in sets}),
@@ -254,8 +255,8 @@ def _record(
         identical=sum(run.generations[place].ids == expected[place] for place in chosen),
         tokens=total.tokens,
         tokens_per_second=total.tokens_per_second,
-        **_speedup("transformers", run, runs, chosen),
-        **_speedup("plain", run, runs, chosen),
+        **_speedup("transformers", run, runs, batches),
+        **_speedup("plain", run, runs, batches),
         tau=total.tau,
         tau_low=tau_low,
         tau_high=tau_high,
@@ -273,12 +274,12 @@ def _record(
     )
 
 
-def _speedup(other: str, run: Run, runs: list[Run], chosen: list[int]) -> dict[str, float | None]:
+def _speedup(other: str, run: Run, runs: list[Run], batches: list) -> dict[str, float | None]:
     """Over the method called `other`, with its bounds; None where that was not run."""
     base = next((each for each in runs if each.method == other), None)
-    found: tuple[float | None, ...] = (None, None, None)
-    if base is not None:
-        sides = [[each.generations[place].statistics for place in chosen] for each in (run, base)]
+    found = (None, None, None)
+    if base:
+        sides = [[total_of(each, batch) for batch in batches] for each in (run, base)]
         ours, theirs = (([e.tokens for e in own], [e.seconds for e in own]) for own in sides)
         found = ratio_interval(ours, theirs)
     names = (f"speedup_vs_{other}{end}" for end in ("", "_low", "_high"))
