@@ -111,7 +111,7 @@ def test_the_baseline_is_the_same_model_without_what_its_config_asks_for_besides
 
 
 def test_intervals_of_batched_runs_draw_batches_again():
-    """The prompts of a batch share its seconds, so six of two batches tell of chance what two do."""
+    """The prompts of a batch share its seconds, so six in two batches count as two."""
     prompts = [Prompt(f"w{n} w5", "a") for n in range(6)]
 
     def record(batch_size: int):
