@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from slipstream.targets import compiled
+from slipstream.targets import compiled, graphs
 
 
 class Recorder(TorchDispatchMode):
@@ -113,7 +113,7 @@ def stand_in(monkeypatch) -> Cuda:
     monkeypatch.setattr(compiled, "CAPACITY", 32)
     monkeypatch.setattr(compiled, "PROMPT", 4)
     monkeypatch.setattr(compiled, "PROMPT_ROWS", 16)
-    compiled._stream.cache_clear()
+    graphs._stream.cache_clear()
     return cuda
 
 

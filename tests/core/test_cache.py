@@ -229,7 +229,7 @@ def test_a_cache_takes_in_the_sequences_of_others():
 
 def test_room_counts_what_rounding_may_take():
     """Rows are staged behind a multiple of the granularity."""
-    cache = StepCache(CPU, HEADS, SIZE, CAPACITY, batch_size=2, granularity=8)
+    cache = StepCache(CPU, HEADS, SIZE, CAPACITY, batch_size=2, granularity=8, spare=8)
     assert cache.room == CAPACITY - 8
     cache.check_room(cache.room)  # of an empty one
     cache.settle([9, 3])

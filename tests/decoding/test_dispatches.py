@@ -10,7 +10,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.drafters.streaming import Streaming
-from slipstream.targets import compiled
+from slipstream.targets import compiled, graphs
 from slipstream.targets.compiled import compile_target
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -22,7 +22,7 @@ def dispatches(monkeypatch):
     for name, value in {"REPLAYING": ("cpu",), "GRANULARITY": 256, "CAPACITY": 1024}.items():
         monkeypatch.setattr(compiled, name, value)
     yield Dispatches()
-    compiled._stream.cache_clear()
+    graphs._stream.cache_clear()
 
 
 @pytest.mark.parametrize(

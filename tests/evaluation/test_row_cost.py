@@ -1,5 +1,6 @@
 """What a forward of several rows is said to cost is what decoding does."""
 
+from inspect import isfunction
 from statistics import median
 
 import pytest
@@ -48,11 +49,11 @@ def test_graphs_are_those_of_decoding_and_hold_the_head(decoder, monkeypatch):
     monkeypatch.setattr(compiled, "REPLAYING", ("cpu",))
     target = compile_target(decoder.target, "reduce-overhead")
     Engine(target, PromptLookup(2, 3), Sampling(), Limits(31), 4).generate([3, 1, 4])
-    kinds = {key[0] for key in target.compiled._graphs if callable(key[0])}  # but the prompt's
-    target.compiled._graphs.clear()
+    kinds = {key[0] for key in target.compiled.graphs.kept if isfunction(key[0]())}  # no prompt's
+    target.compiled.graphs.kept.clear()
     heads, logits = [], target.logits
     monkeypatch.setattr(target, "logits", lambda hidden: heads.append(1) or logits(hidden))
     row_costs(target, 32, 20, (1, 4))
-    graphs = list(target.compiled._graphs)
+    graphs = list(target.compiled.graphs.kept)
     assert kinds == {key[0] for key in graphs} and len(graphs) == 2
     assert len(heads) == 3 * 2  # two warm-ups and a capture each, and not in every step

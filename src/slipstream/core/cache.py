@@ -28,7 +28,7 @@ class StepCache:
     In all sequences rows are staged from slot `slots` on: `bound` rounded up to a multiple of
     `granularity`, so that steps of compiled layers have few shapes. With a granularity above 1 an
     empty cache counts as one slot, so that prompts are steps like others. The slots between a
-    sequence's end and `slots` belong to nothing.
+    sequence's end and `slots` belong to nothing. spare: slots for these, and for padding.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class StepCache:
         batch_size: int = 1,
         dtype: torch.dtype = torch.float32,
         granularity: int = 1,
+        spare: int = 0,
     ):
         shape = 2, batch_size, num_heads, capacity, head_size
         # Zeros, not whatever lies in memory: masked slots count 0 times what they hold, and 0 times
@@ -50,6 +51,7 @@ class StepCache:
         ]
         self.layers = [(layer[0], layer[1]) for buffer in self._buffers for layer in buffer]
         self.batch_size, self.capacity, self.granularity = batch_size, capacity, granularity
+        self.spare = spare
         self.settle([0] * batch_size)
 
     def settle(self, lengths: list[int]) -> None:
@@ -79,7 +81,7 @@ class StepCache:
     @property
     def room(self) -> int:
         """How many rows of a sequence fit, wherever the staged ones come to lie."""
-        return self.capacity - (self.granularity if self.granularity > 1 else 0)
+        return self.capacity - self.spare
 
     def fits(self, other: "StepCache") -> bool:
         """Whether the sequences of `other` have room after its own."""

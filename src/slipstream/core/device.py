@@ -6,9 +6,13 @@ from pathlib import Path
 import torch
 
 
-def has_room_for(size: int, device: torch.device) -> bool:
-    """Whether `size` bytes are little beside what is free on a GPU: a tenth; true elsewhere."""
-    return device.type != "cuda" or 10 * size <= torch.cuda.mem_get_info(device)[0]
+def has_room_for(size: int, device: torch.device, share: float = 0.1) -> bool:
+    """Whether `size` bytes are at most this share of what is free on a GPU, what the allocator
+    keeps for later included; true elsewhere."""
+    if device.type != "cuda":
+        return True
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return size <= share * (torch.cuda.mem_get_info(device)[0] + kept)
 
 
 def wait_for(device: torch.device) -> None:

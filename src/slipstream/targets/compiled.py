@@ -9,20 +9,21 @@ run as steps do; long ones, rows that are pruned without a cap on a CPU, and tra
 the eager layers are the reference.
 """
 
-import copy
 import weakref
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
+from threading import Lock
 from typing import Literal
 
 import torch
 from torch import nn
 
 from slipstream.core.cache import StepCache
+from slipstream.core.device import has_room_for
 from slipstream.core.errors import InputError
 from slipstream.core.settings import checked
-from slipstream.core.trees import Trees
 from slipstream.targets.families import rope_kinds
+from slipstream.targets.graphs import Graphs, first, padded
 from slipstream.targets.packed import is_packed
 from slipstream.targets.quantized import is_quantized
 from slipstream.targets.rows import Rows
@@ -34,9 +35,6 @@ GRANULARITY = 256
 REPLAYING = ("cuda",)
 # How many layers may be compiled: of all targets and kinds, with one row or several.
 COMPILED = 256
-# How many graphs a target keeps, those that were used last: a long text goes through many numbers
-# of slots, a server through batches and budgets, too.
-GRAPHS = 2048
 # Caches have a multiple of so many slots, so that most prompts find one that is there.
 CAPACITY = 1024
 # Prompts are padded to multiples of so many rows, where a batch has at most so many: of more the
@@ -90,33 +88,43 @@ class CompiledLayers:
     def __init__(self, target: Target):
         # Layers of all targets share one function, which is compiled for each kind of them.
         torch._dynamo.config.recompile_limit = max(COMPILED, torch._dynamo.config.recompile_limit)
-        self.target, self.device = target, target.device
+        self.target = target
         self._compiled = torch.compile(_run_layer, dynamic=True, fullgraph=True)
-        self._graphs: dict[tuple, _Graph] = {}
-        self._capturing = False
+        self.graphs, self._lock = Graphs(target.device), Lock()
         self._buffers: StepCache | None = None
         self._user: Callable[[], StepCache | None] = lambda: None
 
     def new_cache(self, capacity: int, batch: int, instead_of: StepCache | None) -> StepCache:
-        """An empty cache over the buffers that graphs were captured for. They grow and never
-        shrink, and serve one cache at a time; another gets buffers of its own, without graphs."""
-        capacity, kept, allocate = capacity + GRANULARITY, self._buffers, self.target.allocate
-        if self._user() not in (None, instead_of):
-            return allocate(capacity, batch, GRANULARITY)
-        if kept is None or capacity > kept.capacity or batch > kept.batch_size:
-            needed = -(-capacity // CAPACITY) * CAPACITY, padded(batch)
-            largest = needed if kept is None else map(max, needed, (kept.capacity, kept.batch_size))
-            self._graphs.clear()
-            self._buffers = kept = None
-            try:
-                self._buffers = allocate(*largest, GRANULARITY)
-            except torch.OutOfMemoryError:  # where the longest prompt was not of the largest batch
-                self._buffers = allocate(*needed, GRANULARITY)
-        elif self._user() is None:  # 0 times what an overflow left there would be no number
-            self._buffers.clear(padded(batch))
-        cache = self._buffers.emptied(batch)
-        self._user = weakref.ref(cache)
-        return cache
+        """An empty cache over the buffers that graphs were captured for. They serve one cache at a
+        time; another, of a thread that decodes meanwhile, too, gets buffers of its own, without
+        graphs. Both have room for the padding of a prompt."""
+        spare = GRANULARITY + PROMPT
+        capacity, allocate = capacity + spare, self.target.allocate
+        with self._lock:
+            if self._user() not in (None, instead_of):
+                return allocate(capacity, batch, GRANULARITY, spare)
+            kept = self._buffers
+            if kept is None or capacity > kept.capacity or batch > kept.batch_size:
+                sizes = self._sizes(capacity, batch, kept)
+                self._buffers = kept = None
+                self.graphs.kept.clear()
+                self._buffers = allocate(*sizes, GRANULARITY, spare)
+            elif self._user() is None:  # 0 times what an overflow left there would be no number
+                kept.clear(padded(batch))
+            cache = self._buffers.emptied(batch)
+            self._user = weakref.ref(cache)
+            return cache
+
+    def _sizes(self, capacity: int, batch: int, kept: StepCache | None) -> tuple[int, int]:
+        """Slots and sequences of new buffers: they shrink in neither, unless both together (the
+        longest text may not have been of the largest batch) take half of the memory that is free.
+        """
+        needed = rounded(capacity), padded(batch)
+        if kept is None:
+            return needed
+        slots, sequences = map(max, needed, (kept.capacity, kept.batch_size))
+        size = kept.nbytes // (kept.capacity * kept.batch_size) * slots * sequences
+        return (slots, sequences) if has_room_for(size, self.graphs.device, 1 / 2) else needed
 
     def deserted(self, first: StepCache, second: StepCache) -> bool:
         """Whether the buffers that graphs were captured for are not those of `first`, and nobody's
@@ -128,8 +136,7 @@ class CompiledLayers:
         """How many rows prompts of up to `length` tokens have in an empty cache, so that graphs
         serve many of them; 0 where it does not matter."""
         width = -(-length // PROMPT) * PROMPT
-        few = padded(len(cache.lengths)) * width <= PROMPT_ROWS
-        return width if few and cache.slots + width <= cache.capacity else 0
+        return width if padded(len(cache.lengths)) * width <= PROMPT_ROWS else 0
 
     def __call__(self, modules: Sequence[nn.Module], rows: Rows, cache: StepCache) -> Rows:
         """Run `modules`, whose keys and values are staged where the mask has its last R columns,
@@ -138,7 +145,8 @@ class CompiledLayers:
         cache.check_room(rows.mask.shape[-1] - cache.slots)
         run = partial(self._span, modules, rows, cache)
         if rows.repeats and self._captures(cache):
-            run = self._graph((modules, rows.acting, rows.readout, rows.num_nodes), run, inputs)
+            key = modules[0], len(modules), rows.acting, rows.readout, rows.num_nodes
+            run = self.graphs.of(key, run, inputs)
         rows.hidden, rows.outcome = run(*inputs)
         return rows
 
@@ -151,7 +159,7 @@ class CompiledLayers:
 
         def run_layer(module, hidden, *others):
             both = cache.layers[family.index_of(module)]
-            keys, values = (_first(own, len(hidden)) for own in both)
+            keys, values = (first(own, len(hidden)) for own in both)
             return run(family, module, hidden, *others[:-1], keys, values)
 
         self.target.run_each(modules, rows, cache, run_layer)
@@ -162,32 +170,14 @@ class CompiledLayers:
         """`run(*inputs)`, as a graph where graphs are captured. `run` may depend on nothing but
         its inputs, tensors with the batch first, and what `key` contains."""
         if self._captures(cache):
-            run = self._graph(key, run, inputs)
+            run = self.graphs.of(key, run, inputs)
         return run(*inputs)
 
     def _captures(self, cache: StepCache | None) -> bool:
         """Whether what runs here is a graph: over the buffers that all caches share, and not as
         part of another graph."""
         ours = cache is None or (self._buffers is not None and cache.layers is self._buffers.layers)
-        return ours and not self._capturing and self.device.type in REPLAYING
-
-    def _graph(self, key: tuple, run: Callable, inputs: Sequence[torch.Tensor]) -> "_Graph":
-        """That of `run`, which `key` names, for inputs of these shapes."""
-        batch = padded(len(inputs[0]))
-        key = *key, batch, tuple(given.shape[1:] for given in inputs)
-        graph = self._graphs.pop(key, None)
-        if graph is None:
-            if not self._graphs:  # the pool of graphs that are gone cannot be opened again
-                self._pool = torch.cuda.graph_pool_handle()
-            elif len(self._graphs) >= GRAPHS:
-                del self._graphs[next(iter(self._graphs))]
-            self._capturing = True
-            try:
-                graph = _Graph(run, inputs, batch, self._pool, self.device)
-            finally:
-                self._capturing = False
-        self._graphs[key] = graph  # the last one that was used stands last
-        return graph
+        return ours and not self.graphs.capturing and self.graphs.device.type in REPLAYING
 
 
 def _run_layer(family, module, hidden, mask, positions, rotary, keys, values) -> torch.Tensor:
@@ -212,68 +202,6 @@ class _Place:
         return self.keys[..., :stop, :], self.values[..., :stop, :]
 
 
-def padded(batch: int) -> int:
-    """How many sequences a graph for `batch` of them has: 1, 2, 4, or a multiple of 8."""
-    return 1 << (batch - 1).bit_length() if batch <= 8 else -(-batch // 8) * 8
-
-
-@lru_cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Where all graphs of a device are captured: what libraries keep for a stream they keep once,
-    and not in the pool of graphs that may go."""
-    return torch.cuda.Stream(device)
-
-
-class _Graph:
-    """A CUDA graph of `run` for inputs of fixed shapes, with `batch` sequences.
-
-    Given fewer, the others keep earlier inputs, and what they stage belongs to nothing. Graphs of a
-    pool share their memory: one is replayed at a time, and its results are copied.
-    """
-
-    def __init__(self, run: Callable, inputs: Sequence, batch: int, pool: object, device):
-        # The others start as copies of the first sequence: rows that attend to nothing would be
-        # NaN, and an index out of range would stop the device.
-        self._inputs = [given[:1].repeat(batch, *[1] * (given.ndim - 1)) for given in inputs]
-        self._copy_in(inputs)
-        with torch.cuda.device(device):
-            beside = _stream(device)
-            beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(beside):  # compilation and autotuning come before the capture
-                for _ in range(2):
-                    run(*self._inputs)
-            torch.cuda.current_stream().wait_stream(beside)
-            self._graph = torch.cuda.CUDAGraph()
-            # What other threads do meanwhile (a server's, a loader's) is no part of it.
-            capture = dict(pool=pool, stream=beside, capture_error_mode="thread_local")
-            with torch.cuda.graph(self._graph, **capture):
-                self._found = run(*self._inputs)
-
-    def _copy_in(self, inputs: Sequence[torch.Tensor]) -> None:
-        own = [_first(each, len(inputs[0])) for each in self._inputs]
-        torch._foreach_copy_(own, list(inputs))
-
-    def __call__(self, *inputs: torch.Tensor) -> object:
-        self._copy_in(inputs)
-        self._graph.replay()
-        return _copied(self._found, len(inputs[0]))
-
-
-def _copied(found: object, count: int) -> object:
-    """What is found of the first `count` sequences, in memory of its own."""
-    if isinstance(found, torch.Tensor):
-        return _first(found, count).clone()
-    if isinstance(found, tuple):
-        return tuple(_copied(each, count) for each in found)
-    if isinstance(found, dict):
-        return {name: _copied(each, count) for name, each in found.items()}
-    if isinstance(found, (Rows, Trees)):
-        own = copy.copy(found)
-        vars(own).update(_copied(vars(found), count))
-        return own
-    return found
-
-
-def _first(sequences: torch.Tensor, count: int) -> torch.Tensor:
-    """The first so many of a batch; without an operation where that is all."""
-    return sequences if len(sequences) == count else sequences[:count]
+def rounded(capacity: int) -> int:
+    """How many slots buffers for so many have."""
+    return -(-capacity // CAPACITY) * CAPACITY

@@ -110,12 +110,15 @@ class Target:
             return self.allocate(capacity, batch_size)
         return self.compiled.new_cache(capacity, batch_size, instead_of)
 
-    def allocate(self, capacity: int, batch_size: int, granularity: int = 1) -> StepCache:
+    def allocate(
+        self, capacity: int, batch_size: int, granularity: int = 1, spare: int = 0
+    ) -> StepCache:
         """A cache over buffers of its own."""
         heads, size = self.family.cache_shape
         heads //= self.num_parallel if self.family.splits_heads else 1
         devices = [device_of(layer) for layer in self.family.layers]
-        return StepCache(devices, heads, size, capacity, batch_size, self.dtype, granularity)
+        sizes = capacity, batch_size, self.dtype, granularity, spare
+        return StepCache(devices, heads, size, *sizes)
 
     def token_embeddings(self, ids: torch.Tensor) -> torch.Tensor:
         """(...) ids -> (..., `embedding_size`), without positions."""
