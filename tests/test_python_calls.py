@@ -29,6 +29,7 @@ from slipstream.drafters.streaming import Streaming
 from slipstream.drafters.unispec import UniSpec
 from slipstream.speculators.checkpoint import save_speculator
 from slipstream.speculators.hub import from_pretrained as load
+from slipstream.targets.compiled import compile_target
 from slipstream.targets.fingerprints import fingerprint
 from slipstream.targets.loading import load_target, target_of
 
@@ -315,6 +316,19 @@ def test_generate_takes_a_folder_or_a_model_as_target(small, model, tmp_path):
     assert "target: give" in refused(lambda: slipstream.generate(PROMPT, 5))
     tiny = tiny_target().model
     assert "target: no tokenizer" in refused(lambda: slipstream.generate(PROMPT, tiny, None))
+
+
+def test_steps_with_a_target_run_compiled_unless_somebody_chose(small, model, monkeypatch):
+    """Where that is the rule, as on a GPU; not with a model, whose adapters may change."""
+    asked, target = [], copy.copy(small)
+    target.compile_mode = None
+    monkeypatch.setattr(generation, "compile_target", lambda target, mode: asked.append(target))
+    slipstream.generate("w1", target, drafter=None, max_new_tokens=1)
+    assert asked == [target]
+    compile_target(target, "off")
+    slipstream.generate("w1", target, drafter=None, max_new_tokens=1)
+    slipstream.generate("w1", model, drafter=None, max_new_tokens=1)
+    assert asked == [target]
 
 
 def test_budget_auto_is_what_the_command_calibrated(small, tmp_path, monkeypatch):

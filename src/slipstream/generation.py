@@ -270,11 +270,13 @@ def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:
     if isinstance(target, str | Path):
         return _last(_LOADED, lambda name: compile_target(load_target(name), "auto"), target)
     if isinstance(target, torch.nn.Module) and hasattr(target, "config"):
-        target = target_of(target)
-    if not isinstance(target, Target):
+        target = target_of(target)  # not compiled: its adapters may change, which graphs do not see
+    elif not isinstance(target, Target):
         raise InputError(
             "target: give a Target, a transformers model, or the name or folder of one"
         )
+    elif target.compile_mode is None:
+        compile_target(target, "auto")
     if target.tokenizer is None:  # the first time
         say_what_is_left_out(target.model, target.name)
         from transformers import AutoTokenizer

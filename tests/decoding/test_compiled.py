@@ -392,6 +392,24 @@ def test_decoders_of_one_target_may_be_at_work_together(cuda, replayed):
     assert [request.answer.ids for request in requests] == [expected[0]] * 2
 
 
+@pytest.mark.parametrize("name", ["plain", "deferred", "draft model"])
+def test_a_prompt_read_while_others_end_decodes_with_graphs(replayed, name):
+    """Its cache was its own while theirs held the buffers."""
+    eager, ours = DECODERS[name](tiny_target()), DECODERS[name](replayed(tiny_target()))
+    request = ours.request(BATCH[2])
+    ours.start([ours.request([3, 1, 4], limits=Limits(2))])
+    parts = ours.starting([request], 4)
+    next(parts)
+    while ours.running:
+        ours.step()
+    for _ in parts:
+        pass
+    assert ours.running.cache.layers is ours.target.compiled._buffers.layers
+    while ours.running:
+        ours.step()
+    assert request.answer.ids == eager.generate(BATCH[2]).ids
+
+
 def test_threads_that_begin_together_have_buffers_of_their_own(cuda, replayed, monkeypatch):
     """Also where one is stopped between asking for buffers and taking them."""
     upload = cache.on_device

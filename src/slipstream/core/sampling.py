@@ -8,6 +8,7 @@ its block of tokens and then its place there. Nothing here waits for the device.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -71,23 +72,37 @@ class Sampling(Settings):
 
 
 def by_sampling(
-    samplings: Sequence[Sampling], of: Callable[[Sampling, object], torch.Tensor]
+    samplings: Sequence[Sampling],
+    device: torch.device,
+    of: Callable[[Sampling, object], torch.Tensor],
 ) -> torch.Tensor:
-    """One call of `of` (sampling, places of its requests) per sampling; rows in request order."""
+    """One call of `of` (sampling, places of its requests, on `device`) per sampling; rows in
+    request order."""
+    if len(set(samplings)) == 1:
+        return of(samplings[0], slice(None))
+    groups, order = _places_of(tuple(samplings), device)
+    return torch.cat([of(sampling, own) for sampling, own in groups.items()])[order]
+
+
+@lru_cache
+def _places_of(
+    samplings: tuple[Sampling, ...], device: torch.device
+) -> tuple[dict[Sampling, torch.Tensor], torch.Tensor]:
+    """The requests of each sampling, and where each request then stands."""
     groups: dict[Sampling, list[int]] = {}
     for place, sampling in enumerate(samplings):
         groups.setdefault(sampling, []).append(place)
-    if len(groups) == 1:
-        return of(samplings[0], slice(None))
-    parts = [of(sampling, own) for sampling, own in groups.items()]
     order = torch.tensor([place for own in groups.values() for place in own]).argsort()
-    return torch.cat(parts)[on_device(order, parts[0].device)]
+    places = {sampling: on_device(own, device) for sampling, own in groups.items()}
+    return places, on_device(order, device)
 
 
 def distributions(samplings: Sequence[Sampling], logits: torch.Tensor) -> torch.Tensor:
     """(B, ..., V) logits of requests -> the distributions that their tokens are drawn from; of
     greedy ones all probability is the likeliest token's."""
-    return by_sampling(samplings, lambda sampling, own: sampling.probabilities(logits[own]))
+    return by_sampling(
+        samplings, logits.device, lambda sampling, own: sampling.probabilities(logits[own])
+    )
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
-from slipstream.core.sampling import SIBLINGS, Sampling, by_sampling, likeliest
+from slipstream.core.sampling import Sampling, by_sampling, likeliest
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
 from slipstream.core.verification import NOT_FINITE
@@ -37,10 +38,19 @@ class Answering(Request):
     seconds: float = 0.0
     shares: dict[str, float] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
+    _numbers: torch.Tensor | None = None
 
     @property
     def finished(self) -> bool:
         return self.answer.finished is not None
+
+    def numbers_on(self, device: torch.device) -> torch.Tensor:
+        """(answer.room, 1 + siblings): for each place the uniform number that decides, and those
+        that keep drawn children; brought to `device` once."""
+        if self._numbers is None:
+            both = torch.cat([self.chance.decide[:, None], self.chance.keep], 1)
+            self._numbers = on_device(both[: self.answer.room], device)
+        return self._numbers
 
     def decide(self, tokens: list[int]) -> None:
         """Accepted tokens of a draft, and the target's own one after them."""
@@ -107,13 +117,9 @@ class Batch:
         self.samplings = samplings[:1] if len(set(samplings)) == 1 else samplings
         self.greedy = all(sampling.greedy for sampling in self.samplings)
         if not self.greedy:
-            sizes = [request.answer.room for request in requests]
-            self.sizes = on_device(sizes, device)
-            numbers = torch.zeros(len(requests), max(sizes), 1 + SIBLINGS, dtype=torch.float64)
-            for place, (request, size) in enumerate(zip(requests, sizes, strict=True)):
-                numbers[place, :size, 0] = request.chance.decide[:size]
-                numbers[place, :size, 1:] = request.chance.keep[:size]
-            self.decide, *self.keep = on_device(numbers, device).unbind(-1)
+            self.sizes = on_device([request.answer.room for request in requests], device)
+            numbers = [request.numbers_on(device) for request in requests]
+            self.decide, *self.keep = pad_sequence(numbers, batch_first=True).unbind(-1)
 
     def points(self, numbers: torch.Tensor, count: int) -> torch.Tensor:
         """(B, count) of the uniform numbers, those of the next places of each answer."""
@@ -142,6 +148,11 @@ class Batch:
             self.trees = self.trees.only(kept)
         self._take([self.requests[place] for place in kept])
 
+    def move(self, cache: StepCache) -> None:
+        """These requests go on in `cache`; a forward that has begun was staged in the other."""
+        if cache is not self.cache:
+            self.cache, self.ahead = cache, None
+
     def join(self, other: "Batch", cache: StepCache) -> None:
         """The requests of `other` go on with these; cache: with the sequences of both."""
         self.cache = cache
@@ -167,4 +178,8 @@ def choose(
     """(B, M, V) logits -> (B, M) tokens; points: (B, M) uniform numbers, None if all are greedy."""
     if points is None:
         return likeliest(logits)
-    return by_sampling(samplings, lambda sampling, own: sampling.choose(logits[own], points[own]))
+    return by_sampling(
+        samplings,
+        logits.device,
+        lambda sampling, own: sampling.choose(logits[own], points[own]),
+    )

@@ -37,6 +37,11 @@ class Auto(Several):
     """Chooses among `drafters`, by name, and drafting nothing, at every step."""
 
     def attach(self, target: Target) -> AttachedSeveral:
+        if target.num_parallel > 1:
+            raise InputError(
+                "drafter: auto chooses by the clock of each process, and all must verify as many "
+                "rows; name one drafter in place of auto with target.tensor_parallel"
+            )
         target, parts = self.attached_parts(target)
         for name, part in parts.items():
             if name in (NONE, NEAR):

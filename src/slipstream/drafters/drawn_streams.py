@@ -38,15 +38,15 @@ def drawn_trees(
     (B,), more than the depth of each; texts: (B, T), all tokens up to the roots, for `pairs`. What
     is drawn depends on the requests' own numbers and sampling alone.
     """
-    ranks = shape(budget, logits.shape[1], min(top_k, len(KEPT)))
-    depths, device = ranks.depths(), logits.device
-    count, deepest = len(ranks), max(depths)
+    device = logits.device
+    sizes = budget, logits.shape[1], min(top_k, len(KEPT))
+    ranks, (levels, *known) = shape(*sizes), _on_device(*sizes, device)
+    count, deepest = len(ranks), len(levels)
     points = on_device(torch.stack([request.chance.numbers(count) for request in requests]), device)
     tokens = roots[:, None].repeat(1, count)
     likely = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     probabilities = likely.new_zeros(len(logits), count, logits.shape[-1])
-    for level in range(deepest):
-        nodes = [node for node in range(count) if depths[node] == level]
+    for level, (nodes, families) in enumerate(levels):
         scores = likely[:, level, None].expand(-1, len(nodes), -1)
         if pairs is not None:  # the scores of the likeliest tokens after the nodes
             best = scores[:, :1].topk(min(num_candidates, scores.shape[-1])).indices
@@ -54,21 +54,17 @@ def drawn_trees(
             scores = scores.scatter_add(-1, best.expand_as(gains), gains)
         left = distributions([request.sampling for request in requests], scores)
         probabilities[:, nodes] = left
-        below = [node for node in range(count) if depths[node] == level + 1]
-        for rank in range(len(KEPT)):
-            children = [node for node in below if ranks.tokens[node] == rank]
-            above = [nodes.index(ranks.parents[node]) for node in children]
-            if children:
-                own = left[:, above].flatten(0, 1)
-                drawn = draw(own, points[:, children].flatten())
-                tokens[:, children] = drawn.view(len(roots), -1)
-                left[:, above] = without(own, drawn).view(len(roots), -1, logits.shape[-1])
-    parents = on_device(ranks.parents, device).expand_as(tokens)
-    beyond = on_device(depths, device) >= room[:, None].clamp(min=1)
+        for children, above in families:
+            own = left[:, above].flatten(0, 1)
+            drawn = draw(own, points[:, children].flatten())
+            tokens[:, children] = drawn.view(len(roots), -1)
+            left[:, above] = without(own, drawn).view(len(roots), -1, logits.shape[-1])
+    parents, confidences, depths = (each.expand_as(tokens) for each in known)
+    beyond = depths >= room[:, None].clamp(min=1)
     return Trees(
         tokens,
         parents.masked_fill(beyond, -1),
-        on_device(ranks.confidences, device).expand_as(tokens).masked_fill(beyond, 0.0),
+        confidences.masked_fill(beyond, 0.0),
         deepest,
         Drawn(probabilities, replacement=False, siblings=max(ranks.tokens) + 1),
     )
@@ -84,3 +80,18 @@ def shape(budget: int, levels: int, most_children: int) -> Draft:
     """
     children = list(range(most_children)), KEPT[:most_children]
     return grow_by_confidence(0, lambda rank, depth: children, budget, levels)
+
+
+@cache
+def _on_device(budget: int, levels: int, most_children: int, device: torch.device) -> tuple:
+    """Of a shape, as tensors: of each level but the last its nodes and, by rank, their children
+    with the places of these children's parents among the nodes; parents; confidences; depths."""
+    ranks = shape(budget, levels, most_children)
+    depths, found = ranks.depths(), []
+    for level in range(max(depths)):
+        nodes, below = ([n for n, d in enumerate(depths) if d == level + more] for more in (0, 1))
+        kinds = [[n for n in below if ranks.tokens[n] == rank] for rank in range(most_children)]
+        families = [(own, [nodes.index(ranks.parents[n]) for n in own]) for own in kinds if own]
+        tensors = [tuple(on_device(each, device) for each in family) for family in families]
+        found.append((on_device(nodes, device), tensors))
+    return found, *(on_device(own, device) for own in (ranks.parents, ranks.confidences, depths))

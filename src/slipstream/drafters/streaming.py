@@ -34,7 +34,7 @@ from slipstream.speculators.checkpoint import opened
 from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.lora import merge
-from slipstream.targets.packed import RoundedLinear, is_packed, matrix_of, rounding_pays
+from slipstream.targets.packed import RoundedLinear, is_fused, is_packed, matrix_of, rounding_pays
 from slipstream.targets.rows import LayerVisitor
 from slipstream.targets.target import Target
 
@@ -92,7 +92,8 @@ class Streaming(Drafter):
                 "drafter.schedule: in shared mode the main stream sees the streams, so they "
                 "cannot wait; choose fused"
             )
-        target = merge(speculator.adapted(target), is_packed(target.model))
+        kinds = is_packed(target.model), is_fused(target.model)
+        target = merge(speculator.adapted(target), *kinds)
         return AttachedStreaming(target, self, speculator, "fused")
 
     def variants(self, attached: "AttachedStreaming") -> dict[str, Attached]:

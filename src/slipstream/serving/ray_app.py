@@ -2,9 +2,10 @@
 
     serve run slipstream.serving.ray_app:build replicas=2
 
-Other arguments are those of serve.py. Ray balances over the replicas, and binds to the loopback
-interface on the port of its own command; `server.api_key_variable` holds there, too. Each replica's
-`/metrics` are its own: let Prometheus read those of Ray for the whole.
+A replica has a GPU of its own where this machine has one and `target.device` is not cpu (`gpus=0`
+or a share of one otherwise). Other arguments are those of serve.py. Ray balances over the replicas,
+and binds to the loopback interface on the port of its own command; `server.api_key_variable` holds
+there, too. Each replica's `/metrics` are its own: let Prometheus read those of Ray for the whole.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import queue
 import threading
 from functools import partial
 
+import torch
 from fastapi import FastAPI
 from omegaconf import DictConfig
 
@@ -31,11 +33,13 @@ def build(arguments: dict[str, str]):
     from hydra import compose, initialize_config_dir
     from ray import serve
 
-    replicas = int(arguments.pop("replicas", 1))
+    replicas, gpus = int(arguments.pop("replicas", 1)), arguments.pop("gpus", None)
     overrides = [f"{name}={value}" for name, value in arguments.items()]
     with initialize_config_dir(os.path.abspath(CONF), version_base="1.3"):
         config = compose("serve", overrides)
     check_config(config, Serve)
+    if gpus is None:
+        gpus = torch.cuda.is_available() and config.target.device != "cpu"
     server = instantiate(config.server)
     most = 2 * (server.max_running + server.max_waiting)  # refusing is the application's part
 
@@ -44,7 +48,8 @@ def build(arguments: dict[str, str]):
 
     ingress = serve.ingress(made)()
     named = serve.deployment(ingress, name="slipstream")
-    return named.options(num_replicas=replicas, max_ongoing_requests=most).bind()
+    room = dict(num_replicas=replicas, max_ongoing_requests=most)
+    return named.options(**room, ray_actor_options={"num_gpus": float(gpus)}).bind()
 
 
 def application(config: DictConfig) -> FastAPI:

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from slipstream.targets.rows import Rows
 
 NAME = "slipstream"
+ALIGNED = 8
+"""Kernels want the rows of a mask so many numbers apart, or a multiple of it."""
 KEPT_AS = "_attn_implementation_internal"
 """The attribute of a config that `_attn_implementation` is kept as. The setter checks the config
 for longer than several operations of a step take."""
@@ -62,14 +64,24 @@ def added(mask: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:
     """A boolean mask as `attend` takes it, so that it is made once and not in every layer:
     (B, 1 or H, R, K) -> (B, 1 or H_kv, groups * R, K), what is added to scores.
 
+    Its numbers are those that autocast would make of it, and its rows are as far apart as kernels
+    want them: else each layer would copy it, and training keep the copies.
+
     >>> added(torch.tensor([[[[True, False]]]]), 2, torch.float32).tolist()
     [[[[0.0, -inf], [0.0, -inf]]]]
     """
-    numbers = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    numbers.masked_fill_(~mask, -torch.inf)
-    if mask.shape[1] > 1:
-        return numbers.unflatten(1, (-1, groups)).flatten(2, 3)
-    return numbers.expand(-1, groups, -1, -1).flatten(1, 2)[:, None] if groups > 1 else numbers
+    hidden = ~(mask.unflatten(1, (-1, groups)) if mask.shape[1] > 1 else mask[:, :, None])
+    *shape, slots = hidden.shape
+    shape[2], room = groups, -(-slots // ALIGNED) * ALIGNED
+    numbers = torch.zeros(*shape, room, dtype=_computed(dtype, mask.device), device=mask.device)
+    return numbers[..., :slots].masked_fill_(hidden, -torch.inf).flatten(2, 3)
+
+
+def _computed(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What attention computes in, given queries of `dtype`: autocast may choose another one."""
+    if dtype == torch.float64 or not torch.is_autocast_enabled(device.type):
+        return dtype
+    return torch.get_autocast_dtype(device.type)
 
 
 def attend(
@@ -91,7 +103,7 @@ def attend(
         visible = limit_streams(mask[:, :, :rows] == 0, query, key, *limit)
         mask = added(visible, groups, query.dtype)
     elif mask is not None:
-        mask = mask.to(query.dtype)  # does nothing unless autocast chose another one
+        mask = mask.to(_computed(query.dtype, query.device))  # which it is, as a rule
     if groups == 1 or (mask is None and rows > 1):
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **options)
     query = query.unflatten(1, (shared, groups)).flatten(2, 3)

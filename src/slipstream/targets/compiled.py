@@ -56,6 +56,7 @@ def compile_target(target: Target, mode: Literal[MODES]) -> Target:
         raise InputError(f"engine.compile: {obstacle}, or engine.compile=off")
     wanted = mode == "reduce-overhead" or (mode == "auto" and target.device.type == "cuda")
     target.compiled = CompiledLayers(target) if wanted and not obstacle else None
+    target.compile_mode = mode
     return target
 
 
@@ -126,9 +127,10 @@ class CompiledLayers:
         size = kept.nbytes // (kept.capacity * kept.batch_size) * slots * sequences
         return (slots, sequences) if has_room_for(size, self.graphs.device, 1 / 2) else needed
 
-    def deserted(self, first: StepCache, second: StepCache) -> bool:
+    def deserted(self, first: StepCache, second: StepCache | None = None) -> bool:
         """Whether the buffers that graphs were captured for are not those of `first`, and nobody's
-        but of `second`: so it is once others came while a long prompt was read in parts."""
+        but of `second`: so it is once others came, or went, while a long prompt was read in parts.
+        """
         apart = self._buffers is not None and first.layers is not self._buffers.layers
         return apart and self._user() in (None, second)
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.core.settings import Amount, Below1, Settings, Size, Text
-from slipstream.targets.packed import pack_linears, unpack_linears
+from slipstream.targets.packed import fuse_linears, pack_linears, unpack_linears
 from slipstream.targets.quantized import is_quantized, tensors_of
 from slipstream.targets.target import Target
 
@@ -73,11 +73,12 @@ def with_lora(target: Target, settings: LoraSettings) -> tuple[Target, dict[str,
     return _target_like(target, model), trained
 
 
-def merge(target: Target, packed: bool) -> Target:
+def merge(target: Target, packed: bool, fused: bool = False) -> Target:
     """A copy of an adapted target with the adapters folded into its weights (quantised weights keep
     them beside); for decoding only.
 
-    packed: reorder the weights for small batches, as `load_target` does on a CPU.
+    packed: reorder the weights for small batches, as `load_target` does on a CPU; fused: make one
+    product of those that read the same, as it does on a GPU.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -90,7 +91,10 @@ def merge(target: Target, packed: bool) -> Target:
     model.eval().requires_grad_(False)
     if packed:
         pack_linears(model)
-    return _target_like(target, model)
+    merged = _target_like(target, model)
+    if fused:
+        fuse_linears(merged.family.layers, merged.family.fused)
+    return merged
 
 
 def save_lora(folder: Path, target: Target) -> None:

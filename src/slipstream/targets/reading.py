@@ -105,3 +105,14 @@ def joined(model: Target, first: StepCache, second: StepCache) -> StepCache:
     with torch.inference_mode():
         cache.take_in(first, second)
     return cache
+
+
+@torch.inference_mode()
+def among_graphs(model: Target, cache: StepCache) -> StepCache:
+    """A cache with the same sequences over the buffers that graphs were captured for, where these
+    are another's no more; else the same one."""
+    if not (model.compiled and model.compiled.deserted(cache)):
+        return cache
+    found = model.new_cache(cache.room, len(cache.lengths))
+    found.take_in(cache)
+    return found

@@ -74,6 +74,7 @@ class Target:
         self.loading: dict[str, object] = {}  # with which arguments the same model is loaded again
         self.checkpointing = False  # in training, layers run again in the backward pass
         self.compiled = None  # or `CompiledLayers`, which run the layers of decoding steps
+        self.compile_mode: str | None = None  # that of `compile_target`, once somebody chose
 
     def of_vocabulary(self, size: int) -> "Target":
         """The same model with `size` logits, of which the last are cut or are never drawn."""
