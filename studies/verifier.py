@@ -13,7 +13,7 @@ from slipstream.data.labelled_drafts import labelled_drafts
 from slipstream.data.rendering import render_sample
 from slipstream.evaluation.comparison import ALL_SETS, task_sets
 from slipstream.speculators.checkpoint import load_speculator
-from slipstream.training.verifier_curves import roc
+from slipstream.training.verifier import roc
 from studies import Plot, Prompt, Result, Target
 
 

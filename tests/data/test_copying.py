@@ -3,8 +3,8 @@
 from tests.commands import config_of
 
 from slipstream.configuration import build
-from slipstream.data.copying import FORMS, copying_rows
 from slipstream.data.rows import Row
+from slipstream.data.sources import FORMS, copying_rows
 
 ROWS = [Row("Redwood has area[riverside],", "no", "a"), Row("Who is Bob Lilly ?", "no", "b")]
 

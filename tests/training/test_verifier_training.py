@@ -29,7 +29,7 @@ from slipstream.speculators.classifiers import AcceptanceHead, SprinterVerifier
 from slipstream.targets.loading import load_target
 from slipstream.training import run
 from slipstream.training.command import Train
-from slipstream.training.verifier_curves import THRESHOLDS, calibration, rates
+from slipstream.training.verifier import THRESHOLDS, calibration, rates
 
 NUM_TRAIN, NUM_VALIDATION, NUM_SHARED, NUM_NEW = 24, 16, 4, 4
 PATIENCE = 2

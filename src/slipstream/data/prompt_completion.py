@@ -13,7 +13,6 @@ from slipstream.core.errors import InputError, enough_memory
 from slipstream.core.processes import num_processes
 from slipstream.core.settings import Amount, Count, Seed, Text
 from slipstream.data.batches import TokenBatches
-from slipstream.data.copying import copying_rows
 from slipstream.data.regeneration import Regeneration
 from slipstream.data.rendering import (
     Sample,
@@ -22,7 +21,7 @@ from slipstream.data.rendering import (
     render_sample,
 )
 from slipstream.data.rows import Row, by_prompt, messages_of, spread
-from slipstream.data.sources import HubSets, Kinds, Paths, Sources
+from slipstream.data.sources import HubSets, Kinds, Paths, Sources, copying_rows
 from slipstream.targets.target import Target
 
 log = logging.getLogger(__name__)

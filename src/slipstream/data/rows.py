@@ -4,7 +4,7 @@ A row is one example: a prompt, and the completion that answers it. Local files 
 `.jsonl.gz`, one JSON object a line with the strings `prompt` and `completion`, and possibly
 `system`; or with a list `messages` of `role` and `content`, whose last one, if it is the
 assistant's, is the completion (or such lists as `prompt` and `completion`, as TRL has them). Files
-of benchmarks are read as they are (`benchmarks.py`). Nothing is known of tokens here.
+of benchmarks are read as they are. Nothing is known of tokens here.
 """
 
 import gzip
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from slipstream.core.errors import InputError, naming
-from slipstream.data.benchmarks import as_row
 
 Item = TypeVar("Item")
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -27,6 +26,12 @@ LONGEST_LINE = 2**26
 """Bytes of a line; no context of any model is as long."""
 Messages = list[dict[str, str]]
 """A conversation: the role ('system', 'user', 'assistant') and the content of each message."""
+MBPP = (
+    "You are an expert Python programmer, and here is your task: {text} Your code should pass "
+    "these tests:\n\n{tests}\n"
+)
+CLASS_EVAL = "Please complete the class {class_name} in the following code.\n{skeleton}"
+"""What stands around a task of MBPP and of ClassEval: the wording of their papers."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,7 @@ def _parse_line(where: str, line: bytes, source: str, completion_required: bool)
             f"{where} is not valid JSON ({reason}); the file may be truncated: mend or remove "
             "that line"
         ) from error
-    record, later = as_row(record if isinstance(record, dict) else {})
+    record, later = _as_row(record if isinstance(record, dict) else {})
     if isinstance(record.get("prompt"), list):  # a conversation, as TRL has it
         answer = record.get("completion") or []
         if not isinstance(answer, list):
@@ -174,6 +179,28 @@ def _parse_line(where: str, line: bytes, source: str, completion_required: bool)
             raise InputError(f"{where} 'turns': every turn must be a text")
         check_text(question, f"{where} 'turns'")
     return Row(prompt, record.get("completion") or "", source, category, tuple(later))
+
+
+def _as_row(record: dict) -> tuple[dict, list]:
+    """A row of a benchmark, told by its fields (`turns` of MT-Bench and Spec-Bench; programs of
+    MBPP, HumanEval and ClassEval), with the field `prompt`, and `completion` where one is known,
+    and the questions that are asked after the answer; another `record` as it is, and none.
+
+    >>> _as_row({"turns": ["One?", "Two?"]})
+    ({'turns': ['One?', 'Two?'], 'prompt': 'One?'}, ['Two?'])
+    """
+    turns, tests = record.get("turns"), record.get("test_list")
+    if isinstance(turns, list) and turns and "prompt" not in record:
+        return record | {"prompt": turns[0]}, turns[1:]
+    if {"text", "code"} <= record.keys() and isinstance(tests, list):
+        prompt = MBPP.format(text=record["text"], tests="\n".join(map(str, tests)))
+        record = record | {"prompt": prompt, "completion": record["code"]}
+    elif {"skeleton", "class_name", "solution_code"} <= record.keys():
+        prompt = CLASS_EVAL.format_map(record)
+        record = record | {"prompt": prompt, "completion": record["solution_code"]}
+    elif {"prompt", "canonical_solution"} <= record.keys():
+        record = {"completion": record["canonical_solution"]} | record
+    return record, []
 
 
 def _of_messages(messages: object, source: str, completion_required: bool) -> Row:

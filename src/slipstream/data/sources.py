@@ -1,4 +1,5 @@
-"""Where rows come from: local files, else data sets of the hub, else the prompts that ship."""
+"""Where rows come from: local files, else data sets of the hub, else the prompts that ship; and
+rows that ask for a text to be repeated."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from slipstream.data.hub import SPLITS, HubSource, TextSource
 from slipstream.data.rows import Row, read_rows
 
 KINDS = ("data_to_text", "text_to_sql")
+FORMS = {"Repeat": str, "Repeat in lower case": str.lower, "Repeat with capitals": str.title}
 Paths = Text | Path | Annotated[Sequence[Text | Path], Len(1)] | None
 HubSets = dict[str, HubSource | TextSource] | None
 Kinds = Sequence[Literal[KINDS]] | None
@@ -80,3 +82,20 @@ def synthetic_prompts(kinds: list[str], count: int, seed: int, split: str = "tra
             Random(f"{kind} {seed}").shuffle(rows)
         tables.append(rows[:share])
     return [row for rows in zip(*tables, strict=True) for row in rows][:count]
+
+
+def copying_rows(rows: list[Row], count: int, seed: int) -> list[Row]:
+    """`count` rows of 3 to 20 random words of the prompts of `rows`, to be repeated in some form. A
+    model trained from scratch on few tokens learns slowly to carry names and values from its prompt
+    into its answer; words in no order that could be guessed leave copying as the only way.
+
+    Example: "Repeat in lower case: Redwood has area[riverside]," -> "redwood has area[riverside],".
+    """
+    generator = Random(seed)
+    words = [word for row in rows for word in row.prompt_text.split()]
+    made = []
+    for _ in range(count):
+        text = " ".join(generator.choices(words, k=generator.randint(3, 20)))
+        form = generator.choice(list(FORMS))
+        made.append(Row(f"{form}: {text}", FORMS[form](text), "copying"))
+    return made

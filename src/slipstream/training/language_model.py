@@ -5,6 +5,7 @@ or the distribution of a teacher there (a draft model learns what its target say
 the baseline that shared mode is compared with. Nothing here knows of speculation.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from slipstream.core.settings import Amount, Count, NotNegative, Text
 from slipstream.core.templates import FIELD
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
-from slipstream.data.tokenizer import train_tokenizer
+from slipstream.data.rows import Row
 from slipstream.speculators.base import causal_rows
 from slipstream.speculators.head_loss import completion_losses, head_loss, in_slices
 from slipstream.targets.loading import load_target
@@ -28,6 +29,15 @@ from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.target import Target
 from slipstream.training.memory import Step, empty_target
 from slipstream.training.module import TrainingModule, check_on_one_device
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}<|user|>{{ message['content'] }}"
+    "{% else %}<|assistant|>{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL_TOKENS = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"]
 
 
 class LanguageModelTraining(TrainingModule):
@@ -130,6 +140,35 @@ class LanguageModelTraining(TrainingModule):
             self.model.to(torch.bfloat16).save_pretrained(made)
             self.tokenizer.save_pretrained(made)
             write_text(made / "README.md", card)
+
+
+def train_tokenizer(rows: Iterable[Row], vocab_size: int):
+    """A byte-level BPE tokenizer with `vocab_size` entries, of transformers, for a new model."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (text for row in rows for text in (row.prompt_text, row.completion))
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        additional_special_tokens=["<|user|>", "<|assistant|>"],
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
 
 
 def completion_loss(model: nn.Module, teacher: Target | None, batch: Batch) -> torch.Tensor:
