@@ -6,18 +6,18 @@ acceptable token with the true-positive rate, to any other with the false-positi
 no ends the run. The simulation runs these steps and shares no formula with the theorems.
 
 It does not know of prefixes: the first `acceptable` tokens of a run are acceptable, the later ones
-are not. The verifier's own time and a cap on runs are left out. Rates outside [0, 1) (at 1 a run
-might never end) and negative numbers of acceptable tokens raise `InputError`.
+are not. The verifier's own time and a cap on runs are left out, and so are rates of 1, with which a
+run might never end.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Annotated
 
 import torch
 
-from slipstream.core.errors import InputError
-from slipstream.core.settings import Count, Positive, Share
+from slipstream.core.settings import Amount, Below1, Count, Len, Positive, Settings, checked
 from studies import Plot, Prompt, Result, Target
 
 TRUE_POSITIVES = [*(tenths / 10 for tenths in range(10)), 0.95, 0.99]
@@ -28,16 +28,12 @@ def sprinter_theory(
     target: Target,
     prompts: list[Prompt],
     acceptable: Count,
-    false_positives: Sequence[Share],
+    false_positives: Annotated[Sequence[Below1], Len(1)],
     draft_seconds: Positive,
     samples: Count,
 ) -> Result:
     """Theorems 2 and 3, and a simulation of `samples` runs for each pair of rates. draft_seconds:
     for one token. It needs no model."""
-    fields = {"acceptable": acceptable, "samples": samples, "draft_seconds": draft_seconds}
-    for name, value in (fields | {"false_positives": len(false_positives)}).items():
-        if value <= 0:
-            raise InputError(f"study.{name}: must be more than nothing; give a larger number")
     generator, rows = torch.Generator().manual_seed(0), []
     for false, true in product(false_positives, TRUE_POSITIVES):
         rates = Rates(true, false)
@@ -58,15 +54,11 @@ def sprinter_theory(
 
 
 @dataclass(frozen=True)
-class Rates:
+class Rates(Settings):
     """How often a verifier says yes: to acceptable tokens (eta_TP), to others (eta_FP)."""
 
-    true_positive: float
-    false_positive: float
-
-    def __post_init__(self) -> None:
-        for name, rate in vars(self).items():
-            check_rate(name, rate)
+    true_positive: Below1
+    false_positive: Below1
 
 
 def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -78,13 +70,13 @@ def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return (p - q).abs().sum(-1) / 2
 
 
-def expected_run_length(rates: Rates, acceptable: int) -> float:
+@checked
+def expected_run_length(rates: Rates, acceptable: Amount) -> float:
     """Mean number of tokens that the verifier lets pass before its first no (equation 3).
 
     >>> round(expected_run_length(Rates(0.9, 0.5), 5), 5)
     4.27608
     """
-    check_acceptable(acceptable)
     return _run_length(rates, rates.true_positive**acceptable)
 
 
@@ -115,8 +107,9 @@ def expected_stop_time(rates: Rates, acceptable: int, draft_seconds: float) -> f
     return draft_seconds * (expected_run_length(rates, acceptable) + 1)
 
 
+@checked
 def simulate_run_lengths(
-    rates: Rates, acceptable: int, num: int, generator: torch.Generator
+    rates: Rates, acceptable: Amount, num: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draft `num` independent runs token by token, each until the verifier's first no.
 
@@ -126,7 +119,6 @@ def simulate_run_lengths(
     >>> kept.tolist(), drafted.tolist()
     ([0, 0, 0], [1, 1, 1])
     """
-    check_acceptable(acceptable)
     kept, drafted = torch.zeros(2, num, dtype=torch.long)
     running, position = torch.arange(num), 0
     while len(running):
@@ -142,13 +134,3 @@ def verdicts(acceptable: torch.Tensor, rates: Rates, generator: torch.Generator)
     """(N,) bool, whether the verifier says yes, for (N,) bool, whether it should."""
     chances = torch.rand(len(acceptable), dtype=torch.float64, generator=generator)
     return torch.where(acceptable, chances < rates.true_positive, chances < rates.false_positive)
-
-
-def check_rate(name: str, rate: float) -> None:
-    if not 0 <= rate < 1:
-        raise InputError(f"{name}: {rate} is out of range; give a rate from 0 to just below 1")
-
-
-def check_acceptable(acceptable: int) -> None:
-    if acceptable < 0:
-        raise InputError(f"acceptable: {acceptable} is no number of tokens; give 0 or more")

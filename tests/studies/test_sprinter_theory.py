@@ -26,6 +26,7 @@ from tests.studies.theorems import (
 )
 
 from slipstream.core.errors import InputError
+from slipstream.core.settings import check
 from slipstream.results.record import environment
 from slipstream.results.writer import write
 
@@ -186,9 +187,9 @@ def test_flops_saved_by_one_target_row_a_run():
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, math.nan])
 def test_rates_out_of_range_are_refused(rate):
     even = torch.tensor([0.5, 0.5])
-    with pytest.raises(InputError, match=r"true_positive: .* give a rate from 0"):
+    with pytest.raises(InputError, match=r"true_positive: .* at least 0 and below 1"):
         Rates(rate, 0.5)
-    with pytest.raises(InputError, match=r"false_positive: .* give a rate from 0"):
+    with pytest.raises(InputError, match=r"false_positive: .* at least 0 and below 1"):
         Rates(0.5, rate)
     for function in (sprinter_distribution, sprinter_distance, acceptance_rate):
         with pytest.raises(InputError, match="false_positive"):
@@ -203,7 +204,7 @@ def test_negative_numbers_of_acceptable_tokens_are_refused():
         lambda: expected_stop_time(rates, -1, 0.1),
         lambda: simulate_run_lengths(rates, -1, 1, generator_of(0)),
     ):
-        with pytest.raises(InputError, match="acceptable: -1"):
+        with pytest.raises(InputError, match=r"acceptable: .*-1 was given"):
             call()
 
 
@@ -227,11 +228,13 @@ def test_the_study_sets_simulation_beside_theorem(tmp_path, target):
     [
         ((0, [0.5], 0.1, 10), "study.acceptable"),
         ((5, [], 0.1, 10), "study.false_positives"),
-        ((5, [1.0], 0.1, 10), "false_positive"),
+        ((5, [1.0], 0.1, 10), "study.false_positives"),
         ((5, [0.5], 0.0, 10), "study.draft_seconds"),
         ((5, [0.5], 0.1, 0), "study.samples"),
     ],
 )
 def test_numbers_that_the_study_cannot_use_are_named(options, field):
+    names = "acceptable", "false_positives", "draft_seconds", "samples"
+    given, later = dict(zip(names, options, strict=True)), ("target", "prompts")
     with pytest.raises(InputError, match=field):
-        sprinter_theory.sprinter_theory(None, [], *options)
+        check(sprinter_theory.sprinter_theory, given, "study", later)

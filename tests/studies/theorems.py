@@ -5,16 +5,13 @@ what is simulated runs the steps of the rule and shares no formula with the theo
 """
 
 import torch
-from studies.sprinter_theory import (
-    Rates,
-    check_acceptable,
-    check_rate,
-    total_variation,
-    verdicts,
-)
+from studies.sprinter_theory import Rates, total_variation, verdicts
+
+from slipstream.core.settings import Amount, Below1, checked
 
 
-def sprinter_distribution(p: torch.Tensor, q: torch.Tensor, false_positive: float) -> torch.Tensor:
+@checked
+def sprinter_distribution(p: torch.Tensor, q: torch.Tensor, false_positive: Below1) -> torch.Tensor:
     """(..., V) distribution of an emitted token (theorem 1): `(1 - eta_FP) p + eta_FP q`.
 
     p, q: (..., V), target and draft. The true-positive rate has no part in it: the target accepts
@@ -24,11 +21,11 @@ def sprinter_distribution(p: torch.Tensor, q: torch.Tensor, false_positive: floa
     >>> sprinter_distribution(p, q, 0.5).tolist()
     [0.5, 0.5]
     """
-    check_rate("false_positive", false_positive)
     return (1 - false_positive) * p + false_positive * q
 
 
-def sprinter_distance(p: torch.Tensor, q: torch.Tensor, false_positive: float) -> torch.Tensor:
+@checked
+def sprinter_distance(p: torch.Tensor, q: torch.Tensor, false_positive: Below1) -> torch.Tensor:
     """(...) d_TV of the target's and the emitted distribution (theorem 1): `eta_FP d_TV(p, q)`.
 
     p, q: (..., V).
@@ -37,11 +34,11 @@ def sprinter_distance(p: torch.Tensor, q: torch.Tensor, false_positive: float) -
     >>> sprinter_distance(p, q, 0.5).item()
     0.25
     """
-    check_rate("false_positive", false_positive)
     return false_positive * total_variation(p, q)
 
 
-def acceptance_rate(p: torch.Tensor, q: torch.Tensor, false_positive: float) -> torch.Tensor:
+@checked
+def acceptance_rate(p: torch.Tensor, q: torch.Tensor, false_positive: Below1) -> torch.Tensor:
     """(...) shares of drafted tokens that stay (theorem 7): `1 - (1 - eta_FP) d_TV(p, q)`.
 
     Tokens that the target kept after a no count too. p, q: (..., V).
@@ -50,11 +47,11 @@ def acceptance_rate(p: torch.Tensor, q: torch.Tensor, false_positive: float) -> 
     >>> acceptance_rate(p, q, 0.5).item()
     0.75
     """
-    check_rate("false_positive", false_positive)
     return 1 - (1 - false_positive) * total_variation(p, q)
 
 
-def run_length_probability(rates: Rates, acceptable: int, length: int) -> float:
+@checked
+def run_length_probability(rates: Rates, acceptable: Amount, length: int) -> float:
     """Probability that the verifier says yes exactly `length` times before its first no.
 
     Theorem 2; the first `acceptable` tokens of a run are acceptable, the others are not.
@@ -62,7 +59,6 @@ def run_length_probability(rates: Rates, acceptable: int, length: int) -> float:
     >>> [run_length_probability(Rates(0.5, 0.25), 1, length) for length in range(3)]
     [0.5, 0.375, 0.09375]
     """
-    check_acceptable(acceptable)
     if length < 0:
         return 0.0
     if length < acceptable:
