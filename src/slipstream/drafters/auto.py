@@ -1,18 +1,12 @@
-"""At every step the drafter whose draft promises most for its time, or none: chosen online.
+"""At every step the drafter whose draft promises most for its time, or none: chosen online, as
+docs/drafters.md tells (Choice). What is known of drafts is `experience.py`'s business.
 
 Of all there is to draft, what gives most tokens beyond those that decoding would have given in the
 same time, at its pace so far. (Most tokens a second of the step alone would be wrong: where a cheap
-draft is right now and then, slow steps between two such places cost more than they seem to.) What
-drafters that look n-grams up would have got right shows as soon as the answer goes on, whether
-their draft was verified or not: they are judged without being tried, at every step, or rarely where
-their drafts save less time than looking them up takes. What they claim of a draft is corrected by
-how their claims have held; corrected, their drafts are one tree, of which as many nodes are
-verified as are worth their rows. A drafter that must work in order to draft (streams, Medusa heads)
-is judged by those of its drafts that were verified; as long as little is known of it in prompts
-like this one, it is believed in. What a step costs is measured as it goes.
+draft is right now and then, slow steps between two such places cost more than they seem to.)
 
-Where steps are compiled, the best of the latter drafts before the host knows what was decided: the
-device is busy while the host looks n-grams up, and where no lookup pays nothing waits for the host.
+Where steps are compiled, the best working drafter drafts before the host knows what was decided:
+the device is busy meanwhile, and where no lookup pays nothing waits for the host.
 """
 
 import time

@@ -1,9 +1,5 @@
-"""Drafter, Attached, Session: what proposes tokens, in three stages of its life.
-
-A `Drafter` holds settings alone. Attached to a target it has weights and stores that outlive a
-prompt; a `Session` is one batch of requests, with all drafting state. A drafter is one file and one
-YAML. It never changes what is emitted: verification is the engine's.
-"""
+"""What proposes tokens, in three stages of its life: `Drafter`, `Attached` and `Session`. It never
+changes what is emitted: verification is the engine's."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -149,7 +145,7 @@ class Session(ABC):
 
 
 class Attached(ABC):
-    """A drafter that was made ready for one target.
+    """A drafter that was made ready for one target, with what outlives a prompt: weights, stores.
 
     target: what verifies: the given one, unless the drafter was trained together with a fine-tuned
     copy of it (shared mode). mergeable: whether its trees may be parts of larger ones; draws:
@@ -176,7 +172,7 @@ class Attached(ABC):
 
 
 class Drafter(Settings, ABC):
-    """Settings of something that proposes tokens."""
+    """Settings of something that proposes tokens, and nothing else: one YAML."""
 
     section = "drafter"
 

@@ -3,10 +3,7 @@
 Schedule *fused*: every node row of the verifying forward carries streams, and those of the last
 accepted node become the next tree. Schedule *deferred*: the streams of that node alone run in a
 short pass over the MSA layers after verification; they draft from the same states, and may be told
-the root (`root_rank`). Which schedule is faster depends on the device. Children are the streams'
-most probable tokens (where there are scores of pairs, given their parent), so proposals are
-deterministic, unless they are to be drawn. The pruning head may drop unlikely nodes in the middle
-of the forward.
+the root (`root_rank`). Which schedule is faster depends on the device.
 """
 
 from collections.abc import Sequence

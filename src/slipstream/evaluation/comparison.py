@@ -3,12 +3,8 @@
 Each prompt is answered by all methods in turn before the next prompt, in an order drawn anew each
 time, in several passes over all prompts; per prompt and method the median run counts. So drift of
 the machine, and what a method leaves in its caches, hit all alike. What a method learns from its
-answers it forgets between passes.
-
-Where a journal is open (`core/resuming.py`) each answer is kept with its times as it is decided.
-The same command goes on behind the last prompt of a pass that every method had answered, so the
-answers to a prompt that are compared always come from one process; a method that learns from its
-answers first reads those prompts again, untimed.
+answers it forgets between passes. A run that is gone on with compares answers of one process alone
+(docs/resuming.md).
 """
 
 import random

@@ -1,12 +1,10 @@
 """Trees that shrink as the batch grows, down to plain decoding where drafting would not pay.
 
-The rule: of a few sizes, take the one with the most tokens a second. What a step of so many
-requests with trees of each size takes is measured when the server starts (`measure`), and mended by
-what steps take later, in contexts of other lengths and beside other work. How many tokens a tree of
-g nodes brings is learned as answers are made: 1 + gain * log2(g), as calibrations find it, with one
-gain for all requests, of the last few hundred trees. Where nothing is drafted nothing is learned,
-so a tree is tried now and then. Whatever is chosen, answers are the same: it is a matter of speed
-alone.
+The rule: of a few sizes, take the one with the most tokens a second. What a step takes is measured
+when the server starts, and mended by what steps take later, in contexts of other lengths and beside
+other work. How many tokens a tree of g nodes brings is learned as answers are made: 1 + gain *
+log2(g), as calibrations find it, with one gain for all requests, of the last few hundred trees.
+Where nothing is drafted nothing is learned, so a tree is tried now and then.
 """
 
 import time

@@ -1,12 +1,8 @@
 """What the engine counts, as Prometheus reads it: the names are those of vLLM's dashboards.
 
-Workers are processes, so their counts stand in memory that they share with the server's process
-(`Board`): each worker writes its own after every step, and a scrape reads them all. Prometheus'
-own multiprocess mode would do the same through files.
-
-The board also holds the places of open requests. The server takes a place for each, refuses those
-that find none, and frees it with the last word on the request or when its client goes. A ticket in
-it says whose it is: workers drop a request that does not own its place any more.
+Workers are processes, so their counts stand in memory that they share with the server's process:
+each worker writes its own after every step, and a scrape reads them all. Prometheus' own
+multiprocess mode would do the same through files.
 """
 
 import multiprocessing
@@ -58,7 +54,8 @@ class Counts:
 
 class Board:
     """Places for open requests, and the counts of `workers`, in memory that processes share. One
-    process alone takes and frees places."""
+    process alone takes a place for each request and frees it, with the last word or when the client
+    goes. A ticket in it says whose it is: workers drop a request that does not own its place."""
 
     def __init__(self, places: int, workers: int):
         memory = multiprocessing.get_context("spawn")

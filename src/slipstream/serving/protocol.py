@@ -1,8 +1,6 @@
 """What the OpenAI API asks and answers: requests checked, answers and errors in its shape.
 
 Strict: a number in quotes is an error, and so is an option that is not known to change nothing.
-LitServe's own classes of `OpenAISpec` coerce and ignore instead, and know neither `seed` nor
-accepted draft tokens.
 """
 
 import secrets
