@@ -2,8 +2,7 @@
 or rows of tensors.
 
 An epoch's order depends on seed and epoch alone, so a loader that remembers epoch and position
-goes on, bit for bit, where an interrupted run stopped. Data-parallel processes share every batch;
-a run that goes on with another number of them shares the same batches in another way.
+goes on, bit for bit, where an interrupted run stopped.
 """
 
 from abc import ABC, abstractmethod

@@ -1,8 +1,7 @@
 """Corpora that drafts are retrieved from: texts in a target's tokens, sorted once, kept on disk.
 
 The texts are the training split of where prompts come from; of generated prompts the target's own
-answers. They may be refined: those that the target finds least surprising stay (SPECTRA, section
-3.2). A store is found again by a hash of tokenizer, texts and settings.
+answers. A store is found again by a hash of tokenizer, texts and settings.
 """
 
 import logging
@@ -37,8 +36,8 @@ class TrainingTexts:
     path: folders with a training split (others, and single files, are left out: they may be what
     is decoded); hub: data sets by name, of use without a path; synthetic_kinds: of generated
     prompts, of use without either. max_rows: most rows of each source, or generated prompts.
-    share: of the texts, those of least perplexity under the target stay. cache_dir: where stores
-    are kept.
+    share: of the texts, those of least perplexity under the target stay (SPECTRA, section 3.2).
+    cache_dir: where stores are kept.
     """
 
     def __init__(

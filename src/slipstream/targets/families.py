@@ -1,12 +1,9 @@
 """Where the parts of each architecture family are, and how its layers are called.
 
-What differs between transformers' decoder classes is here, and nothing else: adding a family is one
-line in `FAMILIES` (with windows, its name in `WINDOWED`, too) and, where it differs from Llama, a
-subclass of `Family`.
-(GPT-2's transposed linears and OPT's flattened rows are known where linears are replaced or added
-to: `packed.py`, `lora.py`, the streams' adapters.) Decoder layers are called as they are, so
-quantised linears, LoRA and device maps keep working. A family whose logits are changed after the LM
-head has no place here yet.
+What differs between transformers' decoder classes is here, and nothing else; docs/architecture.md
+says how to add one. (GPT-2's transposed linears and OPT's flattened rows are known where linears
+are replaced or added to: `packed.py`, `lora.py`, the streams' adapters.) Decoder layers are called
+as they are, so quantised linears, LoRA and device maps keep working.
 """
 
 from itertools import chain

@@ -1,7 +1,4 @@
-"""Loading targets: from the shipped assets, a local folder or the Hugging Face hub; and checks.
-
-The fingerprint is taken of the weights before anything is packed or cast further.
-"""
+"""Loading targets: from the shipped assets, a local folder or the Hugging Face hub; and checks."""
 
 import logging
 import os

@@ -1,9 +1,7 @@
 """LoRA on a target, through PEFT: for fine-tuning it, alone or together with streams.
 
-The target itself is never changed. `with_lora` makes a second `Target` whose modules are new and
-whose weights are the very same tensors (unless they were packed for decoding), so that training
-costs no memory beyond the adapters; `merge` folds the adapters into weights of its own, for
-decoding.
+The target itself is never changed, and its weights are shared (unless they were packed for
+decoding): training costs no memory beyond the adapters.
 """
 
 import copy

@@ -6,8 +6,6 @@ there. On others ordinary products are faster, so both are measured (`reordering
 linears are the reference (results differ by rounding, about 2e-6 in float32) and the fallback where
 oneDNN has no such operator.
 
-What serves drafts alone need not be exact: copies in 8 bits take half the time to read.
-
 A GPU reads weights faster in one large product than in several small ones, so linears with the same
 input (query, key and value; gate and up) become one.
 """

@@ -1,10 +1,8 @@
 """How much memory a training step takes: counted while it runs, or estimated before it does.
 
 The estimate is no table of constants. The very step that will be trained runs once on tensors
-without content (torch's fake tensors, which have shapes, dtypes and storages of a size), and each
-storage counts from when it is made until it is freed. So it follows every option of a speculator,
-needs a model's config alone, and costs seconds. What it leaves out: what kernels allocate and free
-before they return, and what an allocator holds back.
+without content (torch's fake tensors, which have shapes, dtypes and storages of a size). So it
+follows every option of a speculator, needs a model's config alone, and costs seconds.
 """
 
 import weakref
@@ -32,7 +30,7 @@ class PeakMemory(TorchDispatchMode):
 
     Every operator's outputs count from when they are made until their storage is freed, those of
     the backward pass and of saved activations included; what was there before does not, nor do
-    buffers that a kernel frees before it returns.
+    buffers that a kernel frees before it returns, and what an allocator holds back.
     """
 
     def __init__(self):

@@ -1,4 +1,4 @@
-"""Training beside a frozen target that does not fit one device: FSDP2 splits it over the processes.
+"""Training beside a frozen target that does not fit one device.
 
 Each process holds a part of every layer's weights, and gathers a layer when its rows come by; all
 must run the layers equally often. What is trained is whole in every process, and its gradients are
@@ -16,7 +16,7 @@ from slipstream.training.speculator import SpeculatorTraining
 
 
 class ShardedTarget(DDPStrategy):
-    """Data-parallel training of a speculator beside a target that is split over the processes.
+    """Data-parallel training of a speculator beside a target that FSDP2 splits over the processes.
 
     Load the target on the CPU (`target.device=cpu`): no device need hold it whole. Raises
     `InputError` for trainings that change the target.

@@ -1,7 +1,6 @@
 """Training any speculator that drafts: its losses over a frozen target, tau by real decoding.
 
-What is learned and how stands with the speculator. At validation a few prompts are really decoded
-with its drafter, and tau decides which checkpoint is best.
+What is learned and how stands with the speculator. Its tau decides which checkpoint is best.
 """
 
 import re
@@ -70,9 +69,9 @@ class SpeculatorTraining(TrainingModule):
     lora_learning_rate: of LoRA layers of the target that learn with it, None for the same.
     num_segments: parts of a completion that are worked on one after the other, None for all at
     once. checkpointing: keep no activations inside of a layer, and run it again in the backward
-    pass. validation_prompts: how many prompts are
-    decoded at each validation, with trees of `validation_budget` nodes. start_from: folder of a
-    speculator whose tensors are taken over where this one has them in the same shape.
+    pass. validation_prompts: how many are decoded at each validation, with trees of
+    `validation_budget` nodes. start_from: folder of a speculator whose tensors are taken over where
+    this one has them in the same shape.
     """
 
     checkpointed = "speculator."

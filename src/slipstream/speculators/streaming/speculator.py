@@ -1,8 +1,5 @@
-"""StreamingSpeculator: the trained part of Speculative Streaming, in lossless and shared mode.
-
-Its adapters act on stream rows alone (lossless), or are LoRA layers for all rows of the target
-(shared). What runs stands in `steps.py`, how it learns in `segments.py`. Paper: section 2.
-"""
+"""The trained part of Speculative Streaming (section 2). What runs stands in `steps.py`, how it
+learns in `segments.py`."""
 
 import copy
 from dataclasses import replace
@@ -22,7 +19,8 @@ from slipstream.targets.target import Target
 
 
 class StreamingSpeculator(StreamSteps):
-    """gamma streams in the top N_s layers of `target`."""
+    """gamma streams in the top N_s layers of `target`; adapters act on stream rows alone (lossless
+    mode), or are LoRA layers for all rows of the target (shared)."""
 
     kind = StreamingConfig.kind
     Config = StreamingConfig
