@@ -4,8 +4,7 @@ A forward *stages* its rows behind the committed ones; after verification `commi
 the accepted path into place and forgets the others. Layers may stage different rows within a step
 (pruned nodes stay behind in the lower layers, streams exist in the upper ones only).
 
-It follows the part of transformers' cache interface that attention layers call, `update(key,
-value, layer_idx)`, and knows neither models nor trees.
+Attention layers call `update(key, value, layer_idx)` of it, as of transformers' own caches.
 """
 
 import copy

@@ -1,8 +1,5 @@
-"""Drafts of one request on the host, as drafters of n-grams write them, token by token.
-
-A `Draft` is what `Trees` are made of where tokens are looked up on the host. Nothing here waits for
-a device.
-"""
+"""Drafts of one request on the host, as drafters of n-grams write them, token by token: `Trees` are
+made of them, and nothing here waits for a device."""
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Every file the project writes is written here: a reader finds the old content or the new one,
-and never half of it; what a disk has spoiled since is noticed by a checksum. It does not know what
-the files hold.
-"""
+and never half of it; what a disk has spoiled since is noticed by a checksum."""
 
 import hashlib
 import json

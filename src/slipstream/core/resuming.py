@@ -1,6 +1,5 @@
 """What lets a command that was ended go on where it was: how it ends, what it is a run of, and what
-it has found so far. It does not know what is found.
-"""
+it has found so far."""
 
 import errno
 import json

@@ -1,8 +1,7 @@
 """Trees: a batch of draft trees as tensors, from draft to commit, and the operations on them.
 
 Node 0 is the root: the last token already decided, not yet cached. No node stands before its
-parent. Shorter trees of a batch are padded. Nothing here knows where tokens come from or how they
-are verified.
+parent. Shorter trees of a batch are padded.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Rows from data sets of the Hugging Face hub: tables of prompts and completions, or running text.
-
-It knows nothing of tokens.
-"""
+"""Rows of data sets of the Hugging Face hub: tables of prompts and completions, or running text."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
-"""Plain decoding: one forward, one token. The reference for exactness and the baseline for speed.
-
-It uses the same target calls and the same cache as the engine, and no drafter.
-"""
+"""Plain decoding: one forward, one token, by the target calls and the cache of the engine. The
+reference for exactness and the baseline for speed."""
 
 from collections.abc import Sequence
 

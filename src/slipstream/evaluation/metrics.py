@@ -1,7 +1,6 @@
 """Quality of answers against references, in percent: ROUGE and exact match of SQL queries.
 
-ROUGE: Lin, ROUGE (2004), as computed by the package rouge-score. Exact match: the
-customary one of WikiSQL. It knows nothing of how the answers were made.
+ROUGE: Lin, ROUGE (2004), as computed by the package rouge-score. Exact match: WikiSQL's own.
 """
 
 import re

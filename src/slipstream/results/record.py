@@ -1,6 +1,5 @@
 """What a run found: rows, how they are shown, and where they come from. One schema for comparisons,
-calibrations and studies. It does not know what the rows are about.
-"""
+calibrations and studies."""
 
 import platform
 import subprocess

@@ -1,7 +1,4 @@
-"""Reading texts with a model and a cache: prompts, and what draft models and verifiers follow.
-
-Nothing here knows of drafts, of sampling or of the target that decides.
-"""
+"""Reading texts with a model and a cache: prompts, and what draft models and verifiers follow."""
 
 from collections.abc import Sequence
 

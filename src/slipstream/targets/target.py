@@ -1,7 +1,6 @@
 """Target: the causal language model whose output is sped up, as a few calls on rows.
 
-A forward is: embed the rows, run layers with visitors between them, norm, head. Nothing here knows
-verification or sampling.
+A forward is: embed the rows, run layers with visitors between them, norm, head.
 """
 
 from collections.abc import Callable, Iterator, Sequence
