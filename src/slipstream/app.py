@@ -214,12 +214,12 @@ def _check_study(config: DictConfig) -> None:
 
 def serve(config: DictConfig) -> None:
     """Answer requests over HTTP until the process is told to end."""
-    from slipstream.serving.server import Serve, Server, decoder_of, settings_of
+    from slipstream.serving.server import Serve, Server, decoder_of
 
     config = _checked(config, Serve)
     OmegaConf.resolve(config)  # workers are processes of their own
     logging.getLogger("slipstream.serving").setLevel(logging.INFO)
     server: Server = build(config.server)
-    settings = settings_of(config, server)
+    given = build(config.sampling), build(config.limits)
     where = config.target.device, config.target.get("device_map") is not None
-    server.run(partial(decoder_of, config), settings, *where)
+    server.run(partial(decoder_of, config), *given, *where)

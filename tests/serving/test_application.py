@@ -19,7 +19,7 @@ from slipstream import app
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.serving import application, connections
-from slipstream.serving.application import Application, Backend, Open, Settings
+from slipstream.serving.application import Application, Open
 from slipstream.serving.connections import Connection
 from slipstream.serving.counts import Board, Counts
 from slipstream.serving.ray_app import LocalBackend
@@ -33,8 +33,8 @@ BODY = {"prompt": "w9 w10 w11", "max_tokens": 4}
 def served():
     """A small application on a free port: its URL and its worker."""
     worker = Worker(engine(), 2, 8, Counts())
-    settings = Settings("mine", Sampling(), Limits(6), "secret")
-    own = Application(settings, LocalBackend(worker, Board(4, 1)))
+    backend = LocalBackend(worker, Board(4, 1))
+    own = Application(backend, "mine", Sampling(), Limits(6), "secret")
     api, port = FastAPI(), free_port()
     for path, endpoint, methods in own.routes:
         api.add_api_route(path, endpoint, methods=methods)
@@ -85,7 +85,7 @@ def test_a_refusal_in_the_midst_of_others_is_the_whole_answer(served):
         assert found.json()["error"]["code"] == "context_length_exceeded"
 
 
-class Scripted(Backend, Open):
+class Scripted(Open):
     """A backend that tells what it was given."""
 
     def __init__(self, *news: tuple[int, Told]):
@@ -104,7 +104,7 @@ class Scripted(Backend, Open):
     def post(self, **changes) -> httpx.Response:
         """The answer to a request to an application over it."""
         api = FastAPI()
-        own = Application(Settings("mine"), self)
+        own = Application(self, "mine", Sampling(), Limits(), None)
         api.add_api_route("/v1/completions", own.complete, methods=["POST"])
         own.install(api)
 
@@ -275,7 +275,7 @@ def test_a_server_that_cannot_be_is_refused_in_a_sentence(given, sentence):
 def test_a_taken_port_is_refused_in_a_sentence(served):
     port = int(served[0].rpartition(":")[2])
     server = Server(port=port)
-    message = refused(lambda: server.run(None, Settings("mine"), "cpu", False))
+    message = refused(lambda: server.run(None, Sampling(), Limits(), "cpu", False))
     assert message.startswith(f"port: {port} is taken")
 
 

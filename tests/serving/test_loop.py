@@ -8,8 +8,8 @@ from collections.abc import Callable
 from tests.serving.test_worker import LIMITS, engine, worker
 
 from slipstream.core.sampling import Sampling
+from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.serving.application import Settings
 from slipstream.serving.counts import Board, Counts
 from slipstream.serving.server import EngineLoop, OpenJobs, Spec
 from slipstream.serving.worker import Job, Told
@@ -20,7 +20,8 @@ class Pool:
 
     def __init__(self, places: int, loops: int, most: int):
         self.board = Board(places, loops)
-        self.spec, self.loop = Spec(Settings("mine"), self.board), asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        self.spec = Spec(self.board, "mine", Sampling(), Limits(), None)
         self.spec.request_queue, self.spec.response_buffer = queue.Queue(), {}
         self.spec.response_queue_id = 0
         self.workers = [worker(engine(), most, 64) for _ in range(loops)]

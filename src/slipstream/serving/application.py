@@ -1,6 +1,6 @@
 """The HTTP side: the routes of the API, the same on LitServe and on Ray Serve.
 
-A request is checked, becomes jobs for a `Backend`, and its answer goes out at once or in pieces. A
+A request is checked, becomes jobs for a backend, and its answer goes out at once or in pieces. A
 client that goes cancels its jobs. The log says of each request what it cost, and nothing of what it
 said.
 """
@@ -10,11 +10,9 @@ import hmac
 import json
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -34,7 +32,7 @@ from slipstream.serving.protocol import (
     parsed,
     refusal,
 )
-from slipstream.serving.worker import Job, Told
+from slipstream.serving.worker import Told
 
 log = logging.getLogger("slipstream.serving")
 LARGEST_BODY, BODY_SECONDS = 4 << 20, 30
@@ -72,32 +70,14 @@ class Open:
             self.board.free(*place)
 
 
-class Backend(ABC):
-    """What answers jobs, as many at a time as `board` has places."""
-
-    board: Board
-
-    @abstractmethod
-    def open(self, jobs: list[Job]) -> Open | None:
-        """Take the jobs; None where so many more would be too many."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """model: the name it is served under; sampling, limits: of requests that ask for none; key:
-    what clients must show, None for nothing."""
-
-    model: str
-    sampling: Sampling = field(default_factory=Sampling)
-    limits: Limits = field(default_factory=Limits)
-    key: str | None = None
-
-
 class Application:
-    """The routes over a backend."""
+    """The routes over a `backend`: its `open` takes jobs and gives an `Open`, or None where so many
+    more would be too many for the places of its `board`. model: the name it is served under;
+    sampling, limits: of requests that ask for none; key: what clients must show, None for none."""
 
-    def __init__(self, settings: Settings, backend: Backend):
-        self.settings, self.backend = settings, backend
+    def __init__(self, backend, model: str, sampling: Sampling, limits: Limits, key: str | None):
+        self.backend, self.model, self.key = backend, model, key
+        self.sampling, self.limits = sampling, limits
         self.started = int(time.time())
 
     @property
@@ -123,30 +103,29 @@ class Application:
 
     async def one_model(self, request: Request) -> Response:
         self._check_key(request)
-        check_model(request.path_params["name"], self.settings.model)
+        check_model(request.path_params["name"], self.model)
         return JSONResponse(self._own_model())
 
     def _own_model(self) -> dict:
-        own = dict(id=self.settings.model, object="model", created=self.started)
+        own = dict(id=self.model, object="model", created=self.started)
         return {**own, "owned_by": "slipstream"}
 
     async def metrics(self, request: Request) -> Response:
         board = self.backend.board
-        exposed = Exposed(self.settings.model, list(map(Counts, board.cells)), board.open)
+        exposed = Exposed(self.model, list(map(Counts, board.cells)), board.open)
         return Response(generate_latest(exposed), media_type=CONTENT_TYPE_LATEST)
 
     def _check_key(self, request: Request) -> None:
-        key = self.settings.key
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if key and not hmac.compare_digest(given.encode(), key.encode()):
+        if self.key and not hmac.compare_digest(given.encode(), self.key.encode()):
             sentence = "the key is missing or wrong; send it as Authorization: Bearer KEY"
             raise ApiError(401, sentence, code="invalid_api_key")
 
     async def _answer(self, request: Request, kind: type[Asking]) -> Response:
         started = time.perf_counter()
         self._check_key(request)
-        asked, settings = parsed(kind, await _body(request)), self.settings
-        jobs = asked.jobs(settings.model, settings.sampling, settings.limits)
+        asked = parsed(kind, await _body(request))
+        jobs = asked.jobs(self.model, self.sampling, self.limits)
         if len(jobs) > (most := len(self.backend.board.owners)):
             sentence = f"n: this server answers {most} choices at most; ask for fewer"
             raise ApiError(400, sentence, "n")
@@ -156,7 +135,7 @@ class Application:
                 429, "too many requests are waiting; try again in a moment", code="queue_full"
             )
         told = asked.stream_options and asked.stream_options.include_usage
-        shape = Shape(kind is ChatRequest, settings.model, len(jobs), bool(told))
+        shape = Shape(kind is ChatRequest, self.model, len(jobs), bool(told))
         answer = _Answering(opened, shape, started)
         try:
             work = answer.accepted() if asked.stream else answer.finished()

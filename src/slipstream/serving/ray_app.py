@@ -20,9 +20,9 @@ from omegaconf import DictConfig
 
 from slipstream.configuration import build as instantiate
 from slipstream.configuration import check_config
-from slipstream.serving.application import Application, Backend, Open
+from slipstream.serving.application import Application, Open
 from slipstream.serving.counts import Board, Counts
-from slipstream.serving.server import Serve, decoder_of, settings_of
+from slipstream.serving.server import Serve, decoder_of
 from slipstream.serving.worker import Asked, Job, Told, Worker
 
 CONF = os.path.join(os.path.dirname(__file__), *[os.pardir] * 3, "conf")
@@ -57,7 +57,8 @@ def application(config: DictConfig) -> FastAPI:
     server, device = instantiate(config.server), config.target.device
     board = Board(server.max_running + server.max_waiting, workers=1)
     worker = server.worker(decoder_of(config, device), Counts(board.cells[0]))
-    found = Application(settings_of(config, server), LocalBackend(worker, board))
+    told = server.model, instantiate(config.sampling), instantiate(config.limits), server.key
+    found = Application(LocalBackend(worker, board), *told)
     app = FastAPI(openapi_url="")
     for path, endpoint, methods in found.routes:
         app.add_api_route(path, endpoint, methods=methods)
@@ -66,7 +67,7 @@ def application(config: DictConfig) -> FastAPI:
     return app
 
 
-class LocalBackend(Backend):
+class LocalBackend:
     """As many jobs at a time as `board` has places, waiting ones among them, are answered by
     `worker`, which counts on it, in a thread of this process."""
 

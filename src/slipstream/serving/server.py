@@ -26,8 +26,7 @@ from slipstream.commands import Engine, Threads
 from slipstream.configuration import Command, build
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
-from slipstream.core.settings import Budget, Ge, Le, Seed, Size, Text
-from slipstream.core.settings import Settings as Checked
+from slipstream.core.settings import Budget, Ge, Le, Seed, Settings, Size, Text
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibration import undrafted
 from slipstream.decoding.decoder import Decoder
@@ -35,7 +34,7 @@ from slipstream.drafters.base import Drafter
 from slipstream.evaluation.prompts import PromptSets
 from slipstream.serving import processes
 from slipstream.serving.adapting import AdaptingEngine
-from slipstream.serving.application import Application, Backend, Open, Settings
+from slipstream.serving.application import Application, Open
 from slipstream.serving.connections import Connection
 from slipstream.serving.counts import Board, Counts
 from slipstream.serving.worker import Asked, Job, Told, Worker
@@ -47,7 +46,7 @@ Port = Annotated[int, Ge(1024), Le(65535)]
 
 
 @dataclass
-class Server(Checked):
+class Server(Settings):
     """How it is served. model: the name that clients ask for; api_key_variable: the environment
     variable that holds a key which clients must show, None for no key; max_running: requests that
     are answered together by one worker; max_waiting: how many more may wait; prefill_rows: tokens
@@ -94,14 +93,19 @@ class Server(Checked):
         return kind, [int(number)] if number else list(range(count))
 
     def run(
-        self, make: Callable[[str], Decoder], settings: Settings, device: str, whole: bool
+        self,
+        make: Callable[[str], Decoder],
+        sampling: Sampling,
+        limits: Limits,
+        device: str,
+        whole: bool,
     ) -> None:
         """Serve until the process is told to end; make: a decoder for a device, in its worker;
-        device, whole: as `workers` has them."""
+        sampling, limits: as `Application` has them; device, whole: as `workers` has them."""
         processes.check_free(self.host, self.port)
         kind, numbers = self.workers(device, whole)
         board = Board(len(numbers) * self.max_running + self.max_waiting, workers=len(numbers))
-        spec = Spec(settings, board)
+        spec = Spec(board, self.model, sampling, limits, self.key)
         api = Api(self, make, spec)
         server = processes.Processes(
             api,
@@ -156,11 +160,6 @@ class Serve(Command):
     server: Server
 
 
-def settings_of(config: DictConfig, server: Server) -> Settings:
-    """What the application is told."""
-    return Settings(server.model, build(config.sampling), build(config.limits), server.key)
-
-
 def decoder_of(config: DictConfig, device: str) -> Decoder:
     """What answers requests on a device, made in the process that works there."""
     if config.threads:
@@ -174,14 +173,14 @@ def decoder_of(config: DictConfig, device: str) -> Decoder:
     return AdaptingEngine(target, attached, *given, config.budget)
 
 
-class Spec(OpenAISpec, Backend):
+class Spec(OpenAISpec):
     """LitServe's side of the application: jobs go out on its queue, and what is told comes back
-    into its buffer."""
+    into its buffer. told: what the application is told."""
 
-    def __init__(self, settings: Settings, board: Board):
+    def __init__(self, board: Board, *told):
         super().__init__()
         self.board = board
-        self.application = Application(settings, self)
+        self.application = Application(self, *told)
 
     def pre_setup(self, lit_api: "Api") -> None:
         for path, endpoint, methods in self.application.routes:
