@@ -1,15 +1,12 @@
 """Text to token ids through the target's chat template, with the spans of supervised tokens.
 
-Spans come from rendering incrementally (a prompt alone, then with its answer, turn by turn) and are
-checked against the template's own `{% generation %}` markers where it has them: the two must
-agree, there is no silent fallback. A tokenizer without a template gets prompt + completion + EOS,
-if it has one.
+Spans come from rendering incrementally (a prompt alone, then with its answer, turn by turn); the
+template's own `{% generation %}` markers, where it has them, must agree. A tokenizer without a
+template gets prompt + completion + EOS, if it has one.
 
-Special tokens that are spelled in a text are text like any other: what a user writes can forge no
-turn. A tokenizer whose `reads_markers` is true (target.reads_markers) takes them for tokens.
-
-Templates that tell the date (`strftime_now("%d %B %Y")`) tell today's, but in training always the
-same: what was answered, and a run that goes on, are known again by what was rendered.
+Special tokens that are spelled in a text are text like any other, unless target.reads_markers is
+true: what a user writes can forge no turn. Templates that tell the date tell today's, but in
+training always the same: what was answered, and a run that goes on, are known again by it.
 """
 
 import re

@@ -1,12 +1,8 @@
 """One tree of several drafters' trees, under one budget: each node as confident as it has proven.
+docs/drafters.md tells how (Combination); all of it happens on the device.
 
-A drafter's claim, the probability of a token given the one before, is believed only until it has
-been tested: whenever the target's answer is known, it is counted how often tokens with a similar
-claim were right, also those that found no room in the tree. Counts are by the claims of all
-drafters together, because a token that one of them is sure of means less where another, which knows
-the text better, has named others. Texts differ in which drafter knows them, so the counts of all
-prompts are corrected by how well the first drafter's and the others' tokens do in this one. All of
-it happens on the device.
+Counts are by the claims of all drafters together, because a token that one of them is sure of means
+less where another, which knows the text better, has named others.
 """
 
 from collections.abc import Sequence

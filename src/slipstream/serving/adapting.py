@@ -1,9 +1,6 @@
-"""Trees that shrink as the batch grows, down to plain decoding where drafting would not pay.
+"""Trees that shrink as the batch grows, down to plain decoding where drafting would not pay: of a
+few sizes the one with the most tokens a second. docs/serving.md tells how these are known.
 
-The rule: of a few sizes, take the one with the most tokens a second. What a step takes is measured
-when the server starts, and mended by what steps take later, in contexts of other lengths and beside
-other work. How many tokens a tree of g nodes brings is learned as answers are made: 1 + gain *
-log2(g), as calibrations find it, with one gain for all requests, of the last few hundred trees.
 Where nothing is drafted nothing is learned, so a tree is tried now and then.
 """
 

@@ -1,14 +1,8 @@
-"""The losses of a batch: streams of the completion, one segment of it at a time (appendix I).
+"""The losses of a batch: streams of the completion, one segment of it at a time (appendix I), as
+docs/speculative-streaming.md tells for both modes.
 
-Streams multiply the rows of the MSA layers by gamma + 1, and with them the memory that training
-needs. So a completion is divided into segments, and only the streams of the segment in work exist;
-those of prompt positions before the last never do.
-
-Lossless: the main rows run once, without gradients; then the streams of each segment run over
-their keys and values, and the gradients of a segment are taken before the next one begins. Shared:
-main rows learn too and see their streams, so a segment holds both; later segments reach it through
-its keys and values alone, and all else is computed again in the backward pass. `num_segments=None`
-gives the dense form of both, everything at once: the plain reference.
+Only the streams of the segment in work exist; those of prompt positions before the last never do.
+`num_segments=None` gives the dense form, everything at once: the plain reference.
 """
 
 from collections.abc import Callable, Iterator, Sequence
