@@ -11,7 +11,7 @@ import torch
 
 from slipstream.decoding.answer import Generation
 from slipstream.decoding.sprinter import SprinterDecoder
-from slipstream.speculators.draft_features import DraftFeatures, shape_of
+from slipstream.speculators.classifiers import DraftFeatures, shape_of
 from slipstream.targets.reading import read_on
 from studies import Target
 from studies.sprinter_theory import Rates, mean_run_length, total_variation

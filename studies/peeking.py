@@ -22,7 +22,7 @@ from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.rendering import render_sample
 from slipstream.decoding.answer import Limits
 from slipstream.evaluation.metrics import each_of, rouge, sql_exact_match
-from slipstream.speculators.labels import NO_LABEL, future_tokens
+from slipstream.speculators.losses import NO_LABEL, future_tokens
 from slipstream.targets.lora import LoraSettings, merge, with_lora
 from studies import Plot, Prompt, Result, Target
 

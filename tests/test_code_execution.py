@@ -23,8 +23,7 @@ from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import read_rows
 from slipstream.decoding.calibrated import Calibrations
 from slipstream.drafters.suffixes import SuffixStore
-from slipstream.speculators.checkpoint import load_speculator, save_speculator
-from slipstream.speculators.hub import from_pretrained
+from slipstream.speculators.checkpoint import from_pretrained, load_speculator, save_speculator
 from slipstream.targets.loading import load_target
 from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 

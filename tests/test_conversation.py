@@ -15,7 +15,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
-from slipstream.speculators.hub import from_pretrained
+from slipstream.speculators.checkpoint import from_pretrained
 from slipstream.targets.loading import load_target
 
 PROMPT = "name[The Punter], eatType[pub], food[Italian], priceRange[cheap], area[riverside]"

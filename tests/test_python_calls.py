@@ -27,8 +27,8 @@ from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.drafters.unispec import UniSpec
+from slipstream.speculators.checkpoint import from_pretrained as load
 from slipstream.speculators.checkpoint import save_speculator
-from slipstream.speculators.hub import from_pretrained as load
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.fingerprints import fingerprint
 from slipstream.targets.loading import load_target, target_of

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from slipstream.custom_generation import custom_generate
     from slipstream.generation import chat, generate, stream
-    from slipstream.speculators.hub import from_pretrained, push_to_hub
+    from slipstream.speculators.checkpoint import from_pretrained, push_to_hub
 
 __all__ = ["chat", "custom_generate", "from_pretrained", "generate", "push_to_hub", "stream"]
 _MODULES = {"custom_generate": "slipstream.custom_generation"}
 _MODULES |= dict.fromkeys(["chat", "generate", "stream"], "slipstream.generation")
-_MODULES |= dict.fromkeys(["from_pretrained", "push_to_hub"], "slipstream.speculators.hub")
+_MODULES |= dict.fromkeys(["from_pretrained", "push_to_hub"], "slipstream.speculators.checkpoint")
 
 
 def __getattr__(name: str) -> object:

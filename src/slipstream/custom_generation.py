@@ -16,7 +16,7 @@ from slipstream.core.settings import Seed, checked
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.drafters.base import Drafter
-from slipstream.speculators.hub import from_pretrained
+from slipstream.speculators.checkpoint import from_pretrained
 from slipstream.targets.loading import target_of
 from slipstream.targets.packed import is_packed, pack_linears, reordering_pays
 from slipstream.targets.target import token_ids

@@ -23,7 +23,7 @@ from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.request import Answering
 from slipstream.drafters.base import Drafter
 from slipstream.evaluation.run import converse
-from slipstream.speculators.hub import from_pretrained
+from slipstream.speculators.checkpoint import from_pretrained
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.fingerprints import tokenizer_digest
 from slipstream.targets.loading import DTYPES, load_target, say_what_is_left_out, target_of

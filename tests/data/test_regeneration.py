@@ -21,7 +21,7 @@ from slipstream.data.regeneration import Regeneration
 from slipstream.data.rendering import Sample, render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.speculators.labels import NO_LABEL, future_tokens
+from slipstream.speculators.losses import NO_LABEL, future_tokens
 from slipstream.targets.compiled import CompiledLayers, compile_target
 from slipstream.targets.loading import load_target
 from slipstream.targets.packed import is_packed, packing_available

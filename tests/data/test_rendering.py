@@ -17,7 +17,7 @@ from slipstream.data.rendering import (
     render_prompt,
     render_sample,
 )
-from slipstream.speculators.labels import NO_LABEL, future_tokens
+from slipstream.speculators.losses import NO_LABEL, future_tokens
 
 TARGETS = ROOT / "conf" / "target"
 TEMPLATE = (

@@ -24,8 +24,7 @@ from slipstream.decoding.answer import Generation, Limits, Run
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.speculators.checkpoint import save_speculator
-from slipstream.speculators.classifiers import SprinterConfig, SprinterVerifier
-from slipstream.speculators.draft_features import FEATURES, shape_of
+from slipstream.speculators.classifiers import FEATURES, SprinterConfig, SprinterVerifier, shape_of
 
 FIRST, COUNT = 0, 3
 COMPANIONS = ([2, 2, 0, 1, 2, 2, 1], [0])

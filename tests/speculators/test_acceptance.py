@@ -12,10 +12,11 @@ from tests.tiny import VOCABULARY, save_tiny_target, tiny_speculator, tiny_targe
 
 from slipstream.speculators.base import new_speculator
 from slipstream.speculators.checkpoint import load_speculator, save_speculator
-from slipstream.speculators.classifiers import AcceptanceConfig, AcceptanceHead
-from slipstream.speculators.draft_features import (
+from slipstream.speculators.classifiers import (
     FEATURES,
     NUM_RANKS,
+    AcceptanceConfig,
+    AcceptanceHead,
     DraftFeatures,
     rank_of,
     shape_of,

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from slipstream.speculators import head_loss as head_losses
-from slipstream.speculators.head_loss import head_loss
+from slipstream.speculators import losses as head_losses
+from slipstream.speculators.losses import head_loss
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -4,7 +4,7 @@ import torch
 
 from slipstream.data.batches import Batch, RowBatches, TokenBatches, collate
 from slipstream.data.rendering import Sample
-from slipstream.speculators.labels import NO_LABEL, future_tokens
+from slipstream.speculators.losses import NO_LABEL, future_tokens
 
 
 def test_the_docstring_example():

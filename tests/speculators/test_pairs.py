@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.tiny import VOCABULARY, tiny_target
 
-from slipstream.speculators.head_loss import SLICE_BYTES
+from slipstream.speculators.losses import SLICE_BYTES
 from slipstream.speculators.streaming.pairs import (
     CopyScores,
     PairScores,

@@ -12,8 +12,8 @@ from tests.tiny import ARCHITECTURES, tiny_speculator, tiny_target
 from slipstream.core.masks import causal_mask
 from slipstream.data.batches import Batch, collate
 from slipstream.data.rendering import Sample
-from slipstream.speculators import head_loss as head_losses
-from slipstream.speculators.labels import NO_LABEL, future_tokens
+from slipstream.speculators import losses as head_losses
+from slipstream.speculators.losses import NO_LABEL, future_tokens
 from slipstream.speculators.streaming.losses import StreamLosses
 from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.speculators.streaming.segments import lossless_losses, shared_losses

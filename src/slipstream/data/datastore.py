@@ -19,7 +19,7 @@ from slipstream.data.rendering import Sample, render_sample
 from slipstream.data.rows import Row, read_rows, spread
 from slipstream.data.sources import HubSets, Kinds, Paths, Sources
 from slipstream.drafters.suffixes import SuffixStore
-from slipstream.speculators.head_loss import completion_losses
+from slipstream.speculators.losses import completion_losses
 from slipstream.targets.target import Target
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.files import key_of, load_tensors, locked, save_tensors
 from slipstream.core.sampling import Sampling, draw
 from slipstream.data.rendering import Sample
-from slipstream.speculators.draft_features import DraftFeatures, shape_of
+from slipstream.speculators.classifiers import DraftFeatures, shape_of
 from slipstream.targets.loading import of_same_vocabulary
 from slipstream.targets.packed import is_packed
 from slipstream.targets.reading import CachedModel, read_on

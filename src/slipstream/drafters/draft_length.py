@@ -29,7 +29,7 @@ from slipstream.core.settings import (
 from slipstream.core.trees import Trees
 from slipstream.core.verification import agreement
 from slipstream.drafters.base import Verified
-from slipstream.speculators.draft_features import shape_of
+from slipstream.speculators.classifiers import shape_of
 from slipstream.targets.target import Target
 
 

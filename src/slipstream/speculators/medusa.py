@@ -17,8 +17,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.processes import mean_over_processes
 from slipstream.core.settings import Count, PositiveShare, Size
 from slipstream.speculators.base import Batch, DraftingSpeculator, SpeculatorConfig, causal_rows
-from slipstream.speculators.head_loss import head_loss, in_slices
-from slipstream.speculators.labels import NO_LABEL, future_tokens, guess_means
+from slipstream.speculators.losses import NO_LABEL, future_tokens, guess_means, head_loss, in_slices
 from slipstream.targets.packed import PackedLinear, frozen_linear
 from slipstream.targets.rows import rows_at
 from slipstream.targets.target import Target

@@ -23,7 +23,7 @@ from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.rows import Row
 from slipstream.speculators.base import causal_rows
-from slipstream.speculators.head_loss import completion_losses, head_loss, in_slices
+from slipstream.speculators.losses import completion_losses, head_loss, in_slices
 from slipstream.targets.loading import load_target
 from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.target import Target

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from slipstream.data.batches import Batch
-from slipstream.speculators import head_loss
+from slipstream.speculators import losses
 from slipstream.targets.target import Target
 
 GIB = 2**30
@@ -120,7 +120,7 @@ def step_bytes(step_of: Callable[[], Step], batch: Batch, mixed: bool, device: s
     unmoved = patch.object(nn.Module, "to", lambda module, *_, **__: module)
     with FakeTensorMode(allow_non_fake_inputs=True), unmoved:
         step = step_of()
-    usual = head_loss.SLICE_BYTES
+    usual = losses.SLICE_BYTES
     slices = patch.dict(usual, cpu=usual.get(device, usual["cpu"]))
     with slices, PeakMemory() as memory:
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):

@@ -9,8 +9,13 @@ import torch
 
 from slipstream.core.processes import mean_over_processes
 from slipstream.speculators.base import Batch
-from slipstream.speculators.head_loss import cross_entropy, head_loss, in_slices
-from slipstream.speculators.labels import NO_LABEL, future_tokens
+from slipstream.speculators.losses import (
+    NO_LABEL,
+    cross_entropy,
+    future_tokens,
+    head_loss,
+    in_slices,
+)
 from slipstream.speculators.streaming.pairs import pair_tables
 from slipstream.speculators.streaming.steps import StreamSteps
 from slipstream.targets.target import Target

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from slipstream.speculators.head_loss import in_slices
+from slipstream.speculators.losses import in_slices
 from slipstream.targets.target import Target
 
 

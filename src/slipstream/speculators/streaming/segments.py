@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from slipstream.core.cache import TrainingCache
 from slipstream.core.masks import causal_mask
 from slipstream.speculators.base import Batch, causal_rows
-from slipstream.speculators.labels import NO_LABEL
+from slipstream.speculators.losses import NO_LABEL
 from slipstream.speculators.streaming.losses import BatchLosses, StreamLosses
 from slipstream.speculators.streaming.steps import AddedStreams, StreamSteps
 from slipstream.targets.rows import HiddenTap, rows_at

@@ -9,7 +9,7 @@ from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.speculators.base import Batch
-from slipstream.speculators.labels import guess_means
+from slipstream.speculators.losses import guess_means
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
 from slipstream.speculators.streaming.steps import StreamSteps
