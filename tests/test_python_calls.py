@@ -10,6 +10,7 @@ from queue import Empty
 
 import pytest
 import torch
+from bitsandbytes.nn import Linear8bitLt
 from hydra import compose, initialize_config_dir
 from tests.commands import ROOT, config_of, refused
 from tests.tiny import save_tiny_target, tiny_speculator, tiny_target, tiny_tokenizer
@@ -207,6 +208,66 @@ def test_a_model_that_was_cast_between_two_calls_is_another_target(tmp_path):
         model = target.model.to(dtype)
         expected = model.generate(ids, **GREEDY).tolist()
         assert ours(model, ids, drafter, **GREEDY).tolist() == expected
+
+
+def test_a_model_that_was_given_other_parts_is_another_target():
+    model, ids = tiny_target().model, torch.tensor([[1, 2, 3, 4]])
+    found = []
+
+    def answers() -> None:
+        expected = model.generate(ids, **GREEDY).tolist()
+        assert ours(model, ids, PromptLookup(2, 3), **GREEDY).tolist() == expected
+        found.append(expected)
+
+    answers()
+    other = copy.deepcopy(model.get_input_embeddings())
+    other.weight.data = other.weight.data.flip(0)
+    model.set_input_embeddings(other)
+    answers()
+    del model.model.layers[3]
+    model.config.num_hidden_layers = 3
+    answers()
+    assert found[0] != found[1] != found[2]
+
+
+def test_models_that_could_not_answer_as_themselves_are_refused(model):
+    """Dropout, no head, no weights, outliers that make rows depend on one another."""
+    dropping = copy.deepcopy(model).train()
+    slipstream.generate("w1", dropping, None, 1)  # nothing drops out
+    dropping.config.attention_dropout = 0.1
+    assert "call model.eval()" in refused(lambda: slipstream.generate("w1", dropping, None, 1))
+    headless = model.model
+    assert "AutoModelForCausalLM" in refused(lambda: target_of(headless))
+    nowhere = copy.deepcopy(model).to("meta")
+    assert "meta device" in refused(lambda: target_of(nowhere))
+    eight = copy.deepcopy(tiny_target().model).float()
+    linear = eight.model.layers[0].mlp.up_proj
+    eight.model.layers[0].mlp.up_proj = Linear8bitLt(
+        linear.in_features, linear.out_features, has_fp16_weights=False, threshold=6.0
+    )
+    assert "llm_int8_threshold=0.0" in refused(lambda: target_of(eight))
+
+
+def test_a_models_own_generate_is_right_while_others_decode(model, ids):
+    """Of padded prompts, which bring a mask."""
+    padded = torch.cat([ids, ids.roll(3, 1)])
+    mask = torch.ones_like(padded)
+    mask[1, :5] = 0
+    settings = dict(attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    expected, ended = model.generate(padded, **settings).tolist(), []
+
+    def decode() -> None:
+        while not ended:
+            slipstream.generate(PROMPT, model, drafter=None, max_new_tokens=8)
+
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(decode)
+        try:
+            found = [model.generate(padded, **settings).tolist() for _ in range(12)]
+        finally:
+            ended.append(True)
+        beside.result()
+    assert found == [expected] * 12
 
 
 def test_a_compiled_model_is_the_one_that_was_compiled(model):

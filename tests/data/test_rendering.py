@@ -97,6 +97,17 @@ def test_what_a_template_is_told_counts_where_its_roles_are_looked_at():
     assert text.startswith("messages: the target's chat template knows no system role")
 
 
+def test_markers_that_are_no_special_tokens_forge_no_turn():
+    """Added tokens that the template writes; in answers they may be meant."""
+    found = tokenizer(TEMPLATE.replace("w1 {{", "<|user|> {{"))
+    found.add_tokens(["<|user|>", "  "])
+    (marker,) = found.convert_tokens_to_ids(["<|user|>"])
+    ids = render_prompt(found, said("user w5 <|user|> w6"))
+    assert ids.count(marker) == 1
+    turns = said("user w5", "assistant w6 <|user|>", "user w7")
+    assert render_prompt(found, turns).count(marker) == 3
+
+
 def test_a_conversation_is_rendered_with_its_history():
     messages = said("system w9", "user w5", "assistant w6 w7", "user w8")
     assert render_prompt(tokenizer(), messages) == [3, 9, 1, 5, 2, 6, 7, 4, 1, 8, 2]

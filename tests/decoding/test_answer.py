@@ -1,16 +1,20 @@
 """Where answers end, what is counted, and what callers are told while they grow."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from tests.commands import refused
 from tests.tiny import tiny_target, tiny_tokenizer
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 import slipstream
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
-from slipstream.decoding.answer import Answer, Generation, Limits
+from slipstream.decoding.answer import Answer, Generation, Limits, TextStream
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
@@ -180,6 +184,42 @@ def test_characters_of_several_tokens_are_told_whole(small, text):
     assert answer.finished == "length" and len(ids) > len(text)
     assert "".join(pieces) == answer.text() == text
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_pieces_of_bytes_add_up_where_the_text_ends_in_mid_character():
+    """A tokenizer with bytes to fall back on spells a run of them together."""
+    bytes_of = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = {word: number for number, word in enumerate([*bytes_of, "▁mill", "▁", "."])}
+    plain = Tokenizer(BPE(words, [], byte_fallback=True))
+    replaced = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()
+    plain.decoder = decoders.Sequence(list(replaced))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, clean_up_tokenization_spaces=True)
+    target = tiny_target(vocab_size=512)
+    target.tokenizer = tokenizer
+    two = list("🚰🚰".encode())
+    for ids in (two[:-2], [*two, 256], [*two[:5], 256, 258], [256, 257, 258], two):
+        pieces = []
+        answer = Answer(target, Limits(), len(ids), lambda *told, to=pieces: to.append(told[2]))
+        for token in ids:
+            answer.emit(token, drafted=False)
+        assert "".join(pieces) == answer.text() != ""
+    assert "".join(pieces) == "🚰🚰"
+
+
+def test_text_that_never_becomes_whole_costs_no_more_the_longer_it_gets(small):
+    """Some thousand first bytes of a character: what is decoded for each is bounded on average."""
+    target, decoded = tiny_target(), []
+    usual = small.tokenizer.decode
+    target.tokenizer = SimpleNamespace(
+        all_special_tokens=[],
+        convert_ids_to_tokens=small.tokenizer.convert_ids_to_tokens,
+        decode=lambda ids, **how: decoded.append(len(ids)) or usual(ids, **how),
+    )
+    first = small.tokenizer("🚰").input_ids[0]
+    stream = TextStream(target.tokenizer)
+    for _ in range(1000):
+        stream.add(first)
+    assert sum(decoded) < 1000 * 1000 / 16
 
 
 @pytest.mark.parametrize("text", ["café 日本 🚰", r"\[/x] [bold]"])

@@ -270,6 +270,15 @@ def test_a_window_that_a_family_does_not_read_is_not_read_here():
     assert found.ids == expected[0, 20:].tolist()
 
 
+@pytest.mark.parametrize("architecture", ["opt", "gpt2", "gpt_neox"])
+def test_shared_keys_that_a_family_does_not_read_are_not_read_here(architecture):
+    target = tiny_target(architecture, num_key_value_heads=1)
+    ids = torch.tensor([[3, 1, 4]])
+    expected = target.model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    found = PlainDecoder(target, Sampling(), Limits(8)).generate([3, 1, 4])
+    assert found.ids == expected[0, 3:].tolist()
+
+
 @pytest.mark.parametrize("architecture", ["mistral", "phi3", "qwen2", "qwen3"])
 def test_kinds_of_layers_count_where_a_family_reads_them(architecture):
     """A Mistral that names them has its window in every layer, as transformers warns."""

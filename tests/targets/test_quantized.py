@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from tests.tiny import save_tiny_target, tiny_speculator
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
@@ -16,7 +17,7 @@ from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.exactness import DraftlessReference, PlainReference
 from slipstream.speculators.checkpoint import load_speculator, save_speculator
 from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
-from slipstream.targets.loading import load_target
+from slipstream.targets.loading import load_target, target_of
 from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.quantized import QUANTIZATIONS, is_quantized
 from slipstream.targets.target import Target
@@ -134,6 +135,19 @@ def test_a_speculator_of_the_unquantised_target_is_refused(folder, target, tmp_p
         InputError, match=r"with unquantised weights; set target\.quantization=null"
     ):
         load_speculator(tmp_path / "made", target)
+
+
+def test_a_model_that_has_run_keeps_its_weights(folder):
+    """A forward on a CPU that multiplies bfloat16 reorders 4-bit weights."""
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    how = dict(quantization_config=settings, dtype=torch.float32, device_map={"": "cpu"})
+    model = AutoModelForCausalLM.from_pretrained(folder, **how)
+    before = model(IDS).logits
+    first = target_of(model).fingerprint
+    assert torch.equal(model(IDS).logits, before)
+    del model.slipstream_target
+    assert target_of(model).fingerprint == first
+    assert torch.equal(model(IDS).logits, before)
 
 
 def test_an_adapter_runs_beside_quantised_weights(folder, target, tmp_path):

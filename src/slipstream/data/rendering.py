@@ -214,6 +214,11 @@ def _tokenized(
     given = dict(told, tokenize=True, return_dict=True, **options)
     if broken == messages:
         return tokenizer.apply_chat_template(messages, **given)
+    if not tokenizer.is_fast:
+        raise InputError(
+            "messages: one spells a special token, which this tokenizer, having no fast kind, "
+            "cannot tell from text; leave it out, or set target.reads_markers=true"
+        )
     given["tokenizer_kwargs"] = {"return_offsets_mapping": True}
     found = tokenizer.apply_chat_template(broken, **given)
     options = {name: on for name, on in options.items() if name == "add_generation_prompt"}
@@ -223,26 +228,39 @@ def _tokenized(
     return {name: [values[place] for place in kept] for name, values in found.items()}
 
 
-def _broken(tokenizer, part):
-    """`part` of messages, with all special tokens in its texts broken."""
+def _broken(tokenizer, messages: Messages) -> Messages:
+    """Messages with all special tokens in their texts broken, and in those that are no answers the
+    added tokens that the chat template writes, too."""
+    given = tokenizer, len(tokenizer), str(tokenizer.chat_template)
+    return [
+        _broken_by(_markers(*given, others=message["role"] != "assistant"), message)
+        for message in messages
+    ]
+
+
+def _broken_by(marker: re.Pattern, part):
     if isinstance(part, dict):
-        return {name: _broken(tokenizer, each) for name, each in part.items()}
+        return {name: _broken_by(marker, each) for name, each in part.items()}
     if isinstance(part, list):
-        return [_broken(tokenizer, each) for each in part]
+        return [_broken_by(marker, each) for each in part]
     if not isinstance(part, str):
         return part
-    marker, count = _markers(tokenizer, len(tokenizer)), 1
+    count = 1
     while count:  # what overlaps a broken one may be one, too
         part, count = marker.subn(lambda found: found[0][0] + BREAK + found[0][1:], part)
     return part
 
 
 @lru_cache(maxsize=8)
-def _markers(tokenizer, size: int) -> re.Pattern:
-    """Finds any special token of a tokenizer of `size` tokens, but single characters."""
-    added = tokenizer.added_tokens_decoder.values()
-    spelled = sorted((each.content for each in added if each.special), key=len, reverse=True)
-    return re.compile("|".join(re.escape(each) for each in spelled if len(each) > 1) or "(?!)")
+def _markers(tokenizer, size: int, template: str, others: bool) -> re.Pattern:
+    """Finds any special token of a tokenizer of `size` tokens, but single characters; others: and
+    added ones that are no words and that its chat template writes."""
+    spelled = set(tokenizer.all_special_tokens)
+    for added in tokenizer.added_tokens_decoder.values():
+        marks = others and not re.fullmatch(r"[\w\s]*", added.content) and added.content in template
+        spelled |= {added.content} if added.special or marks else set()
+    longest = sorted(spelled, key=len, reverse=True)
+    return re.compile("|".join(re.escape(each) for each in longest if len(each) > 1) or "(?!)")
 
 
 def _reads_markers(tokenizer) -> bool:

@@ -1,5 +1,6 @@
 """One answer in the making: what is emitted, and where it ends (end token, stop string, limit)."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,10 @@ from slipstream.core.settings import Count, Settings, Text
 from slipstream.decoding.statistics import Statistics
 from slipstream.targets.target import Target
 
+BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""A token that is one byte of a character."""
+PATIENCE = 16
+"""Tokens after which a stream that has not become whole characters is looked at less often."""
 TokenCallback = Callable[[int, bool, str], None]
 """Called with each token as it is decided, whether it had been drafted, and the text that it
 settles: whole characters, of which none may begin a stop string. Pieces add up to the answer."""
@@ -132,7 +137,7 @@ class Answer:
         """Without special tokens, cut before a stop string; "" without a tokenizer."""
         if self.tokenizer is None:
             return ""
-        text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
+        text = decoded(self.tokenizer, self.ids)
         return text[: self._stop_at(text)]
 
     def _stop_at(self, text: str) -> int | None:
@@ -147,11 +152,20 @@ class Answer:
         return text[: len(text) - max(_begun(text, stop) for stop in (*self.limits.stop, ""))]
 
 
+def decoded(tokenizer, ids: Sequence[int]) -> str:
+    """The text of tokens, special ones left out, blanks as they are: a tokenizer that would clean
+    them up changes what was told before."""
+    settings = dict(skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return tokenizer.decode(ids, **settings)
+
+
 class TextStream:
     """The text of growing tokens, whole characters only; each token costs as much as the last few.
 
     A tokenizer says of some tokens only together how they are spelled, so the tokens since the last
-    whole characters are decoded with some before them, and what those alone give is left out.
+    whole characters are decoded with some before them, and what those alone give is left out. Of a
+    run of bytes (`<0xNN>`) it says so at its end; and where nothing whole comes for long, it is
+    asked at every `PATIENCE`th token.
     """
 
     def __init__(self, tokenizer):
@@ -161,13 +175,15 @@ class TextStream:
 
     def add(self, token: int) -> None:
         self._recent.append(token)
-        before, now = self._decoded(self._recent[: self._known]), self._decoded(self._recent)
+        waiting = len(self._recent) - self._known
+        if BYTE.fullmatch(self.tokenizer.convert_ids_to_tokens(token) or "") or (
+            waiting > PATIENCE and waiting % PATIENCE
+        ):
+            return
+        before, now = (decoded(self.tokenizer, self._recent[:end]) for end in (self._known, None))
         if len(now) > len(before) and not now.endswith(INCOMPLETE):
             self.text += now[len(before) :]
             self._recent, self._known = self._recent[self._known :], len(self._recent) - self._known
-
-    def _decoded(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def _begun(text: str, stop: str) -> int:

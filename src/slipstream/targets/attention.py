@@ -35,8 +35,11 @@ def our_attention(config) -> AbstractContextManager[None]:
 
 @contextmanager
 def _attention_set(config, limit: tuple[Rows, int] | None) -> Iterator[None]:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    if NAME not in ALL_MASK_ATTENTION_FUNCTIONS:  # for another thread, in the model's own forward
+        ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     settings = vars(config)
     usual = settings[KEPT_AS]
     before = ALL_ATTENTION_FUNCTIONS.get(NAME, attend)
@@ -98,6 +101,8 @@ def attend(
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     mask, shared, rows = attention_mask, key.shape[1], query.shape[2]
+    if mask is not None and mask.dtype == torch.bool:  # of another thread, as above
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **options)
     groups = query.shape[1] // shared
     if limit is not None:
         visible = limit_streams(mask[:, :, :rows] == 0, query, key, *limit)

@@ -39,7 +39,7 @@ def context_of(config) -> int:
     if "longrope" in kinds:  # beyond it all rows of a forward would be rotated in another way
         return min(most, first)
     if "yarn" in kinds:  # added to a config, as Qwen's cards say, it stands beside the old length
-        return max(most, int(rope["factor"] * first))
+        return max(most, int((rope.get("factor") or most / first) * first))
     return int(rope["factor"] * most) if "linear" in kinds else most
 
 
@@ -51,7 +51,8 @@ class Family:
     name of the MLP module, None where layers have none; layer_list, final_norm: names inside the
     decoder; cache_argument: a layer's keyword for its cache; index: its attention's attribute with
     the layer's index; splits_heads: whether each tensor-parallel process has heads of its own;
-    fused: groups of linears with the same input, called in this order (see targets/packed.py).
+    shares_keys: whether a config may say that heads share keys, and how large they are; fused:
+    groups of linears with the same input, called in this order (see targets/packed.py).
     """
 
     attention = "sdpa"
@@ -61,7 +62,7 @@ class Family:
     mlp: str | None = "mlp"
     layer_list, final_norm = "layers", "norm"
     cache_argument, index = "past_key_values", "layer_idx"
-    splits_heads = True
+    splits_heads = shares_keys = True
     fused: tuple[tuple[str, ...], ...] = (attention_linears[:3], mlp_linears[:2])
 
     def __init__(self, model: nn.Module):
@@ -79,8 +80,9 @@ class Family:
     def cache_shape(self) -> tuple[int, int]:
         """(key/value heads, head size)."""
         heads = self.config.num_attention_heads
-        size = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
-        return getattr(self.config, "num_key_value_heads", heads), size
+        own = self.config if self.shares_keys else object()  # others may have the keys, unread
+        size = getattr(own, "head_dim", None) or self.config.hidden_size // heads
+        return getattr(own, "num_key_value_heads", heads), size
 
     def index_of(self, layer: nn.Module) -> int:
         """Which layer this one is, or a copy of."""
@@ -137,7 +139,7 @@ class OPTFamily(Family):
 
     attention_linears = tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v", "out"))
     mlp_linears = ("fc1", "fc2")
-    mlp = None
+    mlp, shares_keys = None, False
     fused = (attention_linears[:3],)
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -158,7 +160,7 @@ class GPT2Family(Family):
     attention_linears = ("attn.c_attn", "attn.c_proj")
     mlp_linears = ("mlp.c_fc", "mlp.c_proj")
     value_linear = "attn.c_attn"
-    layer_list, final_norm = "h", "ln_f"
+    layer_list, final_norm, shares_keys = "h", "ln_f", False
     fused = ()
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -212,7 +214,7 @@ class GPTNeoXFamily(Family):
     attention_linears = ("attention.query_key_value", "attention.dense")
     mlp_linears = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
     value_linear = "attention.query_key_value"
-    final_norm = "final_layer_norm"
+    final_norm, shares_keys = "final_layer_norm", False
     fused = ()
     cache_argument = "layer_past"
 

@@ -68,9 +68,12 @@ def fingerprint(target: Target) -> dict[str, str]:
 
 
 def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """All tensors, those that lie on a disk included."""
+    """All tensors, those that lie on a disk included; `InputError` where some lie nowhere."""
+    quantized.reordered_back(model)
     if not any(parameter.is_meta for parameter in model.parameters()):
         return model.state_dict()
+    if not any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise InputError("target: weights of it are on the meta device; load it with its weights")
     from accelerate.utils.modeling import get_state_dict_offloaded_model
 
     return get_state_dict_offloaded_model(model)

@@ -20,7 +20,7 @@ from slipstream.core.files import check_intact
 from slipstream.core.settings import Text, checked
 from slipstream.core.templates import FIELD, check_arguments
 from slipstream.targets import quantized
-from slipstream.targets.families import check_architecture
+from slipstream.targets.families import FAMILIES, check_architecture, family_of
 from slipstream.targets.fingerprints import fingerprint, vocabulary_of
 from slipstream.targets.packed import fuse_linears, pack_linears, reordering_pays
 from slipstream.targets.target import Target, beyond_weights
@@ -29,9 +29,12 @@ log = logging.getLogger(__name__)
 MOST_LAYERS = 1000
 """Several times as many as any model has; a config that names a million would fill the memory."""
 LEFT_OUT = {
-    **dict.fromkeys(["repetition_penalty", "encoder_repetition_penalty"], 1.0),
-    **dict.fromkeys(["no_repeat_ngram_size", "min_length", "min_new_tokens"], 0),
+    **dict.fromkeys(["repetition_penalty", "encoder_repetition_penalty", "guidance_scale"], 1.0),
+    **dict.fromkeys(["num_beams", "typical_p"], 1),
+    **dict.fromkeys(["no_repeat_ngram_size", "min_length", "min_new_tokens", "min_p"], 0),
     **dict.fromkeys("bad_words_ids sequence_bias suppress_tokens forced_eos_token_id".split()),
+    **dict.fromkeys("begin_suppress_tokens exponential_decay_length_penalty stop_strings".split()),
+    **dict.fromkeys("watermarking_config max_time penalty_alpha".split()),
 }
 """What a model's own generation config may ask for besides, and what would change nothing."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,14 +82,17 @@ def load_target(
         already = quantized.kind_in(said)
     except Exception as error:  # of what others wrote, anything can be wrong
         raise _no_model(name, error) from error
-    if said.get("model_type") in CONFIG_MAPPING:  # others are no models
-        check_architecture(said["model_type"])
+    kind = said.get("model_type")
+    if kind in CONFIG_MAPPING:  # others are no models
+        check_architecture(kind)
     if already and quantization not in (None, already):
         raise InputError(
             f"target.quantization: {name!r} is quantised already, to {already}; set it to null"
         )
     placed = bool(device_map or quantization or already or tensor_parallel)
     options = {"dtype": DTYPES[dtype] if placed else "auto"}  # cast and placed while it is loaded
+    if kind in FAMILIES:  # whatever its config asks for
+        options["attn_implementation"] = FAMILIES[kind].attention
     if tensor_parallel:
         options |= _tensor_parallel_options(device_map, quantization or already)
     elif placed:
@@ -236,15 +242,29 @@ def _adapted(model: nn.Module, adapter: str) -> nn.Module:
 def target_of(model: nn.Module) -> Target:
     """The one `Target` of a transformers model, kept with it: what drafters have made for it
     (stores, merged layers) serves later calls, and its weights are fingerprinted once. A model
-    that was moved, cast, resized or given another kind of adapter since is another one."""
+    that was moved, cast, resized or given other embeddings, layers or another kind of adapter since
+    is another one."""
     model = model._modules.get("_orig_mod", model)  # of `torch.compile`
-    state = model.device, model.dtype, model.config.vocab_size, beyond_weights(model)
+    if model.training and _drops_out(model):
+        raise InputError("target: it is in train mode and would drop out; call model.eval()")
+    family, adapter = family_of(model), beyond_weights(model)
+    parts = family.embeddings, *family.layers
+    state = model.device, model.dtype, model.config.vocab_size, adapter, parts
     known, target = vars(model).get("slipstream_target", (None, None))
     if known != state:
+        quantized.check_exact(model)
         target = Target(model, name=model.name_or_path)
         target.fingerprint = fingerprint(target)
         model.slipstream_target = state, target
     return target
+
+
+def _drops_out(model: nn.Module) -> bool:
+    """Whether anything in train mode is left to chance."""
+    said = model.config.to_dict().items()
+    rates = [rate for name, rate in said if name.endswith(("dropout", "pdrop"))]
+    rates += [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def of_same_vocabulary(draft: Target, target: Target, field: str) -> Target:

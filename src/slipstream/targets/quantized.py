@@ -86,6 +86,35 @@ def settle(model: nn.Module, dtype: torch.dtype, reorder: bool) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
+def reordered_back(model: nn.Module) -> None:
+    """Let 4-bit weights that a forward on a CPU has reordered lie as they were loaded. bitsandbytes
+    does so itself when it saves them, but not with their scales. `InputError` for scales that are
+    quantised, too, which it would round."""
+    for module in model.modules():
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        if not getattr(state, "packing_format_for_cpu", False):
+            continue
+        if state.original_nested:
+            raise InputError(
+                "target: its 4-bit weights have been reordered by a forward on this processor; "
+                "load it anew, or give its name"
+            )
+        module.state_dict()
+        state.absmax = state.absmax.T.reshape(-1).float()
+
+
+def check_exact(model: nn.Module) -> None:
+    """`InputError` for 8-bit linears that treat outliers of a batch apart: what is computed of a
+    row would depend on those beside it."""
+    for module in model.modules():
+        if hasattr(module, "init_8bit_state") and module.state.threshold > 0:
+            raise InputError(
+                "target: its 8-bit linears have a threshold for outliers, with which rows depend "
+                "on one another; load it with BitsAndBytesConfig(llm_int8_threshold=0.0), or by "
+                "name"
+            )
+
+
 def tensors_of(model: nn.Module) -> list[torch.Tensor]:
     """All parameters and buffers, and what 8-bit linears keep beside them."""
     tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]

@@ -25,9 +25,13 @@ Outcome = TypeVar("Outcome")
 
 
 def token_ids(ids: int | list[int] | torch.Tensor | None) -> frozenset[int]:
-    """One token id, several or none, as a generation config has them."""
+    """One token id, several or none, as a generation config has them; `InputError` for others."""
     ids = ids.tolist() if isinstance(ids, torch.Tensor) else ids
-    return frozenset([ids] if isinstance(ids, int) else ids or ())
+    one = [] if ids is None else [ids]
+    several = ids if isinstance(ids, list | tuple | set | frozenset) else one
+    if not all(isinstance(each, int) for each in several):
+        raise InputError(f"eos_token_id: {ids!r} is neither a token's number nor a list of numbers")
+    return frozenset(several)
 
 
 def beyond_weights(model: nn.Module) -> str:
@@ -38,6 +42,7 @@ def beyond_weights(model: nn.Module) -> str:
     for config in (getattr(whole, "peft_config", None) or {}).values():
         does = {
             "adds a prompt": config.is_prompt_learning,
+            "weighs adapters by a forward of its own": config.peft_type.value == "XLORA",
             "waits for invocation tokens": getattr(config, "alora_invocation_tokens", None),
             "repeats layers": getattr(config, "layer_replication", None),
         }
@@ -55,6 +60,11 @@ class Target:
             raise InputError(
                 f"target: it has an adapter, {unkept}, which decoding would leave out; take one "
                 "that changes weights alone, such as LoRA"
+            )
+        if not hasattr(model, "generation_config") or model.get_output_embeddings() is None:
+            raise InputError(
+                f"target: {type(model).__name__} has no head for tokens; load it with "
+                "AutoModelForCausalLM"
             )
         self.family: Family = family_of(model)
         attention, needed = model.config._attn_implementation, self.family.attention
