@@ -19,13 +19,15 @@ from slipstream.core import cache
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.engine import Engine
+from slipstream.decoding.engine import Engine, verified_rows
 from slipstream.decoding.plain import PlainDecoder, _run
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.drafters import base
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
+from slipstream.serving import adapting
+from slipstream.serving.adapting import AdaptingEngine
 from slipstream.speculators.classifiers import SprinterConfig, SprinterVerifier
 from slipstream.targets import compiled, graphs
 from slipstream.targets.compiled import CompiledLayers, compile_target
@@ -408,6 +410,25 @@ def test_a_prompt_read_while_others_end_decodes_with_graphs(replayed, name):
     while ours.running:
         ours.step()
     assert request.answer.ids == eager.generate(BATCH[2]).ids
+
+
+def test_what_a_server_has_measured_it_captures_no_more(cuda, replayed, monkeypatch):
+    """Steps of the sizes and depths that it takes, over buffers that grew once."""
+    monkeypatch.setattr(compiled, "GRANULARITY", 256)
+    monkeypatch.setattr(compiled, "CAPACITY", 512)
+    monkeypatch.setattr(adapting, "PROMPT", 8)
+    target = replayed(tiny_target(max_position_embeddings=512))
+    engine = AdaptingEngine(target, streams(target, "deferred"), Sampling(), LIMITS, 4)
+    engine.measure(2)
+
+    def verifications() -> int:
+        return sum(key[0]() is verified_rows for key in target.compiled.graphs.kept)
+
+    known = verifications()
+    engine.costs = {1: dict.fromkeys(engine.sizes, 1.0)}  # trees pay
+    engine.generate_batch(BATCH[:1])
+    engine.generate_batch(BATCH[:2])
+    assert verifications() == known > 3
 
 
 def test_threads_that_begin_together_have_buffers_of_their_own(cuda, replayed, monkeypatch):

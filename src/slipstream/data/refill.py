@@ -19,7 +19,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.request import Answering
-from slipstream.targets.compiled import compile_target
+from slipstream.targets.compiled import compile_target, slots_of
 from slipstream.targets.packed import is_packed, pack_linears, packing_available
 from slipstream.targets.quantized import is_quantized
 from slipstream.targets.target import Target
@@ -59,7 +59,8 @@ class OwnAnswers(Answerer):
 
     def most(self, longest: int) -> int:
         """How many requests of prompts of up to `longest` tokens fit the memory, at least one."""
-        slots = min(longest + self.limits.max_new_tokens, self.target.max_positions)
+        length = min(longest + self.limits.max_new_tokens, self.target.max_positions)
+        slots = slots_of(length, self.target.device)
         fitting = self.memory / CACHES / (slots * cache_bytes(self.target))
         return max(1, min(MOST_REQUESTS, int(fitting)))
 
@@ -73,14 +74,18 @@ class OwnAnswers(Answerer):
             self.most(longest), cache_bytes(self.target), longest, self.limits.max_new_tokens,
         )  # fmt: skip
         with working_copy(self.target) as target:
-            decoder = PlainDecoder(target, Sampling(), self.limits)
+            decoder, before = PlainDecoder(target, Sampling(), self.limits), None
             for portion in portions:
                 asked = [questions[number] for number in portion]
+                most = self.most(len(asked[0].ids))
+                if before not in (None, most):  # more and shorter texts: buffers of other sizes
+                    compile_target(target, "auto")
+                before = most
                 requests = [
                     decoder.request(each.ids, each.seed, sampling=Sampling(each.temperature))
                     for each in asked
                 ]
-                refilled(decoder, requests, self.most(len(asked[0].ids)), done)
+                refilled(decoder, requests, most, done)
                 yield {
                     number: Answered(request.answer.ids, request.answer.finished == "end")
                     for number, request in zip(portion, requests, strict=True)

@@ -108,7 +108,8 @@ class AdaptingEngine(Engine):
         """Measure the costs of steps of up to `most` requests, on prompts that mean nothing."""
         known = self.gained, self.weight
         counts = sorted({1 << n for n in range(most.bit_length())} | {most})
-        self.costs = {count: own for count in counts if (own := self._timed(count))}
+        timed = {count: self._timed(count) for count in reversed(counts)}  # buffers grow once
+        self.costs = {count: timed[count] for count in counts if timed[count]}
         self.gained, self.weight = known
         self._fixed, self.running = None, None
         self.attached.forget()
@@ -123,15 +124,18 @@ class AdaptingEngine(Engine):
         self._fixed, self.running = 1, None
         self.start([self.request(own, limits=limits, sampling=Sampling()) for own in prompts])
         seconds: dict[int, list[float]] = {size: [] for size in self.sizes}
+        depth = 0  # of trees, once some have been drafted
         for turn, size in product(range(STEPS), self.sizes):
             if min((each.room for each in self._requests), default=0) <= self.budget:
                 break
             # A step verifies trees of one size and drafts such ones; plain decoding drafts none.
             self.running.trees = Trees.roots(self.running.trees.tokens[:, 0]).padded(size)
+            self.running.trees.depth = min(depth, size - 1)
             wait_for(self.target.device)
             self._fixed, started = size, time.perf_counter()
             self.step()
             wait_for(self.target.device)  # for the next drafts, too
+            depth = max(depth, self.running.trees.depth if self.running else 0)
             if turn:
                 seconds[size].append(time.perf_counter() - started)
         return {size: min(own) for size, own in seconds.items()} if all(seconds.values()) else {}

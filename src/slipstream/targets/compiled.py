@@ -99,17 +99,16 @@ class CompiledLayers:
         """An empty cache over the buffers that graphs were captured for. They serve one cache at a
         time; another, of a thread that decodes meanwhile, too, gets buffers of its own, without
         graphs. Both have room for the padding of a prompt."""
-        spare = GRANULARITY + PROMPT
-        capacity, allocate = capacity + spare, self.target.allocate
+        capacity, allocate = capacity + spare(), self.target.allocate
         with self._lock:
             if self._user() not in (None, instead_of):
-                return allocate(capacity, batch, GRANULARITY, spare)
+                return allocate(capacity, batch, GRANULARITY, spare())
             kept = self._buffers
             if kept is None or capacity > kept.capacity or batch > kept.batch_size:
                 sizes = self._sizes(capacity, batch, kept)
                 self._buffers = kept = None
                 self.graphs.kept.clear()
-                self._buffers = allocate(*sizes, GRANULARITY, spare)
+                self._buffers = allocate(*sizes, GRANULARITY, spare())
             elif self._user() is None:  # 0 times what an overflow left there would be no number
                 kept.clear(padded(batch))
             cache = self._buffers.emptied(batch)
@@ -120,7 +119,7 @@ class CompiledLayers:
         """Slots and sequences of new buffers: they shrink in neither, unless both together (the
         longest text may not have been of the largest batch) take half of the memory that is free.
         """
-        needed = rounded(capacity), padded(batch)
+        needed = _rounded(capacity), padded(batch)
         if kept is None:
             return needed
         slots, sequences = map(max, needed, (kept.capacity, kept.batch_size))
@@ -204,6 +203,16 @@ class _Place:
         return self.keys[..., :stop, :], self.values[..., :stop, :]
 
 
-def rounded(capacity: int) -> int:
-    """How many slots buffers for so many have."""
+def spare() -> int:
+    """Slots beyond those that texts need: rows begin at a multiple of some, prompts are padded."""
+    return GRANULARITY + PROMPT
+
+
+def slots_of(length: int, device: torch.device) -> int:
+    """Slots of a text of so many tokens in the buffers that graphs are captured for, where they
+    are; elsewhere as many as it has tokens."""
+    return _rounded(length + spare()) if device.type in REPLAYING else length
+
+
+def _rounded(capacity: int) -> int:
     return -(-capacity // CAPACITY) * CAPACITY

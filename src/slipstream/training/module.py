@@ -86,13 +86,20 @@ class TrainingModule(L.LightningModule):
         self.log_means("validation", self.losses(batch, None)[1], batch)
 
     def log_means(self, stage: str, means: dict[str, torch.Tensor], batch) -> None:
-        """Log them; the accuracy, or else the loss, also on the progress bar."""
-        shown = "accuracy" if "accuracy" in means else "loss"
-        count, several = self.num_trained_tokens(batch), num_processes() > 1
+        """Log them; the accuracy, or else the loss, also on the progress bar. Of several processes
+        all numbers are exchanged at once, and a training step waits for none."""
+        shown, values = "accuracy" if "accuracy" in means else "loss", list(means.values())
+        over_batches, several = stage != "train", num_processes() > 1
+        count = self.num_trained_tokens(batch) if over_batches else 1
         if several:  # means are sums of this process over the mean count
-            count = round(float(mean_over_processes(torch.tensor(count, device=self.device))))
-        how = dict(batch_size=count, sync_dist=several)
-        for name, mean in means.items():
+            both = [
+                *(mean.detach().float() for mean in values),
+                values[0].new_tensor(count).float(),
+            ]
+            *values, mean_count = mean_over_processes(torch.stack(both))
+            count = round(float(mean_count)) if over_batches else 1
+        how = dict(batch_size=count, sync_dist=several and over_batches)
+        for name, mean in zip(means, values, strict=True):
             self.log(f"{stage}/{name}", mean, prog_bar=name == shown, **how)
 
     def num_trained_tokens(self, batch) -> int:

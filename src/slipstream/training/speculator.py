@@ -139,7 +139,7 @@ class SpeculatorTraining(TrainingModule):
     def training_step(self, batch: Batch, number: int) -> torch.Tensor:
         loss = super().training_step(batch, number)
         now = time.perf_counter()
-        tokens = self.trainer.world_size * int(batch.lengths.sum())
+        tokens = self.trainer.world_size * batch.lengths.sum()
         self.log("train/tokens_per_second", tokens / (now - self._since))
         self._since = now
         return loss
