@@ -4,7 +4,6 @@ other files.
 """
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +64,10 @@ class Regeneration(Settings):
 
         An answer that does not end within `max_new_tokens` is kept as far as it goes: nothing
         follows its last token, so no end is learned, and the conversation stops there. What goes
-        beyond `max_length` tokens is left out. A conversation is one sample, unless the chat
-        template shows earlier turns in another way than they were written: then those before are
-        samples of their own. Raises `InputError` if answers are missing and the folder of config
-        `field` cannot be written.
+        beyond `max_length` tokens (None: the target's context) is left out. A conversation is one
+        sample, unless the chat template shows earlier turns in another way than they were written:
+        then those before are samples of their own. Raises `InputError` if answers are missing and
+        the folder of config `field` cannot be written.
         """
         if self.endpoint is None:
             answered_by = str(target.dtype)
@@ -79,7 +78,7 @@ class Regeneration(Settings):
             answerer = Endpoint(*given, target.vocab_size, max_new_tokens, target.max_positions)
         # What answers depend on: they are found again by it.
         settings = [target.fingerprint, answered_by, max_new_tokens, self.temperatures, seed]
-        folder, most = Path(cache_dir), math.inf if max_length is None else max_length
+        folder, most = Path(cache_dir), target.max_positions if max_length is None else max_length
         written = [Conversation(prompt, most) for prompt in prompts]
         num_answers = num_cut = 0
         while asked := {n: own for n, own in enumerate(written) if own.ask(tokenizer)}:
@@ -117,7 +116,7 @@ class Conversation:
     """A prompt on its way to samples. said: what was said so far; ids: as the target reads it;
     spans: of answers in `ids`; most: tokens there may be."""
 
-    def __init__(self, prompt: str | Messages, most: float):
+    def __init__(self, prompt: str | Messages, most: int):
         self.most, self.too_long = most, False
         self.said: str | Messages = []
         self.ids: list[int] = []
