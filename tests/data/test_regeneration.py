@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.commands import config_of, refused
 from tests.data.test_rendering import TEMPLATE, said
+from tests.graphs import stand_in
 from tests.tiny import VOCABULARY, tiny_target, tiny_tokenizer
 
 from slipstream.configuration import build
@@ -22,6 +23,7 @@ from slipstream.data.rendering import Sample, render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.speculators.losses import NO_LABEL, future_tokens
+from slipstream.targets import compiled
 from slipstream.targets.compiled import CompiledLayers, compile_target
 from slipstream.targets.loading import load_target
 from slipstream.targets.packed import is_packed, packing_available
@@ -116,6 +118,29 @@ def test_the_batch_is_bounded_by_the_memory():
     assert OwnAnswers(target, 40, 1).most(longest) == 1
     assert OwnAnswers(target, 40, 2**40).most(longest) == MOST_REQUESTS
     assert cache_bytes(target) == target.new_cache(1).nbytes
+
+
+def test_buffers_of_graphs_keep_to_the_memory(monkeypatch):
+    """Few long prompts, then many short ones: no buffers are as long as for the ones and as wide
+    as for the others."""
+    stand_in(monkeypatch)
+    monkeypatch.setattr(compiled, "REPLAYING", ("cpu",))
+    target, sizes = tiny_target(max_position_embeddings=512), []
+    allocate, compile_ = target.allocate, compiled.compile_target
+
+    def counted(*given):
+        cache = allocate(*given)
+        sizes.append(cache.nbytes)
+        return cache
+
+    monkeypatch.setattr(target, "allocate", counted)
+    monkeypatch.setattr(refill, "compile_target", lambda own, _: compile_(own, "reduce-overhead"))
+    memory = int(refill.CACHES * cache_bytes(target) * 1024)
+    answerer, lengths = OwnAnswers(target, 8, memory), [300] * 2 + [4] * 40
+    asked = [answers.Question("", [3 + n % 20] * size, 0.0, 0) for n, size in enumerate(lengths)]
+    assert (answerer.most(300), answerer.most(4)) == (2, 32)
+    found = list(answerer.answer(asked, [[0, 1], [*range(2, 42)]], lambda _: None))
+    assert len(found) == 2 and max(sizes) <= memory / refill.CACHES
 
 
 def test_portions_hold_prompts_of_similar_length_longest_first():

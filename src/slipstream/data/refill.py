@@ -19,7 +19,7 @@ from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.request import Answering
-from slipstream.targets.compiled import compile_target, slots_of
+from slipstream.targets.compiled import batch_within, compile_target
 from slipstream.targets.packed import is_packed, pack_linears, packing_available
 from slipstream.targets.quantized import is_quantized
 from slipstream.targets.target import Target
@@ -60,9 +60,8 @@ class OwnAnswers(Answerer):
     def most(self, longest: int) -> int:
         """How many requests of prompts of up to `longest` tokens fit the memory, at least one."""
         length = min(longest + self.limits.max_new_tokens, self.target.max_positions)
-        slots = slots_of(length, self.target.device)
-        fitting = self.memory / CACHES / (slots * cache_bytes(self.target))
-        return max(1, min(MOST_REQUESTS, int(fitting)))
+        slots = self.memory / CACHES / cache_bytes(self.target)
+        return min(MOST_REQUESTS, batch_within(slots, length, self.target.device))
 
     def answer(
         self, questions: Sequence[Question], portions: list[list[int]], done: Callable[[int], None]

@@ -23,7 +23,7 @@ from slipstream.core.device import has_room_for
 from slipstream.core.errors import InputError
 from slipstream.core.settings import checked
 from slipstream.targets.families import rope_kinds
-from slipstream.targets.graphs import Graphs, first, padded
+from slipstream.targets.graphs import Graphs, first, padded, unpadded
 from slipstream.targets.packed import is_packed
 from slipstream.targets.quantized import is_quantized
 from slipstream.targets.rows import Rows
@@ -208,10 +208,12 @@ def spare() -> int:
     return GRANULARITY + PROMPT
 
 
-def slots_of(length: int, device: torch.device) -> int:
-    """Slots of a text of so many tokens in the buffers that graphs are captured for, where they
-    are; elsewhere as many as it has tokens."""
-    return _rounded(length + spare()) if device.type in REPLAYING else length
+def batch_within(slots: float, length: int, device: torch.device) -> int:
+    """How many texts of up to `length` tokens, at least one, have room in so many slots of a cache,
+    as graphs want them where there are any."""
+    if device.type not in REPLAYING:
+        return max(1, int(slots / length))
+    return unpadded(max(1, int(slots / _rounded(length + spare()))))
 
 
 def _rounded(capacity: int) -> int:

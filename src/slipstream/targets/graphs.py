@@ -69,6 +69,15 @@ def padded(batch: int) -> int:
     return 1 << (batch - 1).bit_length() if batch <= 8 else -(-batch // 8) * 8
 
 
+def unpadded(most: int) -> int:
+    """The largest batch of up to `most` sequences that a graph serves without padding.
+
+    >>> [unpadded(most) for most in (1, 3, 7, 8, 30)], padded(5)
+    ([1, 2, 4, 8, 24], 8)
+    """
+    return most // 8 * 8 if most >= 8 else 1 << (most.bit_length() - 1)
+
+
 @lru_cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """Where all graphs of a device are captured: what libraries keep for a stream they keep once,
