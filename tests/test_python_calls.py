@@ -234,7 +234,7 @@ def test_models_that_could_not_answer_as_themselves_are_refused(model):
     """Dropout, no head, no weights, outliers that make rows depend on one another."""
     dropping = copy.deepcopy(model).train()
     slipstream.generate("w1", dropping, None, 1)  # nothing drops out
-    dropping.config.attention_dropout = 0.1
+    dropping.model.layers[0].self_attn.attention_dropout = 0.1
     assert "call model.eval()" in refused(lambda: slipstream.generate("w1", dropping, None, 1))
     headless = model.model
     assert "AutoModelForCausalLM" in refused(lambda: target_of(headless))
@@ -248,22 +248,32 @@ def test_models_that_could_not_answer_as_themselves_are_refused(model):
     assert "llm_int8_threshold=0.0" in refused(lambda: target_of(eight))
 
 
-def test_a_models_own_generate_is_right_while_others_decode(model, ids):
-    """Of padded prompts, which bring a mask."""
-    padded = torch.cat([ids, ids.roll(3, 1)])
-    mask = torch.ones_like(padded)
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_models_own_generate_is_right_while_others_decode(limited):
+    """Of padded prompts, which bring a mask, and of those that bring none; also while streams are
+    limited in what they attend to."""
+    model, ids = tiny_target().model, torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+    drafter = PromptLookup(2, 3)
+    if limited:
+        speculator = tiny_speculator(target_of(model), attended_tokens=2)
+        drafter = Streaming(speculator, "fused", 2)
+    both, mask = torch.cat([ids, ids.roll(3, 1)]), torch.ones(2, 8, dtype=torch.long)
     mask[1, :5] = 0
-    settings = dict(attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
-    expected, ended = model.generate(padded, **settings).tolist(), []
+    ways = (ids, {}), (both, {"attention_mask": mask})
+    expected = [model.generate(own, **GREEDY, **more).tolist() for own, more in ways]
+    ended = []
 
     def decode() -> None:
         while not ended:
-            slipstream.generate(PROMPT, model, drafter=None, max_new_tokens=8)
+            ours(model, ids, drafter, **GREEDY)
 
     with ThreadPoolExecutor(1) as pool:
         beside = pool.submit(decode)
         try:
-            found = [model.generate(padded, **settings).tolist() for _ in range(12)]
+            found = [
+                [model.generate(own, **GREEDY, **more).tolist() for own, more in ways]
+                for _ in range(12)
+            ]
         finally:
             ended.append(True)
         beside.result()

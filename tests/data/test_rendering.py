@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 from tests.commands import ROOT, refused
 from tests.tiny import tiny_tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, ByT5Tokenizer
 
 from slipstream.assets import locate
 from slipstream.data.batches import collate
@@ -97,15 +97,19 @@ def test_what_a_template_is_told_counts_where_its_roles_are_looked_at():
     assert text.startswith("messages: the target's chat template knows no system role")
 
 
-def test_markers_that_are_no_special_tokens_forge_no_turn():
-    """Added tokens that the template writes; in answers they may be meant."""
+def test_tokens_that_are_named_special_forge_no_turn():
+    """Also those that were added as ordinary ones."""
     found = tokenizer(TEMPLATE.replace("w1 {{", "<|user|> {{"))
-    found.add_tokens(["<|user|>", "  "])
+    found.add_tokens(["<|user|>"])
+    found.eos_token = "<|user|>"
     (marker,) = found.convert_tokens_to_ids(["<|user|>"])
-    ids = render_prompt(found, said("user w5 <|user|> w6"))
-    assert ids.count(marker) == 1
-    turns = said("user w5", "assistant w6 <|user|>", "user w7")
-    assert render_prompt(found, turns).count(marker) == 3
+    assert render_prompt(found, said("user w5 <|user|> w6")).count(marker) == 1
+
+
+def test_a_tokenizer_that_cannot_tell_special_tokens_from_text_says_so():
+    slow, messages = ByT5Tokenizer(), said("user a </s> b")
+    slow.chat_template = "{{ messages[0]['content'] }}"
+    assert "set target.reads_markers=true" in refused(lambda: render_prompt(slow, messages))
 
 
 def test_a_conversation_is_rendered_with_its_history():

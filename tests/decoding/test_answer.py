@@ -7,14 +7,14 @@ import pytest
 from tests.commands import refused
 from tests.tiny import tiny_target, tiny_tokenizer
 from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE
+from tokenizers.models import BPE, WordPiece
 from transformers import PreTrainedTokenizerFast
 
 import slipstream
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
-from slipstream.decoding.answer import Answer, Generation, Limits, TextStream
+from slipstream.decoding.answer import PATIENCE, Answer, Generation, Limits, TextStream
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
@@ -186,18 +186,22 @@ def test_characters_of_several_tokens_are_told_whole(small, text):
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_pieces_of_bytes_add_up_where_the_text_ends_in_mid_character():
-    """A tokenizer with bytes to fall back on spells a run of them together."""
+def with_bytes() -> PreTrainedTokenizerFast:
+    """A tokenizer whose first tokens are bytes, that of 'mill' is 256."""
     bytes_of = [f"<0x{byte:02X}>" for byte in range(256)]
     words = {word: number for number, word in enumerate([*bytes_of, "▁mill", "▁", "."])}
     plain = Tokenizer(BPE(words, [], byte_fallback=True))
     replaced = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()
     plain.decoder = decoders.Sequence(list(replaced))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, clean_up_tokenization_spaces=True)
+    return PreTrainedTokenizerFast(tokenizer_object=plain)
+
+
+def test_pieces_of_bytes_add_up_where_the_text_ends_in_mid_character():
+    """A tokenizer with bytes to fall back on spells a run of them together."""
     target = tiny_target(vocab_size=512)
-    target.tokenizer = tokenizer
+    target.tokenizer = with_bytes()
     two = list("🚰🚰".encode())
-    for ids in (two[:-2], [*two, 256], [*two[:5], 256, 258], [256, 257, 258], two):
+    for ids in (two[:-2], [*two, 256], [*two[:5], 256, 258], [10, *two[:2]], [256, 257, 258], two):
         pieces = []
         answer = Answer(target, Limits(), len(ids), lambda *told, to=pieces: to.append(told[2]))
         for token in ids:
@@ -206,20 +210,32 @@ def test_pieces_of_bytes_add_up_where_the_text_ends_in_mid_character():
     assert "".join(pieces) == "🚰🚰"
 
 
-def test_text_that_never_becomes_whole_costs_no_more_the_longer_it_gets(small):
-    """Some thousand first bytes of a character: what is decoded for each is bounded on average."""
-    target, decoded = tiny_target(), []
-    usual = small.tokenizer.decode
-    target.tokenizer = SimpleNamespace(
-        all_special_tokens=[],
+def test_characters_that_never_become_whole_are_looked_at_now_and_then(small):
+    """Some thousand first bytes of a character; special tokens are not looked at."""
+    decoded, usual = [], small.tokenizer.decode
+    tokenizer = SimpleNamespace(
+        all_special_ids=[0],
         convert_ids_to_tokens=small.tokenizer.convert_ids_to_tokens,
         decode=lambda ids, **how: decoded.append(len(ids)) or usual(ids, **how),
     )
-    first = small.tokenizer("🚰").input_ids[0]
-    stream = TextStream(target.tokenizer)
+    stream, first = TextStream(tokenizer), small.tokenizer("🚰").input_ids[0]
     for _ in range(1000):
         stream.add(first)
-    assert sum(decoded) < 1000 * 1000 / 16
+    assert len(decoded) < 2 * (PATIENCE + 1000 / PATIENCE) + 4
+    decoded.clear()
+    for _ in range(1000):
+        stream.add(0)
+    assert not decoded
+
+
+@pytest.mark.parametrize(("stop", "count"), [("\n", 2), ("\n\n", 4)])
+def test_a_newline_that_is_a_byte_stops_at_once(stop, count):
+    target = tiny_target(vocab_size=512)
+    target.tokenizer = with_bytes()
+    answer = Answer(target, Limits(stop=stop), 20)
+    for token in (256, 10, 256, 10, 10, 256):
+        answer.emit(token, drafted=False)
+    assert answer.finished == "stop" and len(answer.ids) == count + (stop == "\n\n")
 
 
 @pytest.mark.parametrize("text", ["café 日本 🚰", r"\[/x] [bold]"])
@@ -249,6 +265,21 @@ def test_a_special_token_stops_where_it_is_asked_to():
     target.tokenizer.add_special_tokens({"additional_special_tokens": [word]})
     found = PlainDecoder(target, Sampling(), Limits(12, word)).generate([3, 1, 4])
     assert found.finished == "stop" and found.ids == ids[: place + 1] and word not in found.text
+
+
+def test_blanks_are_told_as_they_are_in_the_text(small):
+    """Some tokenizers would clean up what was told before."""
+    words = {word: number for number, word in enumerate(["don", "'", "t", ".", "[UNK]"])}
+    plain = Tokenizer(WordPiece(words, unk_token="[UNK]"))
+    plain.decoder = decoders.WordPiece(cleanup=False)
+    target, pieces = tiny_target(), []
+    target.tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain, clean_up_tokenization_spaces=True
+    )
+    answer = Answer(target, Limits(), 4, lambda *told: pieces.append(told[2]))
+    for token in range(4):
+        answer.emit(token, drafted=False)
+    assert "".join(pieces) == answer.text() == "don ' t ."
 
 
 def test_threads_take_turns_with_a_target():

@@ -1,5 +1,6 @@
 """Compiled steps: the tokens of the eager ones, whatever is compiled, padded or replayed."""
 
+import copy
 import gc
 import time
 import weakref
@@ -467,19 +468,25 @@ def test_prompts_of_any_length_join_with_streams(replayed, name):
         assert request.finished
 
 
-def test_graphs_go_with_the_drafter_they_are_of(replayed):
+@pytest.mark.parametrize("name", ["deferred", "fused", "limited", "pruned"])
+def test_graphs_go_with_the_drafter_they_are_of(replayed, name):
     """So that layers with merged adapters, which they hold, do not stay."""
     target = replayed(tiny_target())
     left = []
     for _ in range(3):
-        engine = Engine(target, streams(target, "deferred"), Sampling(), LIMITS, 6)
+        engine = DECODERS[name](target)
         engine.generate(BATCH[0])
-        attached = weakref.ref(engine.attached)
+        gone = weakref.ref(engine.attached), weakref.ref(engine.attached.speculator)
         del engine
         gc.collect()
-        assert attached() is None
-        left.append(sum(key[0]() is None for key in target.compiled.graphs.kept))
-    assert left == [0, 0, 0]
+        assert [each() for each in gone] == [None, None]
+        left.append(len(target.compiled.graphs.kept))
+    assert len(set(left)) == 1
+
+
+def test_a_copy_of_a_compiled_target_is_not_compiled(replayed):
+    target = replayed(tiny_target())
+    assert copy.deepcopy(target).compiled is None and target.compiled is not None
 
 
 def test_results_of_one_kind_share_their_memory(replayed):
@@ -495,17 +502,24 @@ def test_results_of_one_kind_share_their_memory(replayed):
 def test_where_memory_is_short_graphs_go_and_the_step_runs(cuda, replayed, monkeypatch):
     eager = PlainDecoder(tiny_target(), Sampling(), LIMITS)
     ours = PlainDecoder(replayed(tiny_target()), Sampling(), LIMITS)
-    capture, made = torch.cuda.graph, []
+    expected = [eager.generate(ids).ids for ids in BATCH]
+    capture, made, failing = torch.cuda.graph, [], []
 
     def short(*given, **options):
         made.append(1)
-        if len(made) == 3:
+        if failing or len(made) == 3:
             raise torch.OutOfMemoryError
         return capture(*given, **options)
 
     monkeypatch.setattr(torch.cuda, "graph", short)
-    assert [ours.generate(ids).ids for ids in BATCH] == [eager.generate(ids).ids for ids in BATCH]
-    assert len(made) > 3 and 0 < len(ours.target.compiled.graphs.kept) < len(made)
+    assert [ours.generate(ids).ids for ids in BATCH] == expected
+    kept = ours.target.compiled.graphs
+    assert len(made) > 3 and 0 < len(kept.kept) < len(made)
+    made.clear(), failing.append(True), kept.clear()
+    assert [ours.generate(ids).ids for ids in BATCH] == expected
+    tried = len(made)
+    assert [ours.generate(ids).ids for ids in BATCH] == expected
+    assert len(made) == tried == len(kept._short)  # once each, not in every step
 
 
 class Products(TorchDispatchMode):

@@ -137,6 +137,7 @@ def test_a_speculator_of_the_unquantised_target_is_refused(folder, target, tmp_p
         load_speculator(tmp_path / "made", target)
 
 
+@torch.no_grad()
 def test_a_model_that_has_run_keeps_its_weights(folder):
     """A forward on a CPU that multiplies bfloat16 reorders 4-bit weights."""
     settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")

@@ -27,7 +27,8 @@ class StepCache:
     In all sequences rows are staged from slot `slots` on: `bound` rounded up to a multiple of
     `granularity`, so that steps of compiled layers have few shapes. With a granularity above 1 an
     empty cache counts as one slot, so that prompts are steps like others. The slots between a
-    sequence's end and `slots` belong to nothing. spare: slots for these, and for padding.
+    sequence's end and `slots` belong to nothing. spare: slots of the capacity that are for
+    such gaps, and for padding.
     """
 
     def __init__(

@@ -93,8 +93,9 @@ def _places_of(
     for place, sampling in enumerate(samplings):
         groups.setdefault(sampling, []).append(place)
     order = torch.tensor([place for own in groups.values() for place in own]).argsort()
-    places = {sampling: on_device(own, device) for sampling, own in groups.items()}
-    return places, on_device(order, device)
+    with torch.inference_mode(False):  # they are kept
+        places = {sampling: on_device(own, device) for sampling, own in groups.items()}
+        return places, on_device(order, device)
 
 
 def distributions(samplings: Sequence[Sampling], logits: torch.Tensor) -> torch.Tensor:

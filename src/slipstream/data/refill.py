@@ -61,7 +61,7 @@ class OwnAnswers(Answerer):
         """How many requests of prompts of up to `longest` tokens fit the memory, at least one."""
         length = min(longest + self.limits.max_new_tokens, self.target.max_positions)
         slots = self.memory / CACHES / cache_bytes(self.target)
-        return min(MOST_REQUESTS, batch_within(slots, length, self.target.device))
+        return min(MOST_REQUESTS, batch_within(slots, length, self.target))
 
     def answer(
         self, questions: Sequence[Question], portions: list[list[int]], done: Callable[[int], None]

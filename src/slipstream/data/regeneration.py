@@ -18,6 +18,7 @@ from slipstream.data.endpoint import Endpoint
 from slipstream.data.refill import OwnAnswers
 from slipstream.data.rendering import Sample, render_prompt
 from slipstream.data.rows import Messages
+from slipstream.decoding.answer import decoded
 from slipstream.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ class Conversation:
         if self.too_long or not answer.ended:
             self._turns = iter(())
         elif not isinstance(self.said, str):
-            text = tokenizer.decode(answer.ids, skip_special_tokens=True)
+            text = decoded(tokenizer, answer.ids)
             self.said = [*self.said, {"role": "assistant", "content": text}]
 
     def samples(self) -> list[Sample]:

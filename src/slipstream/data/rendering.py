@@ -228,39 +228,27 @@ def _tokenized(
     return {name: [values[place] for place in kept] for name, values in found.items()}
 
 
-def _broken(tokenizer, messages: Messages) -> Messages:
-    """Messages with all special tokens in their texts broken, and in those that are no answers the
-    added tokens that the chat template writes, too."""
-    given = tokenizer, len(tokenizer), str(tokenizer.chat_template)
-    return [
-        _broken_by(_markers(*given, others=message["role"] != "assistant"), message)
-        for message in messages
-    ]
-
-
-def _broken_by(marker: re.Pattern, part):
+def _broken(tokenizer, part):
+    """`part` of messages, with all special tokens in its texts broken."""
     if isinstance(part, dict):
-        return {name: _broken_by(marker, each) for name, each in part.items()}
+        return {name: _broken(tokenizer, each) for name, each in part.items()}
     if isinstance(part, list):
-        return [_broken_by(marker, each) for each in part]
+        return [_broken(tokenizer, each) for each in part]
     if not isinstance(part, str):
         return part
-    count = 1
+    marker, count = _markers(tokenizer, len(tokenizer)), 1
     while count:  # what overlaps a broken one may be one, too
         part, count = marker.subn(lambda found: found[0][0] + BREAK + found[0][1:], part)
     return part
 
 
 @lru_cache(maxsize=8)
-def _markers(tokenizer, size: int, template: str, others: bool) -> re.Pattern:
-    """Finds any special token of a tokenizer of `size` tokens, but single characters; others: and
-    added ones that are no words and that its chat template writes."""
-    spelled = set(tokenizer.all_special_tokens)
-    for added in tokenizer.added_tokens_decoder.values():
-        marks = others and not re.fullmatch(r"[\w\s]*", added.content) and added.content in template
-        spelled |= {added.content} if added.special or marks else set()
-    longest = sorted(spelled, key=len, reverse=True)
-    return re.compile("|".join(re.escape(each) for each in longest if len(each) > 1) or "(?!)")
+def _markers(tokenizer, size: int) -> re.Pattern:
+    """Finds any special token of a tokenizer of `size` tokens, but single characters."""
+    added = tokenizer.added_tokens_decoder.values()
+    known = {each.content for each in added if each.special} | set(tokenizer.all_special_tokens)
+    spelled = sorted(known, key=len, reverse=True)
+    return re.compile("|".join(re.escape(each) for each in spelled if len(each) > 1) or "(?!)")
 
 
 def _reads_markers(tokenizer) -> bool:

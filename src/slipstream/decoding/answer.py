@@ -9,10 +9,10 @@ from slipstream.core.settings import Count, Settings, Text
 from slipstream.decoding.statistics import Statistics
 from slipstream.targets.target import Target
 
-BYTE = re.compile("<0x[0-9A-F]{2}>")
-"""A token that is one byte of a character."""
+BYTE = re.compile("<0x[89A-F][0-9A-F]>")
+"""A token that is one of the bytes of a character."""
 PATIENCE = 16
-"""Tokens after which a stream that has not become whole characters is looked at less often."""
+"""Characters that stay incomplete for longer are looked at every so many tokens."""
 TokenCallback = Callable[[int, bool, str], None]
 """Called with each token as it is decided, whether it had been drafted, and the text that it
 settles: whole characters, of which none may begin a stop string. Pieces add up to the answer."""
@@ -137,7 +137,8 @@ class Answer:
         """Without special tokens, cut before a stop string; "" without a tokenizer."""
         if self.tokenizer is None:
             return ""
-        text = decoded(self.tokenizer, self.ids)
+        told = self.limits.stop or self.callback is not None
+        text = self._stream.whole() if told else decoded(self.tokenizer, self.ids)
         return text[: self._stop_at(text)]
 
     def _stop_at(self, text: str) -> int | None:
@@ -164,26 +165,41 @@ class TextStream:
 
     A tokenizer says of some tokens only together how they are spelled, so the tokens since the last
     whole characters are decoded with some before them, and what those alone give is left out. Of a
-    run of bytes (`<0xNN>`) it says so at its end; and where nothing whole comes for long, it is
-    asked at every `PATIENCE`th token.
+    run of bytes (`<0xNN>`) it says so at its end. Special tokens have no text.
     """
 
     def __init__(self, tokenizer):
         self.tokenizer, self.text = tokenizer, ""
         self._recent: list[int] = []
         self._known = 0
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        self._incomplete = False
 
     def add(self, token: int) -> None:
+        if token in self._special:
+            return
         self._recent.append(token)
         waiting = len(self._recent) - self._known
-        if BYTE.fullmatch(self.tokenizer.convert_ids_to_tokens(token) or "") or (
-            waiting > PATIENCE and waiting % PATIENCE
-        ):
+        if self._incomplete and waiting > PATIENCE and waiting % PATIENCE:
             return
-        before, now = (decoded(self.tokenizer, self._recent[:end]) for end in (self._known, None))
-        if len(now) > len(before) and not now.endswith(INCOMPLETE):
+        if BYTE.fullmatch(self.tokenizer.convert_ids_to_tokens(token) or ""):
+            return
+        before, now = self._both()
+        self._incomplete = now.endswith(INCOMPLETE)
+        if len(now) > len(before) and not self._incomplete:
             self.text += now[len(before) :]
             self._recent, self._known = self._recent[self._known :], len(self._recent) - self._known
+
+    def whole(self) -> str:
+        """The text, with what is no whole character yet."""
+        before, now = self._both()
+        return self.text + now[len(before) :]
+
+    def _both(self) -> tuple[str, str]:
+        """Of the last known tokens, and with those after them."""
+        parts = self._recent[: self._known], self._recent
+        before, now = (decoded(self.tokenizer, own) for own in parts)
+        return before, now
 
 
 def _begun(text: str, stop: str) -> int:

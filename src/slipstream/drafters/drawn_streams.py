@@ -83,6 +83,7 @@ def shape(budget: int, levels: int, most_children: int) -> Draft:
 
 
 @cache
+@torch.inference_mode(False)
 def _on_device(budget: int, levels: int, most_children: int, device: torch.device) -> tuple:
     """Of a shape, as tensors: of each level but the last its nodes and, by rank, their children
     with the places of these children's parents among the nodes; parents; confidences; depths."""

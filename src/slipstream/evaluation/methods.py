@@ -14,7 +14,7 @@ import torch
 from slipstream.core.errors import InputError, naming
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Budget, Inside, Positive, Share, Size, Text, checked
-from slipstream.decoding.answer import Generation, Limits
+from slipstream.decoding.answer import Generation, Limits, decoded
 from slipstream.decoding.calibrated import Calibrations, calibrated_decoder
 from slipstream.decoding.calibration import Calibration, Drift
 from slipstream.decoding.decoder import Decoder
@@ -282,5 +282,5 @@ class Transformers(Method):
             # one token itself.
             drafted = max(0, len(ids) - self.forwards)
             took = Statistics(0, len(ids), self.forwards, seconds, drafted=drafted)
-        text = self.target.tokenizer.decode(ids, skip_special_tokens=True)
+        text = decoded(self.target.tokenizer, ids)
         return Generation(ids, text, "end" if ids[-1] in self.target.end_ids else "length", took)

@@ -2,10 +2,11 @@
 
     serve run slipstream.serving.ray_app:build replicas=2
 
-A replica has a GPU of its own where this machine has one and `target.device` is not cpu (`gpus=0`
-or a share of one otherwise). Other arguments are those of serve.py. Ray balances over the replicas,
-and binds to the loopback interface on the port of its own command; `server.api_key_variable` holds
-there, too. Each replica's `/metrics` are its own: let Prometheus read those of Ray for the whole.
+A replica has a GPU of its own where this machine has one and `target.device` is not cpu (`gpus=`
+says how many, or what share of one). Other arguments are those of serve.py. Ray balances over the
+replicas, and binds to the loopback interface on the port of its own command;
+`server.api_key_variable` holds there, too. Each replica's `/metrics` are its own: let Prometheus
+read those of Ray for the whole.
 """
 
 import asyncio

@@ -82,9 +82,9 @@ def added(mask: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _computed(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """What attention computes in, given queries of `dtype`: autocast may choose another one."""
-    if dtype == torch.float64 or not torch.is_autocast_enabled(device.type):
-        return dtype
-    return torch.get_autocast_dtype(device.type)
+    kind = device.type
+    casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if casts and dtype != torch.float64 else dtype
 
 
 def attend(
@@ -104,7 +104,7 @@ def attend(
     if mask is not None and mask.dtype == torch.bool:  # of another thread, as above
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **options)
     groups = query.shape[1] // shared
-    if limit is not None:
+    if limit is not None and mask is not None:
         visible = limit_streams(mask[:, :, :rows] == 0, query, key, *limit)
         mask = added(visible, groups, query.dtype)
     elif mask is not None:

@@ -95,6 +95,9 @@ class CompiledLayers:
         self._buffers: StepCache | None = None
         self._user: Callable[[], StepCache | None] = lambda: None
 
+    def __deepcopy__(self, memo: dict) -> None:
+        """A copy of a target is not compiled: `compile_target` does that."""
+
     def new_cache(self, capacity: int, batch: int, instead_of: StepCache | None) -> StepCache:
         """An empty cache over the buffers that graphs were captured for. They serve one cache at a
         time; another, of a thread that decodes meanwhile, too, gets buffers of its own, without
@@ -105,9 +108,10 @@ class CompiledLayers:
                 return allocate(capacity, batch, GRANULARITY, spare())
             kept = self._buffers
             if kept is None or capacity > kept.capacity or batch > kept.batch_size:
-                sizes = self._sizes(capacity, batch, kept)
+                freed = kept.nbytes if kept is not None and instead_of is None else 0
+                sizes = self._sizes(capacity, batch, kept, freed)
                 self._buffers = kept = None
-                self.graphs.kept.clear()
+                self.graphs.clear()
                 self._buffers = allocate(*sizes, GRANULARITY, spare())
             elif self._user() is None:  # 0 times what an overflow left there would be no number
                 kept.clear(padded(batch))
@@ -115,16 +119,20 @@ class CompiledLayers:
             self._user = weakref.ref(cache)
             return cache
 
-    def _sizes(self, capacity: int, batch: int, kept: StepCache | None) -> tuple[int, int]:
+    def _sizes(
+        self, capacity: int, batch: int, kept: StepCache | None, freed: int
+    ) -> tuple[int, int]:
         """Slots and sequences of new buffers: they shrink in neither, unless both together (the
-        longest text may not have been of the largest batch) take half of the memory that is free.
-        """
+        longest text may not have been of the largest batch) take more than half of the memory that
+        is free, beside what is `freed`."""
         needed = _rounded(capacity), padded(batch)
         if kept is None:
             return needed
         slots, sequences = map(max, needed, (kept.capacity, kept.batch_size))
         size = kept.nbytes // (kept.capacity * kept.batch_size) * slots * sequences
-        return (slots, sequences) if has_room_for(size, self.graphs.device, 1 / 2) else needed
+        return (
+            (slots, sequences) if has_room_for(size - freed, self.graphs.device, 1 / 2) else needed
+        )
 
     def deserted(self, first: StepCache, second: StepCache | None = None) -> bool:
         """Whether the buffers that graphs were captured for are not those of `first`, and nobody's
@@ -208,10 +216,10 @@ def spare() -> int:
     return GRANULARITY + PROMPT
 
 
-def batch_within(slots: float, length: int, device: torch.device) -> int:
+def batch_within(slots: float, length: int, target: Target) -> int:
     """How many texts of up to `length` tokens, at least one, have room in so many slots of a cache,
     as graphs want them where there are any."""
-    if device.type not in REPLAYING:
+    if target.device.type not in REPLAYING or _obstacle(target):
         return max(1, int(slots / length))
     return unpadded(max(1, int(slots / _rounded(length + spare()))))
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
+from torch import nn
 
 from slipstream.core.trees import Trees
 from slipstream.targets.rows import Rows
@@ -32,36 +33,64 @@ class Graphs:
         self.device, self.capturing = device, False
         self.kept: dict[tuple, _Graph] = {}
         self._results: dict[tuple, torch.Tensor] = {}
+        self._short: set[tuple] = set()  # what memory was short for
+        own = weakref.ref(self)
+        self._gone = lambda gone: own() and own()._forget(gone)
 
     def of(self, key: tuple, run: Callable, inputs: Sequence[torch.Tensor]) -> Callable:
         """That of `run`, which `key` names, for inputs of these shapes; `run` itself where memory
-        is short. With what the key names first (a layer, or a method's owner) its graphs go."""
-        batch, (first, *others) = padded(len(inputs[0])), key
-        weak = weakref.WeakMethod if inspect.ismethod(first) else weakref.ref
-        shapes = tuple(given.shape[1:] for given in inputs)
-        key = weak(first, self._forget), *others, batch, shapes
+        was short for it. With a layer, a visitor or a method's owner that it names, a graph goes.
+        """
+        batch, shapes = padded(len(inputs[0])), tuple(given.shape[1:] for given in inputs)
+        key = *self._weak(key), batch, shapes
+        if key in self._short:
+            return run
         graph = self.kept.pop(key, None)
         if graph is None:
-            if not self.kept:  # the pool of graphs that are gone cannot be opened again
-                self._pool = torch.cuda.graph_pool_handle()
-            elif len(self.kept) >= MOST:
+            if len(self.kept) >= MOST:
                 del self.kept[next(iter(self.kept))]
             self.capturing = True
             try:
-                graph = _Graph(run, inputs, batch, self._pool, self.device, self._results)
+                graph = _Graph(run, inputs, batch, self._pool_of, self.device, self._results)
             except torch.OutOfMemoryError:
                 log.warning("no memory for one more CUDA graph: all %d go", len(self.kept))
-                self.kept.clear()
-                self._results.clear()
+                short = {*self._short, key}
+                self.clear()
+                self._short = short
                 return run
             finally:
                 self.capturing = False
         self.kept[key] = graph
         return graph
 
+    def clear(self) -> None:
+        """All go, and what memory was short for may be captured again."""
+        self.kept.clear()
+        self._results.clear()
+        self._short.clear()
+
+    def _pool_of(self) -> object:
+        if not self.kept:  # the pool of graphs that are gone cannot be opened again
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
+
+    def _weak(self, part: object) -> object:
+        """`part` of a key, with weak references to what a drafter holds."""
+        if type(part) is tuple:
+            return tuple(map(self._weak, part))
+        if inspect.ismethod(part):
+            return weakref.WeakMethod(part, self._gone)
+        visitor = hasattr(part, "replays") and not isinstance(part, type)
+        held = visitor or isinstance(part, nn.Module) or inspect.isfunction(part)
+        return weakref.ref(part, self._gone) if held else part
+
     def _forget(self, gone: weakref.ref) -> None:
-        for key in [key for key in self.kept if key[0] is gone]:
+        for key in [key for key in self.kept if _holds(key, gone)]:
             del self.kept[key]
+
+
+def _holds(key: object, gone: weakref.ref) -> bool:
+    return key is gone or (type(key) is tuple and any(_holds(part, gone) for part in key))
 
 
 def padded(batch: int) -> int:
@@ -94,7 +123,7 @@ class _Graph:
     """
 
     def __init__(
-        self, run: Callable, inputs: Sequence, batch: int, pool: object, device, results: dict
+        self, run: Callable, inputs: Sequence, batch: int, pool: Callable, device, results: dict
     ):
         # The others start as copies of the first sequence: rows that attend to nothing would be
         # NaN, and an index out of range would stop the device.
@@ -103,13 +132,15 @@ class _Graph:
         with torch.cuda.device(device):
             beside = _stream(device)
             beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(beside):  # compilation and autotuning come before the capture
-                for _ in range(2):
-                    found = run(*self._inputs)
-            torch.cuda.current_stream().wait_stream(beside)
+            try:
+                with torch.cuda.stream(beside):  # compilation and autotuning come before
+                    for _ in range(2):
+                        found = run(*self._inputs)
+            finally:
+                torch.cuda.current_stream().wait_stream(beside)
             self._graph, place = torch.cuda.CUDAGraph(), _places(found, results)
             # What other threads do meanwhile (a server's, a loader's) is no part of it.
-            capture = dict(pool=pool, stream=beside, capture_error_mode="thread_local")
+            capture = dict(pool=pool(), stream=beside, capture_error_mode="thread_local")
             with torch.cuda.graph(self._graph, **capture):
                 self._found = _mapped(run(*self._inputs), place)
 

@@ -245,7 +245,7 @@ def target_of(model: nn.Module) -> Target:
     that was moved, cast, resized or given other embeddings, layers or another kind of adapter since
     is another one."""
     model = model._modules.get("_orig_mod", model)  # of `torch.compile`
-    if model.training and _drops_out(model):
+    if any(map(_drops_out, model.get_decoder().modules())):
         raise InputError("target: it is in train mode and would drop out; call model.eval()")
     family, adapter = family_of(model), beyond_weights(model)
     parts = family.embeddings, *family.layers
@@ -259,12 +259,11 @@ def target_of(model: nn.Module) -> Target:
     return target
 
 
-def _drops_out(model: nn.Module) -> bool:
-    """Whether anything in train mode is left to chance."""
-    said = model.config.to_dict().items()
-    rates = [rate for name, rate in said if name.endswith(("dropout", "pdrop"))]
-    rates += [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
-    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+def _drops_out(module: nn.Module) -> bool:
+    """Whether a module in train mode leaves something to chance; some layers keep their rates."""
+    names = ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout", "dropout")
+    rates = [getattr(module, name, None) for name in names]
+    return module.training and any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def of_same_vocabulary(draft: Target, target: Target, field: str) -> Target:

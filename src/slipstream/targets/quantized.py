@@ -87,9 +87,9 @@ def settle(model: nn.Module, dtype: torch.dtype, reorder: bool) -> None:
 
 
 def reordered_back(model: nn.Module) -> None:
-    """Let 4-bit weights that a forward on a CPU has reordered lie as they were loaded. bitsandbytes
-    does so itself when it saves them, but not with their scales. `InputError` for scales that are
-    quantised, too, which it would round."""
+    """Let 4-bit weights that a forward on a CPU has reordered lie as they were loaded, with scales
+    as that forward has rounded them, to bfloat16. bitsandbytes does so when it saves them, but not
+    with their scales. `InputError` for scales that are quantised, too."""
     for module in model.modules():
         state = getattr(getattr(module, "weight", None), "quant_state", None)
         if not getattr(state, "packing_format_for_cpu", False):

@@ -30,7 +30,7 @@ class PeakMemory(TorchDispatchMode):
 
     Every operator's outputs count from when they are made until their storage is freed, those of
     the backward pass and of saved activations included; what was there before does not, nor do
-    buffers that a kernel frees before it returns, and what an allocator holds back.
+    buffers that a kernel frees before it returns, nor what an allocator holds back.
     """
 
     def __init__(self):

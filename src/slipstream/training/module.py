@@ -92,11 +92,9 @@ class TrainingModule(L.LightningModule):
         over_batches, several = stage != "train", num_processes() > 1
         count = self.num_trained_tokens(batch) if over_batches else 1
         if several:  # means are sums of this process over the mean count
-            both = [
-                *(mean.detach().float() for mean in values),
-                values[0].new_tensor(count).float(),
-            ]
-            *values, mean_count = mean_over_processes(torch.stack(both))
+            values = [mean.detach().float() for mean in values]
+            values.append(torch.full_like(values[0], count))
+            *values, mean_count = mean_over_processes(torch.stack(values))
             count = round(float(mean_count)) if over_batches else 1
         how = dict(batch_size=count, sync_dist=several and over_batches)
         for name, mean in zip(means, values, strict=True):
