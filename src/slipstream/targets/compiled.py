@@ -130,9 +130,8 @@ class CompiledLayers:
             return needed
         slots, sequences = map(max, needed, (kept.capacity, kept.batch_size))
         size = kept.nbytes // (kept.capacity * kept.batch_size) * slots * sequences
-        return (
-            (slots, sequences) if has_room_for(size - freed, self.graphs.device, 1 / 2) else needed
-        )
+        fits = has_room_for(size - freed, self.graphs.device, 1 / 2)
+        return (slots, sequences) if fits else needed
 
     def deserted(self, first: StepCache, second: StepCache | None = None) -> bool:
         """Whether the buffers that graphs were captured for are not those of `first`, and nobody's

@@ -85,8 +85,9 @@ class Graphs:
         return weakref.ref(part, self._gone) if held else part
 
     def _forget(self, gone: weakref.ref) -> None:
-        for key in [key for key in self.kept if _holds(key, gone)]:
-            del self.kept[key]
+        for key in list(self.kept):  # another thread may be at work on them
+            if _holds(key, gone):
+                self.kept.pop(key, None)
 
 
 def _holds(key: object, gone: weakref.ref) -> bool:
