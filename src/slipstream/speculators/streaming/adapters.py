@@ -7,8 +7,9 @@ the hooks are its reference.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 
 import torch
 import torch.nn.functional as F
@@ -122,6 +123,12 @@ def _shape(module: nn.Module) -> tuple[int, int]:
     return module.nx, module.nf
 
 
+def _here(hook: Callable) -> Callable:
+    """`hook` in this thread alone: in another one the model may be at work on other rows."""
+    thread = get_ident()
+    return lambda *given: hook(*given) if get_ident() == thread else None
+
+
 def _hook_beside(module: nn.Module, adapter: LowRank, rows: Rows) -> list:
     """Add the adapter's output to the stream rows of `module`'s output."""
 
@@ -135,7 +142,7 @@ def _hook_beside(module: nn.Module, adapter: LowRank, rows: Rows) -> list:
             streams = torch.cat([output[..., :first, :], streams], dim=-2)
         return streams.view(shape)
 
-    return [module.register_forward_hook(add)]
+    return [module.register_forward_hook(_here(add))]
 
 
 def _hook_in_place_of(module: nn.Module, adapter: LowRank, rows: Rows) -> list:
@@ -150,7 +157,8 @@ def _hook_in_place_of(module: nn.Module, adapter: LowRank, rows: Rows) -> list:
     def join(_, __, output: torch.Tensor) -> torch.Tensor:
         return torch.cat([output, streams.pop()], dim=-2)
 
-    return [module.register_forward_pre_hook(divide), module.register_forward_hook(join)]
+    before = module.register_forward_pre_hook(_here(divide))
+    return [before, module.register_forward_hook(_here(join))]
 
 
 def rotate(values: torch.Tensor, num_streams: int, step: float) -> torch.Tensor:
@@ -180,5 +188,5 @@ def rotating(
     with ExitStack() as hooks:
         for layer in layers:
             linear = layer.get_submodule(family.value_linear)
-            hooks.enter_context(linear.register_forward_hook(turn))
+            hooks.enter_context(linear.register_forward_hook(_here(turn)))
         yield
