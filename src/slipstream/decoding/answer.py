@@ -161,7 +161,8 @@ def decoded(tokenizer, ids: Sequence[int]) -> str:
 
 
 class TextStream:
-    """The text of growing tokens, whole characters only; each token costs as much as the last few.
+    """The text of growing tokens, whole characters only; each token costs as much as those since
+    the last whole characters; characters that stay incomplete are looked at now and then.
 
     A tokenizer says of some tokens only together how they are spelled, so the tokens since the last
     whole characters are decoded with some before them, and what those alone give is left out. Of a

@@ -245,9 +245,9 @@ def target_of(model: nn.Module) -> Target:
     that was moved, cast, resized or given other embeddings, layers or another kind of adapter since
     is another one."""
     model = model._modules.get("_orig_mod", model)  # of `torch.compile`
-    if any(map(_drops_out, model.get_decoder().modules())):
-        raise InputError("target: it is in train mode and would drop out; call model.eval()")
     family, adapter = family_of(model), beyond_weights(model)
+    if any(module.training and _drops_out(module) for module in family.decoder.modules()):
+        raise InputError("target: it is in train mode and would drop out; call model.eval()")
     parts = family.embeddings, *family.layers
     state = model.device, model.dtype, model.config.vocab_size, adapter, parts
     known, target = vars(model).get("slipstream_target", (None, None))
@@ -260,10 +260,10 @@ def target_of(model: nn.Module) -> Target:
 
 
 def _drops_out(module: nn.Module) -> bool:
-    """Whether a module in train mode leaves something to chance; some layers keep their rates."""
+    """Whether a module leaves something to chance in train mode; some layers keep their rates."""
     names = ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout", "dropout")
     rates = [getattr(module, name, None) for name in names]
-    return module.training and any(isinstance(rate, float) and rate > 0 for rate in rates)
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def of_same_vocabulary(draft: Target, target: Target, field: str) -> Target:
