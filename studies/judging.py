@@ -6,6 +6,7 @@ two answers to the same prompt the one with the larger score wins.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -41,13 +42,14 @@ class TargetLikelihood:
         return found
 
 
-def win_rate(ours: list[float], theirs: list[float]) -> float:
-    """Share of prompts, in percent, in which our score is larger; a tie counts half.
+def wins_of(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
+    """100 for each prompt in which our score is larger, 50 for a tie: their mean is the win rate in
+    percent.
 
-    >>> win_rate([1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 5.0, 1.0])
+    >>> wins_of([1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 5.0, 1.0]).mean().item()
     62.5
     """
-    return 50 * (1 + float(np.sign(np.subtract(ours, theirs)).mean()))
+    return 50 * (1 + np.sign(np.subtract(ours, theirs)))
 
 
 def fastchat_files(prompts: list[Prompt], answers: dict[str, list[Generation]]) -> dict[str, str]:

@@ -1,21 +1,20 @@
 """SPRINTER against exact speculative decoding: what it saves, and what that costs (section 4).
 
 Plain decoding, two-model speculative decoding with drafts of fixed length and with drafts that a
-rule ends (SpecDec++, AdaEDL, DISCO), SPRINTER at several settings, and controls that ask the target
-as often as the chosen one, but without a verifier: sampled, on the same engine, interleaved in one
+rule ends (SpecDec++, AdaEDL, DISCO), SPRINTER at several settings, and controls without a verifier,
+for each setting one that asks the target as often: sampled, on the same engine, interleaved in one
 process. Speed, calls and FLOPs of the target, quality against references and against speculative
 decoding's answers, and the distance to the target, measured and as SPRINTER's theorems predict it.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Annotated
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import brentq
 from transformers.pytorch_utils import Conv1D
 
 from slipstream.core.errors import InputError
@@ -28,16 +27,20 @@ from slipstream.drafters.draft_length import DraftLength
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.evaluation.comparison import Run, compare, task_sets, total_of
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
-from slipstream.evaluation.metrics import bootstrap, each_of, rouge
-from slipstream.evaluation.prompts import PromptSets, places_by_set
+from slipstream.evaluation.metrics import bootstrap, each_of, ratio_interval, rouge
+from slipstream.evaluation.prompts import PromptSets
 from slipstream.targets.packed import FusedLinear
 from studies import Plot, Prompt, Result, Target
 from studies.approximation import Approximation, approximation
-from studies.decoding import GREEDY, token_ids
-from studies.judging import Judge, fastchat_files, win_rate
+from studies.decoding import GREEDY, speed_ratio, token_ids
+from studies.judging import Judge, fastchat_files, wins_of
+from studies.sprinter_controls import at_random, controls_of
 
 PREDICTED = "SPRINTER: measured and predicted"
-ROUGE = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
+ROUGE_L = partial(rouge, "rougeL")
+ROUGE = {
+    "ROUGE-1": partial(rouge, "rouge1"), "ROUGE-2": partial(rouge, "rouge2"), "ROUGE-L": ROUGE_L
+}  # fmt: skip
 
 
 def sprinter(
@@ -66,7 +69,8 @@ def sprinter(
 
     On `calibration_prompts` prompts of `calibration` the fastest point is chosen whose ROUGE-L is
     at most `tolerance` below speculative decoding's, or the one that is nearest to it. Controls
-    need about as many calls as it did there, on each prompt set.
+    need about as many calls as it did there, on each prompt set: a cap alone as the chosen point,
+    doubts at random as every one.
     """
     points = [(ratio, threshold) for ratio, threshold in points]
     if len(set(points)) < len(points):
@@ -95,54 +99,36 @@ def sprinter(
     tried = {"speculative": speculative} | sprinters
     tries = {r.method: r for r in compare(tried, first, target, sampling, limits, 1, seed)}
     chosen = _chosen(tries, first, tolerance)
-    approximate = sprinters | _controls(draft, tries[chosen], first, longest, limits)
+    points_tried = {name: tries[name] for name in settings}
+    controls = controls_of(draft, points_tried, chosen, first, longest, limits)
+    approximate = sprinters | controls
     methods = exact | ruled | approximate
     prompts = _with_references(target, prompts, limits)
     runs = {r.method: r for r in compare(methods, prompts, target, sampling, limits, repeats, seed)}
-    ids, references = token_ids(target, prompts), [list(prompt.references) for prompt in prompts]
-    texts = {name: [answer.text for answer in run.generations] for name, run in runs.items()}
-    others = [[text] for text in texts["speculative"]]
-    scores = {  # of every answer
-        name: pd.DataFrame(
-            {
-                shown: each_of(partial(rouge, kind), texts[name], references)
-                for shown, kind in ROUGE.items()
-            }
-            | {"with SD's": each_of(partial(rouge, "rougeL"), texts[name], others)}
-            | {"judged": judge.scores(target, prompts, run.generations)}
-        )
-        for name, run in runs.items()
-    }
-    found: dict[str, list[Approximation]] = {name: [] for name in approximate}
-    for name, method in approximate.items():
-        for prompt, own, answer in zip(prompts, ids, runs[name].generations, strict=True):
-            method.expect(prompt.source)
-            found[name].append(approximation(method.decoder, own, answer))
+    every = {}
+    for name, run in runs.items():
+        judged = judge.scores(target, prompts, run.generations)
+        scores = _scores(run, runs["speculative"], prompts, judged)
+        apart = _apart(target, run, prompts, approximate.get(name))
+        every[name] = Measured([answer.statistics for answer in run.generations], scores, apart)
     flops = 2 * multiplied_weights(target)
     rows, predictions = [], []
     for task, places in task_sets(prompts).items():
-        totals = {name: total_of(run, places) for name, run in runs.items()}
-        own = {name: known.iloc[places] for name, known in scores.items()}
-        sums = {
-            name: sum((each[n] for n in places), Approximation()) for name, each in found.items()
-        }
-        means, against = {name: each.mean() for name, each in own.items()}, own["speculative"]
-        rows += [
-            {"task": task, "method": name}
-            | {"how": "chosen" if name == chosen else runs[name].details.get(task, "")}
-            | {"exact": "yes" if runs[name].exact else "no"}
-            | _costs(total, totals, flops)
-            | means[name][[*ROUGE]].to_dict()
-            | {"minus SD's, 95 %": _apart(own[name], against)}
-            | {"minus random's, 95 %": _apart(own[name], own["control_random"])}
-            | {"with SD's": means[name]["with SD's"]}
-            | {"wins vs SD, %": win_rate([*own[name]["judged"]], [*against["judged"]])}
-            | {"distance": sums[name].distance_of_answers if name in sums else 0.0}
-            for name, total in totals.items()
-        ]
+        part = {name: measured.of(places) for name, measured in every.items()}
+        speculative, plain = part["speculative"], part["plain"]
+        for name, own in part.items():
+            random = part[at_random(name if name in settings else chosen)]
+            rows.append(
+                {"task": task, "method": name}
+                | {"how": "chosen" if name == chosen else runs[name].details.get(task, "")}
+                | {"exact": "yes" if runs[name].exact else "no"}
+                | _costs(own, plain, speculative, flops)
+                | _quality(own, speculative, random)
+                | _distance(own, random)
+            )
         predictions += [
             {"task": task, "method": name, "lambda": ratio, "threshold": threshold}
-            | _predictions(sums[name], totals[name], totals["speculative"])
+            | _predictions(part[name], speculative.total)
             for name, (ratio, threshold) in settings.items()
         ]
     panels = (
@@ -150,7 +136,7 @@ def sprinter(
         ("kept a doubt", "Theorem 2", "memoryless"),
     )
     plots = (
-        Plot("ms/token", ("ROUGE-L",), hue="method", panel="task", kind="point"),
+        Plot("ms/token", ("ROUGE-L", "distance"), hue="method", panel="task", kind="point"),
         Plot("threshold", panels, hue="lambda", panel="task", table=PREDICTED),
     )
     files = fastchat_files(prompts, {name: run.generations for name, run in runs.items()})
@@ -160,9 +146,9 @@ def sprinter(
 
 def _chosen(tries: dict[str, Run], prompts: list[Prompt], tolerance: float) -> str:
     """The fastest way whose ROUGE-L is near enough, else the one of the best."""
-    references, rouge_l = [prompt.references for prompt in prompts], partial(rouge, "rougeL")
+    references = [prompt.references for prompt in prompts]
     quality = {
-        name: fmean(each_of(rouge_l, [answer.text for answer in run.generations], references))
+        name: fmean(each_of(ROUGE_L, [answer.text for answer in run.generations], references))
         for name, run in tries.items()
     }
     least = quality.pop("speculative") - tolerance
@@ -173,25 +159,48 @@ def _chosen(tries: dict[str, Run], prompts: list[Prompt], tolerance: float) -> s
     return max(near, key=lambda name: total_of(tries[name], everything).tokens_per_second)
 
 
-def _controls(
-    draft: Target, run: Run, prompts: list[Prompt], longest: int, limits: Limits
-) -> dict[str, Method]:
-    """The draft model alone (after the first token), a cap alone, and doubts at random."""
-    alone, capped, random = {}, {}, {}
-    for task, places in places_by_set(prompts).items():
-        lengths = [len(run.generations[place].ids) for place in places]
-        calls = total_of(run, places).target_forwards
-        alone[task] = 1.0, limits.max_new_tokens
-        capped[task] = 1.0, matched_cap(lengths, calls)
-        random[task] = matched_keep(lengths, calls, longest), longest
-    settings = {"control_draft": alone, "control_cap": capped, "control_random": random}
-    return {name: Control(draft, of_set) for name, of_set in settings.items()}
+def _scores(run: Run, exact: Run, prompts: list[Prompt], judged: list[float]) -> pd.DataFrame:
+    """Of every answer ROUGE, the likeness to speculative decoding's, and the judge's."""
+    texts = [answer.text for answer in run.generations]
+    references = [list(prompt.references) for prompt in prompts]
+    found = {kind: each_of(score, texts, references) for kind, score in ROUGE.items()}
+    like = each_of(ROUGE_L, texts, [[answer.text] for answer in exact.generations])
+    return pd.DataFrame(found | {"with SD's": like, "judged": judged})
 
 
-def _apart(own: pd.DataFrame, other: pd.DataFrame) -> str:
-    """The 95 % interval of how far ROUGE-L is above the other's."""
-    low, high = bootstrap(np.mean, own["ROUGE-L"].to_numpy() - other["ROUGE-L"].to_numpy())
-    return f"{low:+.1f}..{high:+.1f}"
+def _apart(
+    target: Target, run: Run, prompts: list[Prompt], method: Sprinter | None
+) -> list[Approximation]:
+    """How far each answer is from the target; method: None for exact ones."""
+    if method is None:
+        return [Approximation(len(answer.ids)) for answer in run.generations]
+    found, ids = [], token_ids(target, prompts)
+    for prompt, own, answer in zip(prompts, ids, run.generations, strict=True):
+        method.expect(prompt.source)
+        found.append(approximation(method.decoder, own, answer))
+    return found
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a method did with some prompts, one by one; scores: of ROUGE, of likeness to speculative
+    decoding's answers, and of the judge."""
+
+    statistics: list[Statistics]
+    scores: pd.DataFrame
+    apart: list[Approximation]
+
+    def of(self, places: list[int]) -> "Measured":
+        statistics, apart = ([own[n] for n in places] for own in (self.statistics, self.apart))
+        return Measured(statistics, self.scores.iloc[places], apart)
+
+    @property
+    def total(self) -> Statistics:
+        return sum(self.statistics, Statistics())
+
+    @property
+    def approximation(self) -> Approximation:
+        return sum(self.apart, Approximation())
 
 
 def multiplied_weights(target: Target) -> int:
@@ -217,26 +226,61 @@ def _with_references(target: Target, prompts: list[Prompt], limits: Limits) -> l
     ]
 
 
-def _costs(total: Statistics, totals: dict[str, Statistics], flops: int) -> dict[str, float]:
-    """Speed, calls and FLOPs of a method; flops: of one row of the target."""
-    plain, exact = (totals[name].tokens_per_second for name in ("plain", "speculative"))
+def _costs(own: Measured, plain: Measured, exact: Measured, flops: int) -> dict[str, object]:
+    """Speed, calls and FLOPs of a method beside plain and exact speculative decoding; flops: of one
+    row of the target."""
+    total = own.total
+    ratio, *ends = speed_ratio(own.statistics, exact.statistics, True)
     return {
         "ms/token": 1000 / total.tokens_per_second,
-        "vs plain": total.tokens_per_second / plain,
-        "vs SD": total.tokens_per_second / exact,
+        "vs plain": total.tokens_per_second / plain.total.tokens_per_second,
+        "vs SD": ratio,
+        "vs SD, 95 %": _ends(ends, ".2f"),
         "tokens/call": total.tau if total.target_forwards else None,
         "target MFLOPs/token": flops * total.target_rows / total.tokens / 1e6,
         "one row a call": flops * total.target_forwards / total.tokens / 1e6,
     }
 
 
-def _predictions(found: Approximation, total: Statistics, exact: Statistics) -> dict:
+def _quality(own: Measured, exact: Measured, random: Measured) -> dict[str, object]:
+    """ROUGE and the judge's word, beside speculative decoding and doubts at random."""
+    means, rouge_l = own.scores.mean(), own.scores["ROUGE-L"].to_numpy()
+    less = [rouge_l - other.scores["ROUGE-L"].to_numpy() for other in (exact, random)]
+    wins = wins_of(own.scores["judged"], exact.scores["judged"])
+    return means[[*ROUGE]].to_dict() | {
+        "minus SD's, 95 %": _ends(bootstrap(np.mean, less[0]), "+.1f"),
+        "minus random's, 95 %": _ends(bootstrap(np.mean, less[1]), "+.1f"),
+        "with SD's": means["with SD's"],
+        "wins vs SD, %": float(wins.mean()),
+        "wins, 95 %": _ends(bootstrap(np.mean, wins), ".0f"),
+    }
+
+
+def _distance(own: Measured, random: Measured) -> dict[str, object]:
+    """The distance of what was emitted to the target's distribution, a mean over tokens, and how
+    much of that of doubts at random it is."""
+    sides = [([a.distance for a in m.apart], [a.tokens for a in m.apart]) for m in (own, random)]
+    more_than_rounding = random.approximation.distance_of_answers > 1e-6
+    ends = ratio_interval(*sides)[1:] if more_than_rounding else None
+    return {
+        "distance": own.approximation.distance_of_answers,
+        "of random's, 95 %": ends and _ends(ends, ".2f"),
+    }
+
+
+def _ends(interval: Sequence[float], digits: str) -> str:
+    low, high = interval
+    return f"{low:{digits}}..{high:{digits}}"
+
+
+def _predictions(own: Measured, exact: Statistics) -> dict:
     """What SPRINTER did on a task, beside what its theorems say.
 
     exact: of speculative decoding in the same run, whose times of a drafted token and of a call
     the prediction of the time takes.
     """
-    columns, drafted = found.columns(), exact.target_rows - exact.target_forwards
+    columns, total = own.approximation.columns(), own.total
+    drafted = exact.target_rows - exact.target_forwards
     draft_seconds = exact.shares.get("draft", 0.0) / max(1, drafted)
     call_seconds = exact.shares.get("verify", 0.0) / max(1, exact.target_forwards)
     seconds = total.shares.get("draft", 0.0) + total.shares.get("verify", 0.0)
@@ -244,53 +288,3 @@ def _predictions(found: Approximation, total: Statistics, exact: Statistics) -> 
         "ms/token": 1000 * seconds / max(1, total.tokens - total.answers),
         "Theorem 3": 1000 * (draft_seconds + call_seconds / (columns["Theorem 2"] + 1)),
     }
-
-
-class Control(Sprinter):
-    """SPRINTER without a verifier: it asks the target as often, but nobody says when. settings: by
-    prompt set the probability with which a token is kept, whatever it is, and the cap."""
-
-    def __init__(self, draft: Target, settings: dict[str, tuple[float, int]]):
-        super().__init__(draft, 1.0, max(cap for _, cap in settings.values()))
-        self.of_set = settings
-
-    def expect(self, prompt_set: str) -> None:
-        if prompt_set not in self.of_set:
-            raise InputError(f"study.calibration_prompts: none is of {prompt_set}; give more")
-        self.decoder.kept, self.decoder.cap = self.of_set[prompt_set]
-        self.details = f"keeps {self.decoder.kept:.1%}, runs of up to {self.decoder.cap}"
-
-
-def calls_by_chance(lengths: Sequence[int], keep: float, cap: int) -> float:
-    """The expected number of calls for answers of `lengths` tokens, where each token is kept with
-    probability `keep`, in runs of up to `cap`. The first token comes with the prefill; a call
-    writes the one after a run.
-
-    >>> calls_by_chance([7, 4], 1.0, 2), calls_by_chance([7, 4], 0.0, 2)
-    (3.0, 9.0)
-    """
-    kept = np.zeros(cap + 1)  # probabilities of so many tokens since the last call
-    kept[0] = 1.0
-    calls = [0.0]
-    for _ in range(max(lengths) - 1):
-        kept = np.append(0.0, kept[:-1] * keep)
-        kept[0] = 1.0 - kept.sum()
-        calls.append(calls[-1] + kept[0])
-    return float(sum(calls[length - 1] for length in lengths))
-
-
-def matched_cap(lengths: Sequence[int], calls: int) -> int:
-    """The cap with which answers of `lengths` need a number of calls as near as can be."""
-    caps = range(1, max(lengths) + 1)
-    return min(caps, key=lambda cap: abs(calls_by_chance(lengths, 1.0, cap) - calls))
-
-
-def matched_keep(lengths: Sequence[int], calls: int, cap: int) -> float:
-    """The probability with which the expected number is `calls`, 1 where the cap needs more.
-
-    >>> round(calls_by_chance([7, 4], matched_keep([7, 4], 5, 3), 3), 6)
-    5.0
-    """
-    if calls_by_chance(lengths, 1.0, cap) >= calls:
-        return 1.0
-    return float(brentq(lambda keep: calls_by_chance(lengths, keep, cap) - calls, 0.0, 1.0))

@@ -321,7 +321,8 @@ def test_sprinter_is_compared_with_exact_ways_in_one_command(tmp_path):
     points = {"sprinter_1_0.5", "sprinter_1.2_0.5"} | {
         f"sprinter_1.5_{threshold}" for threshold in (0.4, 0.45, 0.5)
     }
-    controls = {"control_draft", "control_cap", "control_random"}
+    controls = {"control_draft", "control_cap"}
+    controls |= {point.replace("sprinter", "random") for point in points}
     assert overall.keys() - exact == points | controls
     assert {path.name for path in tmp_path.iterdir()} >= {
         "results.json", "table.md", "plot.png", "fastchat",

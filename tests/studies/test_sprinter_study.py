@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from studies.judging import TargetLikelihood, fastchat_files, win_rate
+from studies.judging import TargetLikelihood, fastchat_files, wins_of
 from studies.sprinter import multiplied_weights, sprinter
 from tests.studies.conftest import reading_target
 from tests.tiny import tiny_target, tiny_tokenizer
@@ -77,13 +77,15 @@ def found(study):
 def test_a_row_for_every_method_and_task(found, target):
     names = ["plain", "speculative", "specdec++", "adaedl"]
     names += [f"sprinter_1.2_{threshold}" for threshold in ("0.001", "0.5", "0.999")]
-    names += ["control_draft", "control_cap", "control_random"]
+    names += ["control_draft", "control_cap"]
+    names += [f"random_1.2_{threshold}" for threshold in ("0.001", "0.5", "0.999")]
     expected = [(task, name) for task in ("first", "second", "all") for name in names]
     assert [(row["task"], row["method"]) for row in found.rows] == expected
     overall = {row["method"]: row for row in found.rows if row["task"] == "all"}
     assert {name for name, row in overall.items() if row["exact"] == "yes"} == set(names[:4])
     assert overall["plain"]["tokens/call"] == 1.0 and overall["plain"]["vs plain"] == 1.0
     assert overall["speculative"]["vs SD"] == 1.0 and overall["speculative"]["with SD's"] == 100
+    assert overall["speculative"]["vs SD, 95 %"] == "1.00..1.00"
     assert overall["speculative"]["wins vs SD, %"] == 50.0
     flops = 2 * multiplied_weights(target) / 1e6
     steps = 11 / 12  # the first token is the prefill's
@@ -115,7 +117,7 @@ def test_theory_stands_beside_what_was_measured(found):
 
 
 @pytest.mark.exhaustive
-def test_controls_ask_as_often_as_the_chosen_point(study, target):
+def test_controls_ask_as_often_as_the_points(study, target):
     """Where quality may differ as it likes the fastest point is chosen."""
     limits, points = Limits(40), [(1.2, 0.5), (1.2, 0.999)]
     found = sprinter(target, PROMPTS, **(study | dict(points=points, limits=limits, longest=12)))
@@ -125,11 +127,17 @@ def test_controls_ask_as_often_as_the_chosen_point(study, target):
     asked = {name: row["tokens/call"] for name, row in rows.items()}  # None where nobody asked
     calls = {name: 1 / tokens if tokens else 0.0 for name, tokens in asked.items()}
     assert calls["control_cap"] == pytest.approx(calls[chosen], rel=0.2)
-    assert calls["control_random"] == pytest.approx(calls[chosen], rel=0.4)  # by chance
+    for point in ("1.2_0.5", "1.2_0.999"):  # by chance
+        assert calls[f"random_{point}"] == pytest.approx(calls[f"sprinter_{point}"], rel=0.4)
     assert rows["control_draft"]["one row a call"] == 0
     assert rows["control_draft"]["distance"] > rows["control_cap"]["distance"] > 0
-    assert rows["control_draft"]["distance"] > rows["control_random"]["distance"] > 0
-    assert rows["control_random"]["how"].startswith("keeps ")
+    assert rows["control_draft"]["distance"] > rows["random_1.2_0.5"]["distance"] > 0
+    assert rows["random_1.2_0.5"]["how"].startswith("keeps ")
+    low, high = map(float, rows[chosen]["of random's, 95 %"].split(".."))
+    share = rows[chosen]["distance"] / rows["random_1.2_0.5"]["distance"]
+    assert low - 0.01 <= share <= high + 0.01
+    # what doubts everything, as at random with no token kept, is exact: nothing to compare
+    assert rows["sprinter_1.2_0.999"]["of random's, 95 %"] is None
 
 
 @pytest.mark.exhaustive
@@ -153,7 +161,7 @@ def test_what_is_written(found, target, tmp_path):
     write(tmp_path, found, {}, environment(target))
     assert (tmp_path / "plot.png").stat().st_size > 10_000
     content = json.loads((tmp_path / "results.json").read_text())
-    assert len(content["results"]) == 30
+    assert len(content["results"]) == 36
     assert [len(rows) for rows in content["more"].values()] == [9]
     assert (tmp_path / "table.md").read_text().count("###") == 2
     answers = (tmp_path / "fastchat" / "model_answer" / "sprinter_1.2_0.5.jsonl").read_text()
@@ -225,7 +233,8 @@ def test_the_target_judges_by_the_mean_log_probability_of_the_tokens(target):
 
 
 def test_ties_count_half():
-    assert win_rate([1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 5.0, 1.0]) == 62.5
+    wins = wins_of([1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 5.0, 1.0])
+    assert wins.tolist() == [100.0, 50.0, 0.0, 100.0]
 
 
 def test_answers_are_exported_as_fastchat_reads_them():
