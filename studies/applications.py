@@ -20,8 +20,8 @@ from safetensors import safe_open
 from slipstream.core.errors import InputError
 from slipstream.core.files import write_json
 from slipstream.core.settings import Budget, Seed, Size, Text
-from slipstream.evaluation.metrics import bootstrap
-from slipstream.results.record import commit
+from slipstream.evaluation.metrics import bootstrap, rate_interval, ratio_interval
+from slipstream.results.record import bounded, commit
 from slipstream.speculators.checkpoint import WEIGHTS
 from studies import Plot, Prompt, Result, Target
 
@@ -62,7 +62,7 @@ def applications(
         for method, model in models.items():
             row = {"task": task, "method": method, "steps": settings["steps"]}
             extra = {"extra parameters": _extra_parameters(model)}
-            rows.append(row | _measured(lines, method, METRICS.get(task, "rouge_lsum")) | extra)
+            rows.append(row | measured(lines, method, METRICS.get(task, "rouge_lsum")) | extra)
     plot = Plot("task", ("speedup",), hue="method", kind="bar", label="tau", reference=1.0)
     return Result("Applications (Table 3)", rows, (plot,))
 
@@ -135,22 +135,26 @@ def run_step(script: str, overrides: list[str], folder: Path, made: str) -> Path
     return folder / made
 
 
-def _measured(lines: pd.DataFrame, method: str, metric: str) -> dict[str, object]:
+def measured(lines: pd.DataFrame, method: str, metric: str) -> dict[str, object]:
     """Speed, tau and quality of a method over all seeds, beside the baseline's."""
     own, usual = (lines[lines["method"] == name] for name in (method, "baseline"))
-    rates = [each["tokens"].sum() / each["seconds"].sum() for each in (own, usual)]
+    pairs = (each.sort_values(["seed", "row"]) for each in (own, usual))
+    speedup, *ends = ratio_interval(*((each["tokens"], each["seconds"]) for each in pairs))
     drafted = own[own["tau"] > 0]
-    forwards = ((drafted["tokens"] - 1) / drafted["tau"]).sum()
+    counts = drafted["tokens"] - 1, (drafted["tokens"] - 1) / drafted["tau"]
+    tau = counts[0].sum() / counts[1].sum()
     # of each test row the mean over the seeds
     ours, theirs = (each.groupby("row")[metric].mean() for each in (own, usual))
     low, high = bootstrap(np.mean, ours.to_numpy() - theirs.to_numpy())
     return {
-        "speedup": rates[0] / rates[1],
-        "tau": (own["tokens"] - 1).sum() / forwards,
+        "speedup": speedup,
+        "speedup, 95 %": bounded(speedup, *ends),
+        "tau": tau,
+        "tau, 95 %": bounded(tau, *rate_interval(*counts)),
         "identical": own["identical"].mean(),
         **own[[*QUALITY]].mean(),
         "difference": ours.mean() - theirs.mean(),
-        "95 %": f"{low:+.2f} to {high:+.2f} ({metric})",
+        "difference, 95 %": f"{low:+.2f} to {high:+.2f} ({metric})",
         "by seed": ", ".join(
             f"{mean:.2f}" for mean in own.groupby("seed", sort=False)[metric].mean()
         ),

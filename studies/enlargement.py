@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from slipstream.core.errors import InputError
 from slipstream.speculators.checkpoint import load_speculator, save_speculator
+from slipstream.speculators.classifiers import SprinterVerifier
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.loading import DTYPES, load_target
 from slipstream.targets.target import Target
@@ -140,6 +141,28 @@ def enlarged_speculator(
     return found.to(large.device, large.dtype).eval()
 
 
+def enlarged_verifier(
+    verifier: SprinterVerifier, large: Target, judged: dict[str, str]
+) -> SprinterVerifier:
+    """SPRINTER's verifier of the enlarged draft model `large`: it says the same. judged: the
+    fingerprint of the enlarged target.
+
+    Raises `InputError` for one that reads token embeddings.
+    """
+    config = verifier.config
+    if "token" in config.features:
+        raise InputError("verifier: it reads token embeddings; take one without the feature token")
+    found = SprinterVerifier(large, replace(config, judged=judged))
+    state, old = found.linear.state_dict(), verifier.linear.state_dict()
+    # the state's new dimensions are not read; what else is told of a token comes after them
+    states = [verifier.features.draft.hidden_size, large.hidden_size]
+    read, new = states if "hidden" in config.features else (0, 0)
+    state["weight"].zero_()[:, :read] = old["weight"][:, :read]
+    state["weight"][:, new:] = old["weight"][:, read:]
+    state["bias"].copy_(old["bias"])
+    return found.eval()
+
+
 def _norm_scale(target: Target, large: Target) -> float:
     """Factor that corrects norms over more dimensions, the new ones zero: they are too large."""
     return (target.hidden_size / large.hidden_size) ** 0.5
@@ -191,13 +214,13 @@ def write(
     streams: Sequence[Path] = (),
     device: str = "auto",
 ) -> Path:
-    """Write the shipped target, draft model and streams at `size`: FOLDER/target, FOLDER/draft and
-    FOLDER/streaming; and further `streams` of the shipped target, as runs of train.py leave them:
-    RUN/model becomes FOLDER/RUN/model. What is there stays. device: where they are made, 'auto' for
-    CUDA if there is any: of 8 B parameters in seconds."""
+    """Write the shipped target, draft model, streams and verifier at `size`, as `target`, `draft`,
+    `streaming` and `sprinter` in `folder`; and further `streams` of the shipped target, as runs of
+    train.py leave them: RUN/model becomes RUN/model in `folder`. What is there stays. device: where
+    they are made, 'auto' for CUDA if there is any: of 8 B parameters in seconds."""
     if size not in SHAPES:
         raise InputError(f"size: {size!r} is none; choose among {', '.join(SHAPES)}")
-    wanted = {"streaming": "slipstream/small-streaming"}
+    wanted = {each: f"slipstream/small-{each}" for each in ("streaming", "sprinter")}
     wanted |= {"/".join(each.parts[-2:]): each for each in streams}
     wanted = {name: source for name, source in wanted.items() if not (folder / name).exists()}
     if "streaming" in wanted:
@@ -211,9 +234,15 @@ def write(
         small = load_target("slipstream/small-target", device=device, packed=False)
         large = load_target(str(folder / "target"), dtype, device, packed=False)
     for name, source in wanted.items():
-        own = enlarged_speculator(load_speculator(source, small), small, large)
-        card = f"The streams {source} for the shipped target, enlarged to {size}.\n"
-        save_speculator(folder / name, own, large, 281, card)
+        card = f"{source} for the shipped target, enlarged to {size}.\n"
+        if name == "sprinter":
+            draft = load_target("slipstream/small-draft", device=device, packed=False)
+            wide = load_target(str(folder / "draft"), dtype, device, packed=False)
+            verifier = enlarged_verifier(load_speculator(source, draft), wide, large.fingerprint)
+            save_speculator(folder / name, verifier, wide, 96, card)
+        else:
+            own = enlarged_speculator(load_speculator(source, small), small, large)
+            save_speculator(folder / name, own, large, 281, card)
     return folder
 
 

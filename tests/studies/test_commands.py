@@ -1,7 +1,8 @@
 """Steps of studies that are commands of their own."""
 
+import pandas as pd
 import pytest
-from studies.applications import run_step
+from studies.applications import measured, run_step
 
 from slipstream.core.errors import InputError
 
@@ -25,3 +26,21 @@ def test_a_step_runs_once_and_a_failing_one_names_its_log(tmp_path, monkeypatch)
         run_step("make.py", ["bad=1"], tmp_path / "other", "model")
     with pytest.raises(InputError, match="start it from the project's folder"):
         run_step("absent.py", [], tmp_path / "other", "model")
+
+
+def test_speed_and_tau_of_an_application_have_paired_intervals():
+    """The second method takes half of the baseline's time for every row, whatever is drawn."""
+    answer = dict(identical=True, rouge_1=70.0, rouge_lsum=60.0, exact_match=0.0)
+    lines = pd.DataFrame(
+        dict(
+            answer, method=method, seed=seed, row=row, tokens=9, tau=tau,
+            seconds=(1 + row + seed) * factor,
+        )
+        for method, factor, tau in (("baseline", 1.0, 1.0), ("lossless", 0.5, 2.0 ))
+        for seed in (0, 1)
+        for row in ((0, 1, 2) if method == "baseline" else (2, 0, 1))
+    )  # fmt: skip
+    row = measured(lines, "lossless", "rouge_lsum")
+    assert (row["speedup"], row["speedup, 95 %"]) == (2.0, "2.00 ±0.00")
+    assert (row["tau"], row["tau, 95 %"]) == (2.0, "2.00 ±0.00")
+    assert (row["difference"], row["difference, 95 %"]) == (0.0, "+0.00 to +0.00 (rouge_lsum)")

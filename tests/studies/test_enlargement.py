@@ -3,7 +3,12 @@
 import pytest
 import torch
 from studies import enlargement, scale
-from studies.enlargement import Shape, enlarged_speculator, enlarged_target
+from studies.enlargement import (
+    Shape,
+    enlarged_speculator,
+    enlarged_target,
+    enlarged_verifier,
+)
 from tests.commands import config_of
 from tests.tiny import tiny_speculator, tiny_target
 
@@ -17,6 +22,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.checkpoint import load_speculator
+from slipstream.speculators.classifiers import SprinterConfig, SprinterVerifier
 from slipstream.targets.loading import load_target
 
 # More query heads in a group, more groups, wider heads; tokens that the small one has not.
@@ -72,12 +78,35 @@ def test_streams_draft_the_same(pair, schedule):
     assert steps[0] == steps[1] < len(expected) - 1
 
 
+@pytest.mark.parametrize("kinds", [("hidden", "distribution", "rank"), ("hidden",), ("rank",)])
+def test_a_verifier_says_the_same(kinds):
+    """Of states after the final norm, where the large draft model's have more dimensions."""
+    draft = load_target("slipstream/small-draft", packed=False)
+    large = enlarged_target(draft, Shape(288, 768, 2, 8, 8, 32, 6000, tied=True), torch.float32)
+    torch.manual_seed(0)
+    verifier = SprinterVerifier(draft, SprinterConfig(kinds, (1.2, 1.5)))
+    own = enlarged_verifier(verifier, large, {"weights": "those of the large target"})
+    assert own.config.judged == {"weights": "those of the large target"}
+    ids = torch.tensor([render_prompt(draft.tokenizer, PROMPT)])
+    said = []
+    for model, judge in ((draft, verifier), (large, own)):
+        positions = torch.arange(ids.shape[1])[None]
+        normed = model.norm(model.forward(ids, positions, None, None).hidden)[0, -8:]
+        features = judge.features.of_drawn(normed, ids[0, -8:], model.logits_of_normed(normed))
+        said.append(judge(features))
+    torch.testing.assert_close(*said, rtol=0, atol=2e-3)
+    assert said[0].std() > 0.05
+
+
 def test_what_cannot_be_enlarged_is_one_sentence(small):
     with pytest.raises(InputError, match="only a Llama can be enlarged"):
         enlarged_target(tiny_target("opt"), SHAPES["groups"], torch.float32)
     shared = tiny_speculator(tiny := tiny_target(), mode="shared")
     with pytest.raises(InputError, match="only lossless streams can be enlarged"):
         enlarged_speculator(shared, tiny, tiny)
+    reads_tokens = SprinterVerifier(tiny, SprinterConfig(("token",)))
+    with pytest.raises(InputError, match="take one without the feature token"):
+        enlarged_verifier(reads_tokens, tiny, {})
     for shape, fault in (
         (Shape(256, 1088, 10, 6, 2, vocabulary=None), "hidden"),
         (Shape(384, 1088, 10, 6, 2, vocabulary=6000), "hidden"),
@@ -110,6 +139,15 @@ def test_folders_of_large_models_are_decoded_by_the_command(tmp_path, tiny_size)
     found = {record.method: record for record in records if record.prompt_set == "all"}
     assert found["streaming_deferred"].tau > 1.5 and found["draft_model"].tau > 1.2
     assert found["plain"].tau == 1
+    plain, approximate = app.infer(
+        config_of(
+            "infer", "methods=sprinter", f"target.name={folder}/target", f"draft={folder}/draft",
+            f"methods.sprinter.verifier={folder}/sprinter", "target.dtype=bfloat16",
+            "sampling.temperature=1", "data.synthetic_kinds=[text_to_sql]", "num_prompts=1",
+            "limits.max_new_tokens=24", "repeats=1", f"output_dir={tmp_path / 'sprinter'}",
+        )
+    )  # fmt: skip
+    assert plain.tau == 1 and approximate.tau > 1.5
     more = locate("slipstream/small-streaming")
     assert enlargement.write(tmp_path / "tiny", "tiny", streams=[more]) == folder
     again = folder / more.parent.name / more.name / "model.safetensors"
