@@ -76,13 +76,14 @@ def test_every_old_name_is_kept_or_has_a_successor(group):
         assert kept != (f"{group}/{name}" in RENAMED), f"{group}/{name}"
 
 
-@pytest.mark.parametrize("name", RENAMED)
-def test_every_successor_composes(name):
-    decodes = re.match(
-        "drafter|study|data/prompts|methods|experiment/(evidence|streaming_budgets)", name
-    )
-    command, own, other = ("infer", Infer, Train) if decodes else ("train", Train, Infer)
-    config = own_part(config_of(command, *RENAMED[name].split()), own, other)
+OF_INFER = re.compile("drafter|study|data/prompts|methods|experiment/(evidence|streaming_budgets)")
+SUCCESSORS = sorted({("infer" if OF_INFER.match(n) else "train", RENAMED[n]) for n in RENAMED})
+
+
+@pytest.mark.parametrize(("command", "successor"), SUCCESSORS)
+def test_every_successor_composes(command, successor):
+    own, other = (Infer, Train) if command == "infer" else (Train, Infer)
+    config = own_part(config_of(command, *successor.split()), own, other)
     check_config(config, own)
 
 
