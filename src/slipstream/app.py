@@ -1,4 +1,4 @@
-"""The entry points: train(config), infer(config), serve(config). They instantiate and call."""
+"""The entry points: train(config), infer(config), serve(config). They check, and call what runs."""
 
 import logging
 from contextlib import nullcontext
@@ -14,7 +14,6 @@ TASKS = ("verify", "chat", "calibrate", "study", "prompt")
 """What `infer` may be asked for in place of a comparison, one at a time."""
 UNREAD_BY_STUDIES = "drafter methods budget batch_size repeats calibration leave_out_unfit".split()
 """Keys of a comparison; a study that has them names them."""
-STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
 
 def _checked(config: DictConfig, own: type[Command]) -> DictConfig:
@@ -41,6 +40,7 @@ def train(config: DictConfig) -> Path:
     from slipstream.core.resuming import owned, stoppable
     from slipstream.speculators.checkpoint import check_replaceable
     from slipstream.training.command import Train
+    from slipstream.training.run import train_in
 
     config = _checked(own_part(config, Train, Infer), Train)
     if rank_zero_only.rank and HydraConfig.initialized():  # the default is a time of its own
@@ -52,65 +52,7 @@ def train(config: DictConfig) -> Path:
     with stoppable(output), nullcontext() if rank_zero_only.rank else own:
         if config.get("speculator") or not (model / SUMS).is_file():
             check_replaceable(model)
-        return _train(config, output)
-
-
-def _train(config: DictConfig, output: Path) -> Path:
-    import lightning as L
-    from hydra.utils import get_class
-
-    from slipstream.training.resuming import Finished, check_settings, data_of, identity, state_of
-    from slipstream.training.run import (
-        check_trainer,
-        finish,
-        lightning_in_one_sentence,
-        precision,
-        start,
-    )
-    from slipstream.training.together import launch
-    from slipstream.training.tracking import log_config, log_once
-
-    log_once()
-    state = state_of(config.resume, output)
-    L.seed_everything(config.seed)
-    dtype = OmegaConf.select(config, "target.dtype")
-    dtype = dtype if dtype and get_class(config.training._target_).runs_target else "float32"
-    config.trainer.precision = precision(
-        config.trainer.precision, config.trainer.accelerator, dtype
-    )
-    with lightning_in_one_sentence(config.trainer, built=False):
-        trainer = build(
-            config.trainer,
-            logger=[build(node) for node in (config.logger or {}).values() if node],
-            callbacks=[build(node) for node in (config.callbacks or {}).values() if node],
-        )
-    check_trainer(trainer, config.trainer)
-    launch(trainer, output)
-    parts = {"target": build(config.target), "speculator": build(config.get("speculator"))}
-    module = build(config.training, **{name: part for name, part in parts.items() if part})
-    content, data = recorded(config), build(config.data)
-    run = identity(module, content)
-    check_settings(state, run)
-    module.prepare(data)
-    module.run = run | data_of(module)
-    finished = Finished(output, module.run, content["trainer"])
-    if config.check:
-        print("check: configuration, data and models fit; nothing was trained")
-        return output
-    if config.resume == "auto":
-        if finished.says_so():
-            print(f"finished: {output / 'model'} is there, and nothing is left to do")
-            return output / "model"
-        print(
-            f"resume: {f'from {state}' if state else 'nothing to go on from, so it is a new run'}"
-        )
-    log_config(trainer.loggers, content)
-    with lightning_in_one_sentence(config.trainer):
-        start(trainer, module, data, state, output)
-    folder = finish(trainer, module, output, content)
-    if trainer.is_global_zero:
-        finished.note()
-    return folder
+        return train_in(output, config)
 
 
 def infer(config: DictConfig) -> list:
@@ -121,7 +63,7 @@ def infer(config: DictConfig) -> list:
     from slipstream.core.resuming import flattened, journal, owned, stoppable
     from slipstream.decoding.calibrated import described
     from slipstream.evaluation.methods import prepared
-    from slipstream.evaluation.run import answer_one, converse, showing
+    from slipstream.evaluation.run import answer_one, converse, measure, showing
     from slipstream.results.record import environment
     from slipstream.results.writer import check_replaceable
     from slipstream.targets.compiled import compile_target
@@ -166,39 +108,7 @@ def infer(config: DictConfig) -> list:
         owned(output, ("findings.jsonl", "results.json", "plot.png")),
         journal(output / "findings.jsonl", flattened(run), config.resume == "auto"),
     ):
-        return _measure(config, target, sampling, limits, output, content)
-
-
-def _measure(config: DictConfig, target, sampling, limits, output: Path, content: dict) -> list:
-    """Compare methods, verify, calibrate or run a study; returns the result records."""
-    from slipstream.evaluation.methods import prepared
-    from slipstream.evaluation.run import compare_methods, verify_methods
-    from slipstream.results.record import environment
-    from slipstream.results.writer import show, write
-
-    data = build(config.data)
-    if config.calibrate:
-        calibrating, drafter = build(config.calibration), build(config.drafter)
-        others = build(OmegaConf.merge(config.data, {"split": "validation"}))
-        prompts = others.take_for(target, limits, calibrating.num_prompts)
-        return calibrating.run(target, drafter, prompts, sampling, limits, output, content)
-    prompts = data.take_for(target, limits, config.num_prompts)
-    if config.study is not None:
-        if not sampling.greedy:
-            raise InputError(
-                "study: a study chooses its own sampling; leave sampling.temperature at 0"
-            )
-        content = {name: content[name] for name in STUDY_KEYS}
-        result = build(config.study, target=target, prompts=prompts)
-        show(result)
-        write(output, result, content, environment(target, content["study"]))
-        return result.rows
-    made = {name: partial(build, node) for name, node in config.methods.items() if node is not None}
-    methods = prepared("methods", made, target, sampling, limits, config.leave_out_unfit)
-    given, ways = (target, methods, prompts, sampling, limits), (config.seed, config.batch_size)
-    if config.verify:
-        return verify_methods(*given, *ways)
-    return compare_methods(*given, config.repeats, *ways, output, content)
+        return measure(config, target, sampling, limits, output, content)
 
 
 def _check_study(config: DictConfig) -> None:

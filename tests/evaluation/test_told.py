@@ -38,7 +38,7 @@ class Telling(Plain):
 def test_batches_are_of_one_set_and_methods_are_told_which(target, capsys):
     """Prompts of two sets take turns, in the record as well as in `verify`."""
     methods = {"plain": Plain(), "telling": Telling()}
-    assert verify_methods(target, methods, PROMPTS, Sampling(), Limits(4), 0, 2) == []
+    assert verify_methods(methods, PROMPTS, target, Sampling(), Limits(4), 0, 2) == []
     assert f"verify: {2 * len(PROMPTS)} of {2 * len(PROMPTS)}" in capsys.readouterr().out
     runs = compare(methods, PROMPTS, target, Sampling(), Limits(4), 1, 0, batch_size=2)
     assert runs[1].details == {"a": "for a", "b": "for b"}

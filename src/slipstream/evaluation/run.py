@@ -1,19 +1,22 @@
 """What `infer.py` does: answer one prompt, converse, compare methods, verify exactness, run a
 study."""
 
+from functools import partial
 from pathlib import Path
 
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.text import Text
 
+from slipstream.configuration import build
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.decoder import Decoder
-from slipstream.evaluation.comparison import Record, compare, summarise
+from slipstream.evaluation.comparison import Record, Run, compare, summarise
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
-from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter
+from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.report import comparison_result
 from slipstream.evaluation.row_cost import row_costs
@@ -22,6 +25,7 @@ from slipstream.results.writer import show, write
 from slipstream.targets.target import Target
 
 LOW_TAU = 1.05
+STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
 
 def answer_one(decoder: Decoder, prompt: str, seed: int) -> None:
@@ -88,20 +92,50 @@ def _typed(console: Console) -> str:
         return ""
 
 
-def compare_methods(
+def measure(
+    config: DictConfig,
     target: Target,
-    methods: dict[str, Method],
-    prompts: list[Prompt],
     sampling: Sampling,
     limits: Limits,
-    repeats: int,
-    seed: int,
-    batch_size: int,
+    output: Path,
+    content: dict,
+) -> list:
+    """Compare methods, verify, calibrate or run a study, as `config` says (`content` is how records
+    keep it); returns the result records."""
+    if config.calibrate:
+        calibrating, drafter = build(config.calibration), build(config.drafter)
+        others = build(OmegaConf.merge(config.data, {"split": "validation"}))
+        prompts = others.take_for(target, limits, calibrating.num_prompts)
+        return calibrating.run(target, drafter, prompts, sampling, limits, output, content)
+    prompts = build(config.data).take_for(target, limits, config.num_prompts)
+    if config.study is not None:
+        if not sampling.greedy:
+            raise InputError(
+                "study: a study chooses its own sampling; leave sampling.temperature at 0"
+            )
+        content = {name: content[name] for name in STUDY_KEYS}
+        result = build(config.study, target=target, prompts=prompts)
+        show(result)
+        write(output, result, content, environment(target, content["study"]))
+        return result.rows
+    made = {name: partial(build, node) for name, node in config.methods.items() if node is not None}
+    methods = prepared("methods", made, target, sampling, limits, config.leave_out_unfit)
+    given, ways = (target, sampling, limits), (config.seed, config.batch_size)
+    if config.verify:
+        return verify_methods(methods, prompts, *given, *ways)
+    runs = compare(methods, prompts, *given, config.repeats, *ways)
+    return tell_comparison(runs, methods, prompts, target, output, content)
+
+
+def tell_comparison(
+    runs: list[Run],
+    methods: dict[str, Method],
+    prompts: list[Prompt],
+    target: Target,
     output: Path,
     config: dict,
 ) -> list[Record]:
-    """Run all methods side by side, print the tables and write the record into `output`."""
-    runs = compare(methods, prompts, target, sampling, limits, repeats, seed, batch_size)
+    """Print the tables of what was compared, and write the record into `output`."""
     records = summarise(runs, prompts, str(target.dtype).removeprefix("torch."))
     result, costs = comparison_result(records, runs, prompts), row_costs(target)
     show(result)
@@ -122,18 +156,16 @@ def compare_methods(
 
 
 def verify_methods(
-    target: Target,
     methods: dict[str, Method],
     prompts: list[Prompt],
+    target: Target,
     sampling: Sampling,
     limits: Limits,
     seed: int,
     batch_size: int,
 ) -> list[Divergence]:
-    """Compare every exact method with plain decoding and say what differs, if anything.
-
-    Methods answer `batch_size` prompts at a time, plain decoding one.
-    """
+    """Compare every exact method, which answers `batch_size` prompts at a time, with plain decoding
+    of one at a time, and say what differs."""
     if not sampling.greedy:
         raise InputError("verify: compares greedy outputs; set sampling.temperature=0")
     for name, method in methods.items():

@@ -1,4 +1,4 @@
-"""Fitting and finishing a run: resume, keep the best state, write the folder and its card."""
+"""A training run: build, resume, fit, keep the best state, write the folder and its card."""
 
 import re
 import shlex
@@ -11,17 +11,21 @@ from pathlib import Path
 
 import lightning as L
 import torch
+from hydra.utils import get_class
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, WeightAveraging
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from omegaconf import DictConfig, OmegaConf
 from torch.distributed import DistError
 
+from slipstream.configuration import build, recorded
 from slipstream.core.errors import InputError, enough_memory
 from slipstream.core.resuming import BY_CTRL_C, TERMINATED
 from slipstream.targets.packed import packing_available
-from slipstream.training.together import end_alone
-from slipstream.training.tracking import log_folder
+from slipstream.training.resuming import Finished, check_settings, data_of, identity, state_of
+from slipstream.training.together import end_alone, launch
+from slipstream.training.tracking import log_config, log_folder, log_once
 
 ROOM = (
     "lower data.batch_tokens or data.max_length, raise training.num_segments, or set "
@@ -29,6 +33,50 @@ ROOM = (
 )
 # Under SLURM Lightning would go on from the place of a job by itself; here `resume` says so.
 _CheckpointConnector._hpc_resume_path = None
+
+
+def train_in(output: Path, config: DictConfig) -> Path:
+    """Train what the config says; returns the model folder, in `output`."""
+    log_once()
+    state = state_of(config.resume, output)
+    L.seed_everything(config.seed)
+    dtype = OmegaConf.select(config, "target.dtype")
+    dtype = dtype if dtype and get_class(config.training._target_).runs_target else "float32"
+    config.trainer.precision = precision(
+        config.trainer.precision, config.trainer.accelerator, dtype
+    )
+    with lightning_in_one_sentence(config.trainer, built=False):
+        trainer = build(
+            config.trainer,
+            logger=[build(node) for node in (config.logger or {}).values() if node],
+            callbacks=[build(node) for node in (config.callbacks or {}).values() if node],
+        )
+    check_trainer(trainer, config.trainer)
+    launch(trainer, output)
+    parts = {"target": build(config.target), "speculator": build(config.get("speculator"))}
+    module = build(config.training, **{name: part for name, part in parts.items() if part})
+    content, data = recorded(config), build(config.data)
+    run = identity(module, content)
+    check_settings(state, run)
+    module.prepare(data)
+    module.run = run | data_of(module)
+    finished = Finished(output, module.run, content["trainer"])
+    if config.check:
+        print("check: configuration, data and models fit; nothing was trained")
+        return output
+    if config.resume == "auto":
+        if finished.says_so():
+            print(f"finished: {output / 'model'} is there, and nothing is left to do")
+            return output / "model"
+        going_on = f"from {state}" if state else "nothing to go on from, so it is a new run"
+        print(f"resume: {going_on}")
+    log_config(trainer.loggers, content)
+    with lightning_in_one_sentence(config.trainer):
+        start(trainer, module, data, state, output)
+    folder = finish(trainer, module, output, content)
+    if trainer.is_global_zero:
+        finished.note()
+    return folder
 
 
 def start(
