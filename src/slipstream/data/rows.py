@@ -1,17 +1,17 @@
 """Prompt/completion rows, and local JSON Lines files of them.
 
-A row is one example: a prompt, and the completion that answers it. Local files are `.jsonl` or
-`.jsonl.gz`, one JSON object a line with the strings `prompt` and `completion`, and possibly
-`system`; or with a list `messages` of `role` and `content`, whose last one, if it is the
-assistant's, is the completion (or such lists as `prompt` and `completion`, as TRL has them). Files
-of benchmarks are read as they are. Nothing is known of tokens here.
+Files have one JSON object a line with the strings `prompt` and `completion`, and possibly `system`;
+or with a list `messages` of `role` and `content`, whose last one, if it is the assistant's, is the
+completion (or such lists as `prompt` and `completion`, as TRL has them). Files of benchmarks are
+read as they are. Nothing is known of tokens here.
 """
 
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -58,11 +58,8 @@ def messages_of(prompt: str | Messages) -> Messages:
 
 
 def read_rows(path: str | Path, split: str, completion_required: bool = True) -> list[Row]:
-    """Read the rows of one file, or of the file named `split` in a folder.
-
-    `path` is a `.jsonl` or `.jsonl.gz` file, or a folder that holds `<split>.jsonl[.gz]`.
-    Raises `InputError` for a missing, empty, truncated, non-UTF-8 or malformed file.
-    """
+    """Read the rows of one `.jsonl` or `.jsonl.gz` file, or of the file named `split` in a folder;
+    `InputError` for a missing, empty, truncated, non-UTF-8 or malformed file."""
     path = Path(path)
     source = path.name.split(".")[0]
     if path.is_dir():
@@ -91,10 +88,15 @@ def read_rows(path: str | Path, split: str, completion_required: bool = True) ->
 
 def by_prompt(rows: list[Row]) -> list[list[Row]]:
     """The rows of each prompt, in the order in which prompts first come."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(json.dumps(row.prompt), []).append(row)
-    return list(found.values())
+    return list(grouped(rows, lambda row: json.dumps(row.prompt)).values())
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], str]) -> dict[str, list[Item]]:
+    """The items of each key, in the order in which keys first come."""
+    found: dict[str, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def spread(items: list[Item], count: int | None) -> list[Item]:
@@ -114,9 +116,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         left = max(UNPACKED, RATIO * path.stat().st_size)
         with gzip.open(path) if packed else path.open("rb") as file:
-            # A byte order mark is no part of the text.
-            line = file.readline(LONGEST_LINE + 1).removeprefix(b"\xef\xbb\xbf")
-            while line:
+            for line in iter(partial(file.readline, LONGEST_LINE + 1), b""):
                 left -= len(line)
                 if len(line) > LONGEST_LINE:
                     raise InputError(
@@ -127,8 +127,7 @@ def _lines(path: Path) -> Iterator[bytes]:
                         f"data.path: {path} unpacks to more than {RATIO} times its size; give it "
                         "unpacked if that is meant"
                     )
-                yield line
-                line = file.readline(LONGEST_LINE + 1)
+                yield line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is no text
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
             f"data.path: {path} is truncated or not gzip ({error}); fetch the file again"

@@ -9,7 +9,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Count, Seed
 from slipstream.data.rendering import render_prompt, text_ids
-from slipstream.data.rows import Messages, Row, by_prompt, messages_of, spread
+from slipstream.data.rows import Messages, Row, by_prompt, grouped, messages_of, spread
 from slipstream.data.sources import HubSets, Kinds, Paths, Sources
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
@@ -41,9 +41,7 @@ class Prompt:
 class PromptSets:
     """Prompts of one or several sets.
 
-    path: test file, folder with a test split, or a list of them; hub: data sets on the hub by name,
-    of use without a path; without either, prompts of `synthetic_kinds` are generated from `seed`
-    (held out from those used in training). split: of files, folders and data sets; 'test', or
+    path, hub, synthetic_kinds, seed: as `Sources` has them. split: of files, folders and data sets;
     'validation' where something is chosen by it. cut: whether prompts that leave no room for a
     whole answer are cut, in place of being left out where they do not fit the context. categories:
     whether the categories of a benchmark are sets of their own. turns: most questions of a
@@ -103,11 +101,8 @@ class PromptSets:
 
 def by_category(rows: list[Row]) -> list[list[Row]]:
     """The rows of each category, named after it."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        source = f"{row.source}/{row.category}" if row.category else row.source
-        found.setdefault(source, []).append(replace(row, source=source))
-    return list(found.values())
+    named = [replace(r, source=f"{r.source}/{r.category}") if r.category else r for r in rows]
+    return list(grouped(named, lambda row: row.source).values())
 
 
 def with_later_turns(
@@ -141,18 +136,13 @@ def with_later_turns(
 
 def places_by_set(prompts: list[Prompt]) -> dict[str, list[int]]:
     """The places of each set's prompts."""
-    found: dict[str, list[int]] = {}
-    for place, prompt in enumerate(prompts):
-        found.setdefault(prompt.source, []).append(place)
-    return found
+    return grouped(range(len(prompts)), lambda place: prompts[place].source)
 
 
 def fitting(prompts: list[Prompt], target: Target, cut_to: int | None = None) -> list[Prompt]:
     """The prompts that leave room for an answer in the target's context; says how many do not.
-
     cut_to: longer prompts lose their last words until they have so many tokens; None to leave out
-    those that do not fit. Raises `InputError` if none fits.
-    """
+    those that do not fit. Raises `InputError` if none fits."""
     room, given = target.max_positions - 1, len(prompts)
     if cut_to is not None:
         cut = [_cut(prompt, target, min(cut_to, room)) for prompt in prompts]
