@@ -1,8 +1,5 @@
-"""Corpora that drafts are retrieved from: texts in a target's tokens, sorted once, kept on disk.
-
-The texts are the training split of where prompts come from; of generated prompts the target's own
-answers. A store is found again by a hash of tokenizer, texts and settings.
-"""
+"""Corpora that drafts are retrieved from: texts in a target's tokens, sorted once, kept on disk,
+and found again by a hash of tokenizer, texts and settings."""
 
 import logging
 from pathlib import Path
@@ -13,7 +10,7 @@ from tqdm import tqdm
 from slipstream.core.errors import InputError
 from slipstream.core.files import key_of, locked, replaced_folder
 from slipstream.core.settings import Count, PositiveShare, Seed, Text
-from slipstream.data.batches import collate
+from slipstream.data.batches import TokenBatches
 from slipstream.data.regeneration import Regeneration
 from slipstream.data.rendering import Sample, render_sample
 from slipstream.data.rows import Row, read_rows, spread
@@ -31,13 +28,12 @@ BATCH_TOKENS = 2048
 
 
 class TrainingTexts:
-    """Prompts with their completions, as the target would see them.
+    """Prompts with their completions, as the target would see them; of generated prompts with the
+    target's own answers.
 
-    path: folders with a training split (others, and single files, are left out: they may be what
-    is decoded); hub: data sets by name, of use without a path; synthetic_kinds: of generated
-    prompts, of use without either. max_rows: most rows of each source, or generated prompts.
+    path, hub, synthetic_kinds: as `Sources` has them, of `path` folders with a training split alone
+    (others may be what is decoded). max_rows: most rows of each source, or generated prompts.
     share: of the texts, those of least perplexity under the target stay (SPECTRA, section 3.2).
-    cache_dir: where stores are kept.
     """
 
     def __init__(
@@ -116,13 +112,9 @@ def refined(samples: list[Sample], target: Target, share: float) -> list[Sample]
 @torch.inference_mode()
 def perplexities(samples: list[Sample], target: Target) -> list[float]:
     """Of each completion, given its prompt: exp of the mean negative log-probability."""
-    order = sorted(range(len(samples)), key=lambda place: len(samples[place].ids))
-    found, progress = [0.0] * len(samples), tqdm(total=len(order), desc="perplexity")
-    while order:
-        count = max(1, BATCH_TOKENS // len(samples[order[-1]].ids))
-        places, order = order[-count:], order[:-count]
-        progress.update(len(places))
-        batch = collate([samples[place] for place in places]).to(target.device)
+    batches, found = TokenBatches(samples, BATCH_TOKENS, 0, shuffle=False), [0.0] * len(samples)
+    for places in tqdm(batches.order(torch.Generator(), processes=1), "perplexity"):
+        batch = batches.batch(places).to(target.device)
         counts = batch.supervised[:, 1:].sum(1).tolist()
         losses = completion_losses(target, batch).split(counts)
         for place, own in zip(places, losses, strict=True):
