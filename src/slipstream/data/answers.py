@@ -2,7 +2,7 @@
 
 Each process answers its share and adds what is done to a part of its own, an append-only file whose
 lines are keyed by prompt. When all prompts have answers the first process writes them, in order,
-into the one file that every process reads, and the parts go. It does not know who answers.
+into the one file that every process reads, and the parts go.
 """
 
 import logging
@@ -19,7 +19,6 @@ from slipstream.core.processes import launched
 from slipstream.data.rows import Messages
 
 log = logging.getLogger(__name__)
-
 WAIT_SECONDS = 0.5
 """Between two looks at whether the other processes are done."""
 
@@ -67,32 +66,23 @@ def kept_answers(
     path: Path, questions: Sequence[Question], answerer: Answerer, field: str
 ) -> list[Answered]:
     """The answers to all `questions`, in order: those in the file at `path`, and its parts, and
-    what `answerer` finds for the others.
-
-    Raises `InputError` where answers are missing and the folder, of config `field`, cannot be
-    written.
-    """
+    what `answerer` finds for the others; `InputError` where these are missing and the folder, of
+    config `field`, cannot be written."""
     known = _read(path, answerer.vocab_size)
     if len(known) < len(questions) or not path.exists():
-        rank, count = launched()
         # A run of its own that wants the same answers waits, and finds them.
-        with locked(path.with_suffix(f".{rank}.lock"), field):
+        with locked(path.with_suffix(f".{launched()[0]}.lock"), field):
             known = _read(path, answerer.vocab_size)
             if len(known) < len(questions) or not path.exists():
-                _fill(path, known, questions, answerer, rank, count)
+                _fill(path, known, questions, answerer)
     return [known[number] for number in range(len(questions))]
 
 
 def _fill(
-    path: Path,
-    known: dict[int, Answered],
-    questions: Sequence[Question],
-    answerer: Answerer,
-    rank: int,
-    count: int,
+    path: Path, known: dict[int, Answered], questions: Sequence[Question], answerer: Answerer
 ) -> None:
     """Add what is missing to `known`: the share of this process, and those of the others."""
-    portions = answerer.portions(questions)
+    (rank, count), portions = launched(), answerer.portions(questions)
     portions = portions[rank::count] if answerer.shared else portions
     missing = [own for own in portions if any(number not in known for number in own)]
     if missing:
@@ -107,20 +97,15 @@ def _fill(
             for found in answerer.answer(questions, missing, bar.update):
                 known |= found
                 add(_lines(found))
-    _wait_for_others(path, known, len(questions), answerer.vocab_size)
+    if len(known) < len(questions):
+        log.warning("waiting for what other processes answer into %s", path.parent)
+    while len(known) < len(questions):
+        time.sleep(WAIT_SECONDS)
+        known.update(_read(path, answerer.vocab_size))
     if rank == 0:
         write_text(path, _lines(known) + "\n")
         for part in _parts(path):
             part.unlink()
-
-
-def _wait_for_others(path: Path, known: dict[int, Answered], count: int, vocab_size: int) -> None:
-    """Add the answers of the other processes to `known`, until there are `count`."""
-    if len(known) < count:
-        log.warning("waiting for what other processes answer into %s", path.parent)
-    while len(known) < count:
-        time.sleep(WAIT_SECONDS)
-        known.update(_read(path, vocab_size))
 
 
 def _parts(path: Path) -> list[Path]:
