@@ -5,7 +5,6 @@ must run the layers equally often. What is trained is whole in every process, an
 averaged, as in data-parallel training: so checkpoints and speculator folders are whole files, too.
 """
 
-import lightning as L
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.fsdp import fully_shard
@@ -24,7 +23,16 @@ class ShardedTarget(DDPStrategy):
 
     def model_to_device(self) -> None:
         module = self.lightning_module
-        check_sharded(module)
+        if not isinstance(module, SpeculatorTraining) or module.shared:
+            raise InputError(
+                "trainer.strategy: only a target that training does not change can be split; use "
+                "speculator=streaming or speculator=medusa, or trainer.strategy=ddp"
+            )
+        if kind_of(module.target.model) == "int8":
+            raise InputError(
+                "trainer.strategy: 8-bit weights cannot be split; give target.quantization=nf4, or "
+                "trainer.strategy=ddp"
+            )
         mesh = torch.distributed.init_device_mesh(self.root_device.type, (self.world_size,))
         # Embedding and head stay whole: processes call the head for as many slices as they have.
         for layer in module.target.family.layers:
@@ -34,16 +42,3 @@ class ShardedTarget(DDPStrategy):
         # These are no whole tensors, and not to be sent from the first process to the others.
         module._ddp_params_and_buffers_to_ignore = [f"frozen.{name}" for name, _ in held]
         super().model_to_device()
-
-
-def check_sharded(module: L.LightningModule) -> None:
-    if not isinstance(module, SpeculatorTraining) or module.shared:
-        raise InputError(
-            "trainer.strategy: only a target that training does not change can be split; use "
-            "speculator=streaming or speculator=medusa, or trainer.strategy=ddp"
-        )
-    if kind_of(module.target.model) == "int8":
-        raise InputError(
-            "trainer.strategy: 8-bit weights cannot be split; give target.quantization=nf4, or "
-            "trainer.strategy=ddp"
-        )
