@@ -37,10 +37,6 @@ _OPENING = RLock()
 """Threads open models one after the other, and each but once."""
 _LOADED: dict[tuple, Target] = {}
 """The target that was named last."""
-NOT_NAMED = (
-    'speculator, draft: they are for a drafter of conf/drafter, as drafter="streaming"; name one, '
-    "or leave them out"
-)
 CONF = Path(__file__).parents[2] / "conf"
 """Drafters have their names and settings here."""
 
@@ -108,11 +104,8 @@ def stream(
     draft: str | Path | None = None,
 ) -> Generator[str, None, Generation]:
     """Answer one prompt as `generate` does: an iterator over pieces of the text, each as soon as
-    it is decided, several tokens at once where drafts came true.
-
-    Closing it, or leaving it, ends the work. Its return value is the `Generation`. Raises
-    `InputError` at the call, before the first piece.
-    """
+    it is decided. Closing it, or leaving it, ends the work. Its return value is the `Generation`.
+    Raises `InputError` at the call, before the first piece."""
     if not _is_prompt(prompt):
         raise InputError("prompt: give one text, or messages with role and content")
     settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget, speculator, draft
@@ -198,12 +191,15 @@ def _drafter(
     drafter: Drafter | str | Path | None, target: Target, *parts: str | Path | None
 ) -> Drafter | None:
     """What is named or given; parts: the speculator and the draft model for one that is named."""
+    if any(parts) and str(drafter) not in _names():
+        raise InputError(
+            'speculator, draft: they are for a drafter of conf/drafter, as drafter="streaming"; '
+            "name one, or leave them out"
+        )
     if isinstance(drafter, str | Path):
         # Kept by the target, so that both go together.
         known = vars(target).setdefault("named_drafter", {})
         return _last(known, lambda *names: _named_drafter(target, *names), drafter, *parts)
-    if any(parts):
-        raise InputError(NOT_NAMED)
     if drafter is None or isinstance(drafter, Drafter):
         return drafter
     raise InputError("drafter: give a Drafter, a speculator's folder, a drafter's name, or None")
@@ -224,12 +220,14 @@ def _last(
     return known[key]
 
 
+def _names() -> list[str]:
+    """The drafters of conf/drafter."""
+    return sorted(path.stem for path in (CONF / "drafter").glob("*.yaml"))
+
+
 def _named_drafter(target: Target, name: str, *parts: str | None) -> Drafter:
-    names = sorted(path.stem for path in (CONF / "drafter").glob("*.yaml"))
-    if name in names:
+    if name in (names := _names()):
         return _configured(target, name, *parts)
-    if any(parts):
-        raise InputError(NOT_NAMED)
     if not Path(locate(name)).is_dir() and name.count("/") != 1:  # which may be a hub id
         unknown = "names of drafters are known in a source checkout alone"
         hint = nearest(name, names) if names else unknown
