@@ -2,7 +2,6 @@
 
 import logging
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -124,12 +123,9 @@ def _check_study(config: DictConfig) -> None:
 
 def serve(config: DictConfig) -> None:
     """Answer requests over HTTP until the process is told to end."""
-    from slipstream.serving.server import Serve, Server, decoder_of
+    from slipstream.serving.server import Serve
 
     config = _checked(config, Serve)
     OmegaConf.resolve(config)  # workers are processes of their own
     logging.getLogger("slipstream.serving").setLevel(logging.INFO)
-    server: Server = build(config.server)
-    given = build(config.sampling), build(config.limits)
-    where = config.target.device, config.target.get("device_map") is not None
-    server.run(partial(decoder_of, config), *given, *where)
+    build(config.server).run(config)

@@ -275,7 +275,7 @@ def test_a_server_that_cannot_be_is_refused_in_a_sentence(given, sentence):
 def test_a_taken_port_is_refused_in_a_sentence(served):
     port = int(served[0].rpartition(":")[2])
     server = Server(port=port)
-    message = refused(lambda: server.run(None, Sampling(), Limits(), "cpu", False))
+    message = refused(lambda: server.run(config_of("serve")))
     assert message.startswith(f"port: {port} is taken")
 
 

@@ -10,7 +10,6 @@ check. Open requests are bounded, and cancelled, through memory that all process
 import logging
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 from uuid import uuid4
@@ -92,23 +91,16 @@ class Server(Settings):
         count = most if self.devices == "auto" else self.devices
         return kind, [int(number)] if number else list(range(count))
 
-    def run(
-        self,
-        make: Callable[[str], Decoder],
-        sampling: Sampling,
-        limits: Limits,
-        device: str,
-        whole: bool,
-    ) -> None:
-        """Serve until the process is told to end; make: a decoder for a device, in its worker;
-        sampling, limits: as `Application` has them; device, whole: as `workers` has them."""
+    def run(self, config: DictConfig) -> None:
+        """Serve what `Serve` describes until the process is told to end."""
         processes.check_free(self.host, self.port)
-        kind, numbers = self.workers(device, whole)
+        whole = config.target.get("device_map") is not None
+        kind, numbers = self.workers(config.target.device, whole)
         board = Board(len(numbers) * self.max_running + self.max_waiting, workers=len(numbers))
-        spec = Spec(board, self.model, sampling, limits, self.key)
-        api = Api(self, make, spec)
+        told = self.model, build(config.sampling), build(config.limits), self.key
+        spec = Spec(board, *told)
         server = processes.Processes(
-            api,
+            Api(self, config, spec),
             accelerator=kind,
             devices=numbers if kind == "cuda" else 1,
             timeout=False,
@@ -212,15 +204,15 @@ class OpenJobs(Open):
 class Api(litserve.LitAPI):
     """A worker process: its set-up makes the decoder; requests are the loop's."""
 
-    def __init__(self, server: Server, make: Callable[[str], Decoder], spec: Spec):
+    def __init__(self, server: Server, config: DictConfig, spec: Spec):
         super().__init__(spec=spec, loop=EngineLoop(), api_path=spec.api_path)
-        self.server, self.make, self.board = server, make, spec.board
+        self.server, self.config, self.board = server, config, spec.board
         self.worker: Worker | None = None
 
     def setup(self, device: str) -> None:
         number = int(os.environ["LITSERVE_WORKER_ID"])
         try:
-            decoder = self.make(device)
+            decoder = decoder_of(self.config, device)
             self.worker = self.server.worker(decoder, Counts(self.board.cells[number]))
         except InputError as error:
             self.board.sentence.value = str(error).encode()[:4000]
