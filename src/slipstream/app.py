@@ -38,8 +38,8 @@ def train(config: DictConfig) -> Path:
     from slipstream.core.files import SUMS
     from slipstream.core.resuming import owned, stoppable
     from slipstream.speculators.checkpoint import check_replaceable
+    from slipstream.training import run
     from slipstream.training.command import Train
-    from slipstream.training.run import train_in
 
     config = _checked(own_part(config, Train, Infer), Train)
     if rank_zero_only.rank and HydraConfig.initialized():  # the default is a time of its own
@@ -51,7 +51,7 @@ def train(config: DictConfig) -> Path:
     with stoppable(output), nullcontext() if rank_zero_only.rank else own:
         if config.get("speculator") or not (model / SUMS).is_file():
             check_replaceable(model)
-        return train_in(output, config)
+        return run.train(config)
 
 
 def infer(config: DictConfig) -> list:
@@ -88,7 +88,6 @@ def infer(config: DictConfig) -> list:
     if config.verify and is_fused(target.model):  # the products of `generate`, to the last bit
         unpack_linears(target.model)
     sampling, limits = build(config.sampling), build(config.limits)
-    content = recorded(config)
     if config.prompt is not None or config.chat:
         chosen = [name for name, node in config.methods.items() if node is not None]
         if not chosen:
@@ -100,14 +99,15 @@ def infer(config: DictConfig) -> list:
         else:
             answer_one(method.decoder, config.prompt, config.seed)
         return []
-    run = described(content) | {"target": target.fingerprint, "environment": environment(target)}
+    now = {"target": target.fingerprint, "environment": environment(target)}
+    run = described(recorded(config)) | now
     del run["output_dir"], run["resume"]
     with (
         stoppable(output),
         owned(output, ("findings.jsonl", "results.json", "plot.png")),
         journal(output / "findings.jsonl", flattened(run), config.resume == "auto"),
     ):
-        return measure(config, target, sampling, limits, output, content)
+        return measure(config, target, sampling, limits)
 
 
 def _check_study(config: DictConfig) -> None:

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.text import Text
 
-from slipstream.configuration import build
+from slipstream.configuration import build, recorded
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
@@ -92,16 +92,9 @@ def _typed(console: Console) -> str:
         return ""
 
 
-def measure(
-    config: DictConfig,
-    target: Target,
-    sampling: Sampling,
-    limits: Limits,
-    output: Path,
-    content: dict,
-) -> list:
-    """Compare methods, verify, calibrate or run a study, as `config` says (`content` is how records
-    keep it); returns the result records."""
+def measure(config: DictConfig, target: Target, sampling: Sampling, limits: Limits) -> list:
+    """Compare methods, verify, calibrate or run a study; returns the result records."""
+    output, content = Path(config.output_dir), recorded(config)
     if config.calibrate:
         calibrating, drafter = build(config.calibration), build(config.drafter)
         others = build(OmegaConf.merge(config.data, {"split": "validation"}))

@@ -154,8 +154,7 @@ class Asking(Lenient):
         self.check_extra()
         if self.stream_options:
             self.stream_options.check_extra("stream_options.")
-        own = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
-        own = {name: value for name, value in own.items() if value is not None}
+        own = self.model_dump(include={"temperature", "top_p", "top_k"}, exclude_none=True)
         if own.get("top_k", 1) < 1:  # all tokens, as vLLM has it
             own["top_k"] = None
         seed = secrets.randbits(32) if self.seed is None else self.seed

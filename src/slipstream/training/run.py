@@ -35,9 +35,10 @@ ROOM = (
 _CheckpointConnector._hpc_resume_path = None
 
 
-def train_in(output: Path, config: DictConfig) -> Path:
-    """Train what the config says; returns the model folder, in `output`."""
+def train(config: DictConfig) -> Path:
+    """Train what the config says; returns the folder that was written."""
     log_once()
+    output = Path(config.output_dir)
     state = state_of(config.resume, output)
     L.seed_everything(config.seed)
     dtype = OmegaConf.select(config, "target.dtype")
