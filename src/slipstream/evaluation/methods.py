@@ -84,12 +84,11 @@ def prepared(
             with naming(f"{field}.{name}"):
                 method = make()
                 method.ready(target, sampling, limits)
+                found[name] = method
         except InputError as error:
             if not leave_out_unfit:
                 raise
             print(f"note: left out {error}")
-        else:
-            found[name] = method
     return found
 
 

@@ -75,24 +75,23 @@ def draw(path: Path, result: Result) -> None:
     figure, axes = plt.subplots(
         high, wide, figsize=(width, height), squeeze=False, layout="constrained"
     )
-    handles: dict[str, object] = {}
     for place, each in enumerate(axes.flat):
         if place >= len(panels):
             each.set_visible(False)
             continue
         panel = panels[place]
         bars = panel.plot.kind == "bar"
-        (_draw_bars if bars else _draw_lines)(each, panel, handles)
+        (_draw_bars if bars else _draw_lines)(each, panel)
         each.set_title(panel.title, fontsize=9)
         each.spines[["top", "right"]].set_visible(False)
         each.tick_params(labelsize=8)
         if place % wide and bars and panel.names == panels[place - 1].names:
             each.tick_params(labelleft=False)  # the same names as beside it
-    handles.pop("", None)
+    named = (zip(*each.get_legend_handles_labels(), strict=True) for each in axes.flat)
+    handles = {name: handle for pairs in named for handle, name in pairs}
     if len(handles) > 1:
-        figure.legend(
-            handles.values(), handles, loc="outside right upper", fontsize=8, frameon=False
-        )
+        beside = dict(loc="outside right upper", fontsize=8, frameon=False)
+        figure.legend(handles.values(), handles, **beside)
     write_atomically(path, lambda file: figure.savefig(file, dpi=DOTS, format="png"))
     plt.close(figure)
 
@@ -122,7 +121,7 @@ def _colour(number: int) -> tuple[float, ...]:
     return colormaps["tab20"](2 * (number % 10) + number // 10 % 2)
 
 
-def _draw_lines(axes, panel: Panel, handles: dict) -> None:
+def _draw_lines(axes, panel: Panel) -> None:
     plot = panel.plot
     for name, column, colour, style, rows in panel.series():
         across, up = [row[plot.x] for row in rows], [row[column] for row in rows]
@@ -130,8 +129,7 @@ def _draw_lines(axes, panel: Panel, handles: dict) -> None:
         if len(rows) > 60 and plot.kind == "line":
             style = style[:-1]
         size = 3 if len(rows) > 12 else 5
-        (line,) = axes.plot(across, up, style, color=colour, markersize=size, label=name)
-        handles.setdefault(name, line)
+        axes.plot(across, up, style, color=colour, markersize=size, label=name)
         if bounds := panel.bounds(column, rows):
             axes.vlines(across, *bounds, color=colour, linewidth=0.9, alpha=0.6)
     for scale, name in ((axes.set_xscale, "x"), (axes.set_yscale, "y")):
@@ -153,15 +151,14 @@ def _count_bars(panel: Panel) -> float:
     return groups * (each if each == 1 else 0.7 * each + 0.4)
 
 
-def _draw_bars(axes, panel: Panel, handles: dict) -> None:
+def _draw_bars(axes, panel: Panel) -> None:
     """Lying bars, those of one name together."""
     plot, names, series = panel.plot, panel.names, list(panel.series())
     height = 0.8 / len(series)
     for number, (name, column, colour, _, rows) in enumerate(series):
         ends = lengths = [row[column] for row in rows]
         places = [names.index(row[plot.x]) + (number + 0.5) * height - 0.4 for row in rows]
-        bars = axes.barh(places, lengths, height * 0.9, color=colour, label=name)
-        handles.setdefault(name, bars)
+        axes.barh(places, lengths, height * 0.9, color=colour, label=name)
         if bounds := panel.bounds(column, rows):
             axes.hlines(places, *bounds, color="black", linewidth=1)
             ends = list(map(max, lengths, bounds[1]))

@@ -4,6 +4,7 @@ calibrations and studies."""
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -72,12 +73,10 @@ class Result:
 def environment(target: Target | None = None, config: object = None) -> dict[str, object]:
     """Device, dtype and bytes of the weights (of a target), threads, package versions and commit of
     this run; which additions the streams have that its `config` names."""
-    versions = {}
+    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
     found = {}
     if target is not None:
         found["device"] = device_name(target.device)
