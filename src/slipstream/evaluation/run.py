@@ -117,18 +117,13 @@ def measure(config: DictConfig, target: Target, sampling: Sampling, limits: Limi
     if config.verify:
         return verify_methods(methods, prompts, *given, *ways)
     runs = compare(methods, prompts, *given, config.repeats, *ways)
-    return tell_comparison(runs, methods, prompts, target, output, content)
+    return tell_comparison(runs, methods, prompts, target, content)
 
 
 def tell_comparison(
-    runs: list[Run],
-    methods: dict[str, Method],
-    prompts: list[Prompt],
-    target: Target,
-    output: Path,
-    config: dict,
+    runs: list[Run], methods: dict[str, Method], prompts: list[Prompt], target: Target, config: dict
 ) -> list[Record]:
-    """Print the tables of what was compared, and write the record into `output`."""
+    """Print the tables of what was compared, and write the record."""
     records = summarise(runs, prompts, str(target.dtype).removeprefix("torch."))
     result, costs = comparison_result(records, runs, prompts), row_costs(target)
     show(result)
@@ -144,7 +139,7 @@ def tell_comparison(
             speedup = f"{record.speedup_vs_plain:.2f}x"
             print(f"note: {said} is slower than our plain decoding ({speedup})")
     facts = environment(target, config.get("methods")) | {"seconds_by_rows": costs}
-    write(output, result, config, facts)
+    write(Path(config["output_dir"]), result, config, facts)
     return records
 
 
