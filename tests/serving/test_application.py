@@ -91,7 +91,7 @@ class Scripted(Open):
     def __init__(self, *news: tuple[int, Told]):
         self.news, self.closed, self.board = news, False, Board(4, 1)
 
-    def open(self, jobs):
+    def open(self, jobs, places):
         return self
 
     async def told(self):

@@ -44,7 +44,8 @@ class Pool:
             item.event.set()
 
     def ask(self, words: str) -> OpenJobs | None:
-        return self.spec.open([Job(words, Sampling(), LIMITS, 0, False)])
+        places = self.board.take(1)
+        return places and self.spec.open([Job(words, Sampling(), LIMITS, 0, False)], places)
 
 
 async def answer(opened: OpenJobs) -> tuple[str, Told]:

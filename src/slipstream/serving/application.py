@@ -71,9 +71,9 @@ class Open:
 
 
 class Application:
-    """The routes over a `backend`: its `open` takes jobs and gives an `Open`, or None where so many
-    more would be too many for the places of its `board`. model: the name it is served under;
-    sampling, limits: of requests that ask for none; key: what clients must show, None for none."""
+    """The routes over a `backend`: its `open` takes jobs, and places for them on its `board`, and
+    gives an `Open`. model: the name it is served under; sampling, limits: of requests that ask for
+    none; key: what clients must show, None for none."""
 
     def __init__(self, backend, model: str, sampling: Sampling, limits: Limits, key: str | None):
         self.backend, self.model, self.key = backend, model, key
@@ -129,11 +129,11 @@ class Application:
         if len(jobs) > (most := len(self.backend.board.owners)):
             sentence = f"n: this server answers {most} choices at most; ask for fewer"
             raise ApiError(400, sentence, "n")
-        opened = self.backend.open(jobs)
-        if opened is None:
+        if (places := self.backend.board.take(len(jobs))) is None:
             raise ApiError(
                 429, "too many requests are waiting; try again in a moment", code="queue_full"
             )
+        opened = self.backend.open(jobs, places)
         told = asked.stream_options and asked.stream_options.include_usage
         shape = Shape(kind is ChatRequest, self.model, len(jobs), bool(told))
         answer = _Answering(opened, shape, started)

@@ -77,9 +77,7 @@ class LocalBackend:
         self.arrived: queue.SimpleQueue[Asked] = queue.SimpleQueue()
         threading.Thread(target=worker.work, args=(self.arrived.get,), daemon=True).start()
 
-    def open(self, jobs: list[Job]) -> Open | None:
-        if (places := self.board.take(len(jobs))) is None:
-            return None
+    def open(self, jobs: list[Job], places: list[tuple[int, int]]) -> Open:
         opened, loop = Open(self.board, places), asyncio.get_running_loop()
 
         def arrive(index: int, told: Told) -> None:

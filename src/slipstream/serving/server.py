@@ -178,10 +178,7 @@ class Spec(OpenAISpec):
         for path, endpoint, methods in self.application.routes:
             self.add_endpoint(path, endpoint, methods)
 
-    def open(self, jobs: list[Job]) -> "OpenJobs | None":
-        places = self.board.take(len(jobs))
-        if places is None:
-            return None
+    def open(self, jobs: list[Job], places: list[tuple[int, int]]) -> "OpenJobs":
         opened = OpenJobs(self, places)
         for index, (job, place) in enumerate(zip(jobs, places, strict=True)):
             self.request_queue.put((self.response_queue_id, opened.uid, index, job, *place))
