@@ -198,7 +198,7 @@ def test_a_portion_is_answered_alike_whatever_was_before_it(tmp_path, monkeypatc
         monkeypatch.setattr(answers, "launched", lambda rank=rank: (rank, 2))
         with monkeypatch.context() as patch:
             if rank:
-                patch.setattr(answers, "_wait_for_others", lambda *_: ranks.append(1) or _leave())
+                patch.setattr(answers.time, "sleep", lambda _: ranks.append(1) or _leave())
                 with pytest.raises(InterruptedError):
                     answered(tmp_path / "shared")
                 (part,) = (tmp_path / "shared").iterdir()
