@@ -97,7 +97,7 @@ def trees(
     methods: dict[str, Method] = {"plain": Plain()}
     points: dict[str, dict[str, object]] = {}
     for gamma, top_k in product(gammas, top_ks):
-        part = streams.first_streams(target, gamma)
+        part = streams.first_streams(gamma)
         nodes = min(largest, sum(top_k**level for level in range(gamma + 1)))
         drafter = Streaming(part, schedule, top_k)
         found = calibrate(record_trees(target, drafter, token_ids(target, first), nodes), keep)

@@ -148,8 +148,7 @@ class AttachedStreaming(Attached):
         if speculator.config.mode != "shared":
             count = max(1, min(count, depth))
         if count not in self._made:
-            if count < speculator.num_streams:
-                speculator = speculator.first_streams(target, count).placed(target).eval()
+            speculator = speculator.first_streams(count)
             visitors: list[LayerVisitor] = [self.kind.visitor(target, speculator)]
             if settings.prune_threshold or settings.prune_cap is not None:
                 cut = settings.prune_threshold, settings.prune_cap

@@ -73,7 +73,7 @@ class StreamSteps(DraftingSpeculator):
             hidden = hidden + self.root(root_embeddings)
         streams = hidden.unsqueeze(2).expand(-1, -1, self.num_streams, -1)
         if self.embeddings is not None:
-            streams = streams + self.embeddings.to(hidden.dtype)
+            streams = streams + self.embeddings[: self.num_streams].to(hidden.dtype)
         return streams.flatten(1, 2)
 
     def positions_of(self, positions: torch.Tensor) -> torch.Tensor:
