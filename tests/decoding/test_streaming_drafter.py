@@ -41,15 +41,15 @@ def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, 
     tokens, children = candidates(drafter, text, logits)
     every = torch.arange(VOCABULARY)
     texts, lengths = torch.tensor([text] * VOCABULARY), torch.full((VOCABULARY,), len(text))
-    speculator, target = drafter.speculator, drafter.target
-    scores = [
-        speculator.add_pair_scores(
-            target, pair_tables(target, speculator.transitions, speculator.copying),
-            torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.float64),
-            torch.full((VOCABULARY,), stream), every, texts, lengths,
-        )
-        for stream in range(3)
-    ]  # fmt: skip
+    target, transitions = drafter.target, drafter.speculator.transitions
+    copying = drafter.speculator.copying
+    following, *terms = pair_tables(target, transitions, copying)
+    none = torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.float64)
+    scores = []
+    for stream in range(3):
+        own = transitions.add_to(none.clone(), target, every, following)
+        streams = torch.full((VOCABULARY,), stream)
+        scores.append(copying.add_to(own, *terms, streams, every, texts, lengths))
     assert scores[0].std() > 0.1
     for level in range(3):
         parents = [7] if level == 0 else tokens[level - 1]

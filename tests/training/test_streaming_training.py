@@ -45,13 +45,13 @@ def test_scores_of_pairs_see_the_text_up_to_the_root_and_no_further(monkeypatch)
     target = tiny_target()
     speculator = tiny_speculator(target, num_streams=2, copy_scores=True)
     calls = []
-    score = speculator.add_pair_scores
+    score = speculator.copying.add_to
 
-    def watched(target, tables, logits, streams, parents, texts, lengths):
+    def watched(logits, of_parent, of_child, streams, parents, texts, lengths):
         calls.append((streams, parents, texts, lengths))
-        return score(target, tables, logits, streams, parents, texts, lengths)
+        return score(logits, of_parent, of_child, streams, parents, texts, lengths)
 
-    monkeypatch.setattr(speculator, "add_pair_scores", watched)
+    monkeypatch.setattr(speculator.copying, "add_to", watched)
     losses_of(speculator, target)
     [(streams, parents, texts, lengths)] = calls
     known = [text[:length].tolist() for text, length in zip(texts, lengths, strict=True)]

@@ -110,16 +110,17 @@ class BatchLosses:
         lengths: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Losses of (M, D) streams after the final norm, theirs with scores of pairs (0 where there
-        are none), and the guesses, (M,) each. samples: (M,) rows of the batch; the other tensors
-        are for `add_pair_scores`."""
-        logits = self.target.logits_of_normed(normed)
-        losses = cross_entropy(logits, labels)
-        if not self.speculator.scores_pairs:
-            return losses, torch.zeros_like(losses), logits.argmax(-1)
-        paired = self.speculator.add_pair_scores(
-            self.target, self.tables, logits.detach(), streams, parents, self.batch.ids[samples],
-            lengths,
-        )  # fmt: skip
+        are none), and the guesses, (M,) each. samples: (M,) rows of the batch; for the others see
+        `CopyScores.add_to`."""
+        logits, speculator = self.target.logits_of_normed(normed), self.speculator
+        losses, paired = cross_entropy(logits, labels), logits.detach()
+        if not speculator.scores_pairs:
+            return losses, torch.zeros_like(losses), paired.argmax(-1)
+        if speculator.transitions is not None:
+            paired = speculator.transitions.add_to(paired, self.target, parents, self.tables[0])
+        if speculator.copying is not None:
+            known = streams, parents, self.batch.ids[samples], lengths
+            paired = speculator.copying.add_to(paired, *self.tables[-2:], *known)
         return losses, cross_entropy(paired, labels), paired.detach().argmax(-1)
 
     def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple:

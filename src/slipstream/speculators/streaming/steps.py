@@ -200,29 +200,6 @@ class StreamSteps(DraftingSpeculator):
             return None
         return self.adapters.merged_layers(target)
 
-    def add_pair_scores(
-        self,
-        target: Target,
-        tables: tuple[torch.Tensor, ...],
-        logits: torch.Tensor,
-        streams: torch.Tensor,
-        parents: torch.Tensor,
-        texts: torch.Tensor,
-        lengths: torch.Tensor,
-    ) -> torch.Tensor:
-        """Add to (M, V) logits of stream rows, in place, what the tokens before theirs say of them.
-
-        tables: of `pair_tables`; streams: (M,) number of each row's stream, from 0; parents: (M,)
-        the token before its own; texts: (M, T) and lengths: (M,), the tokens known when it runs,
-        the root the last of them.
-        """
-        if self.transitions is not None:
-            logits = self.transitions.add_to(logits, target, parents, tables[0])
-        if self.copying is not None:
-            terms = (table.squeeze(1) for table in tables[-2:])
-            logits = self.copying.add_to(logits, *terms, streams, parents, texts, lengths)
-        return logits
-
     @property
     def scores_pairs(self) -> bool:
         return self.transitions is not None or self.copying is not None
