@@ -4,6 +4,7 @@ by its weights. Sizes are written once, as folders (`studies.enlargement`)."""
 import gc
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from slipstream.core.device import device_name
 from slipstream.core.files import key_of, write_json
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Below1, Budget, Count, NotNegative, Size, Text
-from slipstream.decoding.calibrated import Calibrations, calibration_key, described
+from slipstream.decoding.calibrated import calibration_path, described, kept_calibration
 from slipstream.decoding.calibration import calibrate
 from slipstream.drafters.auto import Auto
 from slipstream.drafters.base import Drafter
@@ -87,16 +88,16 @@ def scale(
                 rows += json.loads(kept.read_text(encoding="utf-8"))
                 continue
             sampling = Sampling(temperature)
-            calibrations, widest = Calibrations(Path(folder) / "calibrations"), max(budgets)
+            calibrations, widest = Path(folder) / "calibrations", max(budgets)
             for drafter in drafters.values():
-                key = calibration_key(large, described(drafter), sampling)
-                if key not in calibrations:
+                own = calibration_path(calibrations, large, drafter, sampling)
+                if not own.exists():
                     given = drafter.variants(drafter.attach(large)), token_ids(large, chosen_on)
                     found = calibrate(large, *given, sampling, LIMITS, budgets, 1)
                     del given  # which holds the target
-                    calibrations.save(key, found)
-                widest = max(widest, calibrations.load(key).budget)
-            methods = _methods(drafters, paths[1], str(calibrations.folder))
+                    write_json(own, asdict(found))
+                widest = max(widest, kept_calibration(own).budget)
+            methods = _methods(drafters, paths[1], str(calibrations))
             methods["auto"] = Speculative(choice, widest)
             runs = compare(methods, prompts, large, sampling, LIMITS, repeats, seed=0)
             millions = weight_bytes(large.model) / large.dtype.itemsize / 1e6

@@ -21,7 +21,7 @@ from tests.tiny import save_tiny_target, tiny_speculator
 from slipstream import app
 from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import read_rows
-from slipstream.decoding.calibrated import Calibrations
+from slipstream.decoding.calibrated import kept_calibration
 from slipstream.drafters.suffixes import SuffixStore
 from slipstream.speculators.checkpoint import from_pretrained, load_speculator, save_speculator
 from slipstream.targets.loading import load_target
@@ -185,7 +185,7 @@ def test_pickles_as_rows_and_calibrations(tmp_path, mark):
         (tmp_path / name).write_bytes(pickle.dumps(Attempt(mark)))
     assert "line 1 is not" in refused(lambda: read_rows(tmp_path / "rows.jsonl", "train"))
     assert "not gzip" in refused(lambda: read_rows(tmp_path / "rows.jsonl.gz", "train"))
-    assert "cannot be read" in refused(lambda: Calibrations(tmp_path).load("key"))
+    assert "cannot be read" in refused(lambda: kept_calibration(tmp_path / "key.json"))
 
 
 def test_a_pickle_to_resume_from(tmp_path, mark):

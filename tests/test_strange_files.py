@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,12 @@ from tests.tiny import save_tiny_target, tiny_speculator, tiny_tokenizer
 from transformers import logging
 
 from slipstream.core.errors import InputError
-from slipstream.core.files import line_of, save_tensors
+from slipstream.core.files import line_of, save_tensors, write_json
 from slipstream.core.resuming import Part, journal
 from slipstream.data.answers import Answered, Answerer, Question, kept_answers
 from slipstream.data.regeneration import Conversation
 from slipstream.data.rows import read_rows
-from slipstream.decoding.calibrated import Calibrations
+from slipstream.decoding.calibrated import kept_calibration
 from slipstream.decoding.calibration import Calibration, Point
 from slipstream.drafters.suffixes import SuffixStore
 from slipstream.speculators.checkpoint import load_speculator, save_speculator
@@ -64,7 +65,7 @@ def open_store(folder: Path) -> None:
 
 
 def open_calibration(folder: Path) -> None:
-    found = Calibrations(folder).load("key")
+    found = kept_calibration(folder / "key.json")
     assert found.budget >= 1 and 0 < found.seconds < math.inf
 
 
@@ -113,8 +114,8 @@ def whole(tmp_path_factory) -> Path:
     save_lora(root / "adapter", adapted)
     SuffixStore.of_texts([[1, 2, 3], [1, 2, 4]]).save(root / "store", {})
     points = {"a": [Point(2, 0.1, 2.0)]}
-    calibrations = Calibrations(root / "calibration")
-    calibrations.save("key", Calibration("a", 2, 0.1, 1.5, 0.1, points))
+    calibration = Calibration("a", 2, 0.1, 1.5, 0.1, points)
+    write_json(root / "calibration" / "key.json", asdict(calibration))
     for name in ("rows", "packed", "answers"):
         (root / name).mkdir()
     (root / "rows" / "rows.jsonl").write_text(f"{ROW}\n{ROW}\n")

@@ -16,7 +16,7 @@ from slipstream.core.settings import Seed, checked, nearest
 from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Generation, Limits
-from slipstream.decoding.calibrated import Calibrations, calibrated_decoder
+from slipstream.decoding.calibrated import calibrated_decoder
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
@@ -180,8 +180,7 @@ def _decoder(
     if attached is None:
         return PlainDecoder(target, sampling, limits)
     if budget == "auto":
-        kept = Calibrations(CALIBRATIONS)
-        return calibrated_decoder(kept, target, drafter, attached, sampling, limits)[1]
+        return calibrated_decoder(CALIBRATIONS, target, drafter, attached, sampling, limits)[1]
     if not isinstance(budget, int):
         raise InputError('budget: give a number of nodes, or "auto"')
     return Engine(target, attached, sampling, limits, budget)

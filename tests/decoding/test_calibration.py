@@ -1,9 +1,9 @@
 """Calibration: the best size of known curves is found, kept, picked up; drift is noticed."""
 
 import gc
-import json
 import math
 import weakref
+from dataclasses import asdict
 from itertools import count
 
 import numpy as np
@@ -13,11 +13,12 @@ from tests.commands import refused
 from tests.drafters import untrained
 from tests.tiny import tiny_speculator, tiny_target
 
+from slipstream.core.files import write_json
 from slipstream.core.sampling import Sampling
 from slipstream.data.datastore import TrainingTexts
 from slipstream.decoding import calibrated, calibration
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.calibrated import Calibrations, calibration_key, described
+from slipstream.decoding.calibrated import calibration_key, described, kept_calibration
 from slipstream.decoding.calibration import Curve, Drift, Point, calibrate, chosen
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
@@ -82,12 +83,12 @@ def test_plain_decoding_is_chosen_where_no_size_beats_it():
 
 
 def test_what_was_calibrated_is_found_again(tmp_path):
-    store, found = Calibrations(tmp_path / "kept"), chosen({"a": points()}, Point(1, 0.01, 1.0))
-    store.save("key", found)
-    assert store.load("key") == found
-    assert "calibrate=true" in refused(lambda: store.load("other"))
-    (tmp_path / "kept" / "damaged.json").write_text("{")
-    assert "calibrate=true" in refused(lambda: store.load("damaged"))
+    path, found = tmp_path / "kept" / "key.json", chosen({"a": points()}, Point(1, 0.01, 1.0))
+    write_json(path, asdict(found))
+    assert kept_calibration(path) == found
+    assert "calibrate=true" in refused(lambda: kept_calibration(path.with_name("other.json")))
+    path.write_text("{")
+    assert "calibrate=true" in refused(lambda: kept_calibration(path))
 
 
 def corpus_of(path: str) -> Retrieval:
@@ -99,10 +100,9 @@ def corpus_of(path: str) -> Retrieval:
     [{"budget": 0}, {"budget": None}, {"seconds": math.nan}, {"points": None}, {"another": 1}],
 )
 def test_a_calibration_of_other_values_is_refused(tmp_path, wrong):
-    store = Calibrations(tmp_path)
-    path = store.save("key", chosen({"a": points()}, Point(1, 0.01, 1.0)))
-    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
-    assert "cannot be read" in refused(lambda: store.load("key"))
+    path, found = tmp_path / "key.json", chosen({"a": points()}, Point(1, 0.01, 1.0))
+    write_json(path, asdict(found) | wrong)
+    assert "cannot be read" in refused(lambda: kept_calibration(path))
 
 
 def test_keys_tell_apart_models_drafters_and_sampling():

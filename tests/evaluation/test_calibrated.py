@@ -2,14 +2,15 @@
 of. Time is made up: every look at the clock finds it a little later."""
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from tests.tiny import tiny_target
 
+from slipstream.core.files import write_json
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.calibrated import Calibrations, calibration_key, described
+from slipstream.decoding.calibrated import calibration_path
 from slipstream.decoding.calibration import Calibration, Point, calibrate, chosen
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.prompt_lookup import PromptLookup
@@ -38,8 +39,8 @@ def clock(monkeypatch) -> Ticking:
 
 
 def method_of(target, folder, found: Calibration) -> Speculative:
-    key = calibration_key(target, described(PromptLookup(2, 3)), Sampling())
-    Calibrations(folder).save(key, found)
+    path = calibration_path(folder, target, PromptLookup(2, 3), Sampling())
+    write_json(path, asdict(found))
     method = Speculative(PromptLookup(2, 3), "auto", calibrations=str(folder))
     method.prepare(target, Sampling(), LIMITS)
     method.generate([PROMPTS[0] * 10], [0])  # a warm-up, which is not measured

@@ -3,7 +3,6 @@ model, the drafter and the sampling that it was measured with."""
 
 import json
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from slipstream.assets import locate
 from slipstream.core.device import device_name
 from slipstream.core.errors import InputError, first_sentence
-from slipstream.core.files import key_of, sum_of, write_json
+from slipstream.core.files import key_of, sum_of
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibration import Calibration, Point, undrafted
@@ -23,42 +22,31 @@ from slipstream.targets.packed import is_fused, is_packed
 from slipstream.targets.target import Target
 
 
-class Calibrations:
-    """What was calibrated, a JSON file each in `folder`."""
+def kept_calibration(path: Path) -> Calibration:
+    """What was calibrated and written to `path`; `InputError` where nothing was."""
+    if not path.is_file():
+        raise InputError(
+            "budget: nothing was calibrated for this device, model and drafter; run the same "
+            "command with calibrate=true first, or give a number"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["points"] = {
+            way: [Point(**point) for point in points] for way, points in content["points"].items()
+        }
+        return Calibration(**content)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"budget: {path} cannot be read ({first_sentence(error)}); remove it, and run the "
+            "same command with calibrate=true, or give a number"
+        ) from error
 
-    def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
 
-    def __contains__(self, key: str) -> bool:
-        return self._path(key).exists()
-
-    def save(self, key: str, calibration: Calibration) -> Path:
-        write_json(self._path(key), asdict(calibration))
-        return self._path(key)
-
-    def load(self, key: str) -> Calibration:
-        """`InputError` where nothing was calibrated under this key."""
-        path = self._path(key)
-        if not path.is_file():
-            raise InputError(
-                "budget: nothing was calibrated for this device, model and drafter; run the same "
-                "command with calibrate=true first, or give a number"
-            )
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            content["points"] = {
-                way: [Point(**point) for point in points]
-                for way, points in content["points"].items()
-            }
-            return Calibration(**content)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InputError(
-                f"budget: {path} cannot be read ({first_sentence(error)}); remove it, and run the "
-                "same command with calibrate=true, or give a number"
-            ) from error
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}.json"
+def calibration_path(
+    folder: str | Path, target: Target, drafter: Drafter, sampling: Sampling
+) -> Path:
+    """Where in `folder` it is kept what was calibrated for these."""
+    return Path(folder) / f"{calibration_key(target, described(drafter), sampling)}.json"
 
 
 def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
@@ -97,17 +85,16 @@ def described(part: object, within: tuple[int, ...] = ()) -> object:
 
 
 def calibrated_decoder(
-    calibrations: Calibrations,
+    folder: str | Path,
     target: Target,
     drafter: Drafter,
     attached: Attached,
     sampling: Sampling,
     limits: Limits,
 ) -> tuple[Calibration, Decoder]:
-    """What was calibrated for `drafter`, and an engine with the size and the variant that were
-    best; plain decoding where nothing beat that. Raises `InputError` where nothing was calibrated.
-    """
-    found = calibrations.load(calibration_key(target, described(drafter), sampling))
+    """What was calibrated for `drafter` and is kept in `folder`, and an engine with the size and
+    the variant that were best; plain decoding where nothing beat that."""
+    found = kept_calibration(calibration_path(folder, target, drafter, sampling))
     if found.plain:
         return found, undrafted(target, attached, sampling, limits)
     if (chosen := drafter.variants(attached).get(found.way)) is None:

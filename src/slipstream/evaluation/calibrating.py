@@ -1,16 +1,16 @@
 """What `calibrate=true` does: measure a drafter at several sizes, keep the best, show curves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from slipstream.core.files import check_writable
+from slipstream.core.files import check_writable, write_json
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Budget, Count, Len, Settings, Text
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.calibrated import Calibrations, calibration_key, described
+from slipstream.decoding.calibrated import calibration_path
 from slipstream.decoding.calibration import Calibration, Curve, Point, calibrate
 from slipstream.drafters.base import Drafter
 from slipstream.evaluation.prompts import Prompt
@@ -44,9 +44,8 @@ class Calibrating(Settings):
         config: dict,
     ) -> list[dict]:
         """Calibrate `drafter`, keep the choice, print and write what was measured."""
-        kept = Calibrations(self.folder)
-        check_writable(kept.folder, "calibration.folder")
-        key = calibration_key(target, described(drafter), sampling)
+        check_writable(Path(self.folder), "calibration.folder")
+        kept = calibration_path(self.folder, target, drafter, sampling)
         variants = drafter.variants(drafter.attach(target))
         ids = [render_prompt(target.tokenizer, prompt.text) for prompt in prompts]
         found = calibrate(target, variants, ids, sampling, limits, self.budgets, self.repeats)
@@ -56,7 +55,8 @@ class Calibrating(Settings):
         best = f"best: {found.way} with {found.budget} nodes, {speedup}"
         none = "no size beats plain decoding: budget=auto decodes plainly"
         print(none if found.plain else best)
-        print(f"kept in {kept.save(key, found)}, for budget=auto")
+        write_json(kept, asdict(found))
+        print(f"kept in {kept}, for budget=auto")
         write(output, result, config, environment(target, config.get("drafter")))
         return result.rows
 

@@ -15,7 +15,7 @@ from slipstream.core.errors import InputError, naming
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Budget, Inside, Positive, Share, Size, Text, checked
 from slipstream.decoding.answer import Generation, Limits, decoded
-from slipstream.decoding.calibrated import Calibrations, calibrated_decoder
+from slipstream.decoding.calibrated import calibrated_decoder
 from slipstream.decoding.calibration import Calibration, Drift
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
@@ -116,7 +116,7 @@ class Speculative(Method):
         calibrations: Text = "runs/calibrations",
     ):
         self._drafter, self.budget, self.target = drafter, budget, target
-        self.calibrations = Calibrations(calibrations)
+        self.calibrations = calibrations
         self._found: Calibration | None = None
         self._drift: Drift | None = None
         self.drafter = type(drafter).__name__
