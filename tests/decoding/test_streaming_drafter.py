@@ -49,7 +49,8 @@ def test_children_have_the_probabilities_of_stream_and_scores_together(drafter, 
     for stream in range(3):
         own = transitions.add_to(none.clone(), target, every, following)
         streams = torch.full((VOCABULARY,), stream)
-        scores.append(copying.add_to(own, *terms, streams, every, texts, lengths))
+        of_tokens = (table.squeeze(1) for table in terms)
+        scores.append(copying.add_to(own, *of_tokens, streams, every, texts, lengths))
     assert scores[0].std() > 0.1
     for level in range(3):
         parents = [7] if level == 0 else tokens[level - 1]

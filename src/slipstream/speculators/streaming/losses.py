@@ -119,8 +119,9 @@ class BatchLosses:
         if speculator.transitions is not None:
             paired = speculator.transitions.add_to(paired, self.target, parents, self.tables[0])
         if speculator.copying is not None:
+            of_tokens = (table.squeeze(1) for table in self.tables[-2:])
             known = streams, parents, self.batch.ids[samples], lengths
-            paired = speculator.copying.add_to(paired, *self.tables[-2:], *known)
+            paired = speculator.copying.add_to(paired, *of_tokens, *known)
         return losses, cross_entropy(paired, labels), paired.detach().argmax(-1)
 
     def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple:

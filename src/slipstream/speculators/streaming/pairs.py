@@ -59,7 +59,7 @@ class CopyScores(nn.Module):
     ) -> torch.Tensor:
         """Add the gains to (M, V) logits of stream rows, in place.
 
-        of_parent, of_child: (V, 1) of `pair_tables`; streams: (M,) number of each row's stream,
+        of_parent, of_child: (V,) of `pair_tables`; streams: (M,) number of each row's stream,
         from 0; parents: (M,) the token before its own; texts: (M, T) and lengths: (M,), the tokens
         known when it runs, the root the last of them.
         """
@@ -67,7 +67,7 @@ class CopyScores(nn.Module):
         row, place = ((texts[:, :-1] == parents[:, None]) & known).nonzero(as_tuple=True)
         pairs = (row * logits.shape[1] + texts[row, place + 1]).unique()
         row, child = pairs // logits.shape[1], pairs % logits.shape[1]
-        gains = self.stream[streams[row]] + of_parent[parents[row], 0] + of_child[child, 0]
+        gains = self.stream[streams[row]] + of_parent[parents[row]] + of_child[child]
         return logits.index_put_((row, child), gains.to(logits.dtype), accumulate=True)
 
 
