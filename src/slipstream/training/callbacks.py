@@ -19,6 +19,7 @@ from rich.text import Text
 from slipstream.core.errors import InputError
 from slipstream.core.processes import alone
 from slipstream.core.resuming import how_to_go_on
+from slipstream.core.settings import Amount
 from slipstream.data.rendering import Sample
 from slipstream.training.checkpoints import go_back_to_last_step
 from slipstream.training.memory import MemoryEstimate, largest_batch, step_bytes
@@ -214,7 +215,9 @@ class StopWhenNotFinite(L.Callback):
 class Progress(TQDMProgressBar):
     """A bar over all steps of the run (not one per epoch), with the time that is left."""
 
-    shown = 0.0  # when it was, which slow steps do not wait for `refresh_rate` for
+    def __init__(self, refresh_rate: Amount = 5):
+        super().__init__(refresh_rate=refresh_rate)
+        self.shown = 0.0  # when it was, which slow steps do not wait for `refresh_rate` for
 
     def on_train_start(self, trainer: L.Trainer, *_) -> None:
         super().on_train_start()
