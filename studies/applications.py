@@ -138,11 +138,13 @@ def run_step(script: str, overrides: list[str], folder: Path, made: str) -> Path
 def measured(lines: pd.DataFrame, method: str, metric: str) -> dict[str, object]:
     """Speed, tau and quality of a method over all seeds, beside the baseline's."""
     own, usual = (lines[lines["method"] == name] for name in (method, "baseline"))
-    pairs = (each.sort_values(["seed", "row"]) for each in (own, usual))
-    speedup, *ends = ratio_interval(*((each["tokens"], each["seconds"]) for each in pairs))
-    drafted = own[own["tau"] > 0]
-    counts = drafted["tokens"] - 1, (drafted["tokens"] - 1) / drafted["tau"]
-    tau = counts[0].sum() / counts[1].sum()
+    # one number for each test row, all seeds together: rows are drawn again, not answers
+    sums = [each.groupby("row")[["tokens", "seconds"]].sum() for each in (own, usual)]
+    speedup, *ends = ratio_interval(*((each["tokens"], each["seconds"]) for each in sums))
+    drafted = own[own["tau"] > 0].assign(after=lambda each: each["tokens"] - 1)
+    drafted = drafted.assign(forwards=drafted["after"] / drafted["tau"])
+    steps = drafted.groupby("row")[["after", "forwards"]].sum()
+    tau = steps["after"].sum() / steps["forwards"].sum()
     # of each test row the mean over the seeds
     ours, theirs = (each.groupby("row")[metric].mean() for each in (own, usual))
     low, high = bootstrap(np.mean, ours.to_numpy() - theirs.to_numpy())
@@ -150,7 +152,7 @@ def measured(lines: pd.DataFrame, method: str, metric: str) -> dict[str, object]
         "speedup": speedup,
         "speedup, 95 %": bounded(speedup, *ends),
         "tau": tau,
-        "tau, 95 %": bounded(tau, *rate_interval(*counts)),
+        "tau, 95 %": bounded(tau, *rate_interval(steps["after"], steps["forwards"])),
         "identical": own["identical"].mean(),
         **own[[*QUALITY]].mean(),
         "difference": ours.mean() - theirs.mean(),

@@ -239,7 +239,7 @@ def write(
             draft = load_target("slipstream/small-draft", device=device, packed=False)
             wide = load_target(str(folder / "draft"), dtype, device, packed=False)
             verifier = enlarged_verifier(load_speculator(source, draft), wide, large.fingerprint)
-            save_speculator(folder / name, verifier, wide, 96, card)
+            save_speculator(folder / name, verifier, wide, 269, card)
         else:
             own = enlarged_speculator(load_speculator(source, small), small, large)
             save_speculator(folder / name, own, large, 281, card)

@@ -93,6 +93,10 @@ def trees(
     streams = load_speculator(speculator, target)
     if streams.config.mode == "shared":
         raise InputError("study.speculator: in shared mode no stream can be left out")
+    if max(gammas) > streams.num_streams:
+        raise InputError(
+            f"study.gammas: {speculator} has {streams.num_streams} streams; ask for no more"
+        )
     first, rest = divided(prompts, calibration_prompts)
     methods: dict[str, Method] = {"plain": Plain()}
     points: dict[str, dict[str, object]] = {}

@@ -68,9 +68,9 @@ def sprinter(
     judge: says which of two answers is better.
 
     On `calibration_prompts` prompts of `calibration` the fastest point is chosen whose ROUGE-L is
-    at most `tolerance` below speculative decoding's, or the one that is nearest to it. Controls
-    need about as many calls as it did there, on each prompt set: a cap alone as the chosen point,
-    doubts at random as every one.
+    at most `tolerance` below speculative decoding's, or the one that is nearest to it. Controls are
+    to need as many calls there, on each prompt set: a cap alone as the chosen point, doubts at
+    random as each point, one control for each.
     """
     points = [(ratio, threshold) for ratio, threshold in points]
     if len(set(points)) < len(points):

@@ -253,10 +253,10 @@ def test_no_value_of_the_environment_in_a_record(tmp_path, monkeypatch):
     folder = tmp_path / "${oc.env:SLIPSTREAM_SECRET}"
     given = (
         "methods=drafter", "drafter=anpd", "num_prompts=1", "limits.max_new_tokens=4",
-        f"output_dir={tmp_path}/out", f"calibration.folder='{folder}'",
+        f"output_dir='{folder}/out'", f"calibration.folder='{folder}'",
     )  # fmt: skip
     config = config_of("infer", *given)
     app.infer(config)
     assert config.calibration.folder == str(tmp_path / "s3cr3t")
-    text = (tmp_path / "out" / "results.json").read_text()
+    text = (tmp_path / "s3cr3t" / "out" / "results.json").read_text()
     assert "s3cr3t" not in text and "${oc.env:SLIPSTREAM_SECRET}" in text

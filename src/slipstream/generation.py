@@ -22,7 +22,6 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.request import Answering
 from slipstream.drafters.base import Drafter
-from slipstream.evaluation.run import converse
 from slipstream.speculators.checkpoint import from_pretrained
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.fingerprints import tokenizer_digest
@@ -147,6 +146,8 @@ def chat(
     """Talk with the target on the terminal, the words as `generate` has them; drafted tokens green,
     the target's own yellow. It ends with an empty line, "exit" or Ctrl-D."""
     settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget, speculator, draft
+    from slipstream.evaluation.run import converse
+
     converse(_decoder(target, drafter, *settings), seed)
 
 

@@ -31,9 +31,10 @@ class TrainingTexts:
     """Prompts with their completions, as the target would see them; of generated prompts with the
     target's own answers.
 
-    path, hub, synthetic_kinds: as `Sources` has them, of `path` folders with a training split alone
-    (others may be what is decoded). max_rows: most rows of each source, or generated prompts.
-    share: of the texts, those of least perplexity under the target stay (SPECTRA, section 3.2).
+    path, hub, synthetic_kinds: as `Sources` has them; of `path` only folders that have a training
+    split (others, and single files, may be what is decoded). max_rows: most rows of each source, or
+    generated prompts. share: of the texts, those of least perplexity under the target stay
+    (SPECTRA, section 3.2). cache_dir: where stores are kept.
     """
 
     def __init__(

@@ -41,11 +41,12 @@ class Prompt:
 class PromptSets:
     """Prompts of one or several sets.
 
-    path, hub, synthetic_kinds, seed: as `Sources` has them. split: of files, folders and data sets;
-    'validation' where something is chosen by it. cut: whether prompts that leave no room for a
-    whole answer are cut, in place of being left out where they do not fit the context. categories:
-    whether the categories of a benchmark are sets of their own. turns: most questions of a
-    conversation that are asked, each after the target's own answers to those before.
+    path, hub, synthetic_kinds, seed: as `Sources` has them; generated prompts are held out from
+    those used in training. split: of files, folders and data sets; 'validation' where something is
+    chosen by it. cut: whether prompts that leave no room for a whole answer are cut, in place of
+    being left out where they do not fit the context. categories: whether the categories of a
+    benchmark are sets of their own. turns: most questions of a conversation that are asked, each
+    after the target's own answers to those before.
     """
 
     def __init__(

@@ -117,13 +117,18 @@ def measure(config: DictConfig, target: Target, sampling: Sampling, limits: Limi
     if config.verify:
         return verify_methods(methods, prompts, *given, *ways)
     runs = compare(methods, prompts, *given, config.repeats, *ways)
-    return tell_comparison(runs, methods, prompts, target, content)
+    return tell_comparison(runs, methods, prompts, target, output, content)
 
 
 def tell_comparison(
-    runs: list[Run], methods: dict[str, Method], prompts: list[Prompt], target: Target, config: dict
+    runs: list[Run],
+    methods: dict[str, Method],
+    prompts: list[Prompt],
+    target: Target,
+    output: Path,
+    config: dict,
 ) -> list[Record]:
-    """Print the tables of what was compared, and write the record."""
+    """Print the tables of what was compared, and write the record into `output`."""
     records = summarise(runs, prompts, str(target.dtype).removeprefix("torch."))
     result, costs = comparison_result(records, runs, prompts), row_costs(target)
     show(result)
@@ -139,7 +144,7 @@ def tell_comparison(
             speedup = f"{record.speedup_vs_plain:.2f}x"
             print(f"note: {said} is slower than our plain decoding ({speedup})")
     facts = environment(target, config.get("methods")) | {"seconds_by_rows": costs}
-    write(Path(config["output_dir"]), result, config, facts)
+    write(output, result, config, facts)
     return records
 
 

@@ -68,7 +68,8 @@ class StreamingSpeculator(StreamSteps):
 
     def first_streams(self, count: int) -> "StreamingSpeculator":
         """The first `count` streams alone, with the same tensors. A stream sees none that come
-        after it, so in lossless mode these write what they write here."""
+        after it, so in lossless mode these write what they write here. Not to be saved: `config` is
+        that of all streams."""
         fewer = copy.copy(self)
         fewer.num_streams = count
         return fewer
