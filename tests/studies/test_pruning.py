@@ -1,6 +1,7 @@
 """Calibration of pruning: what a threshold and a cap would have dropped, and the study of it."""
 
 import pytest
+from studies import pruning as pruning_study
 from studies.pruning import SeenTree, calibrate, kept_interval, outcome, pruning, record_trees
 from tests.reference import DraftTree
 from tests.tiny import tiny_speculator, tiny_target
@@ -9,6 +10,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.trees import Trees
 from slipstream.drafters.streaming import Streaming
 from slipstream.evaluation.prompts import Prompt
+from slipstream.targets.loading import load_target
 
 TREE = DraftTree([7, 1, 2, 3], [-1, 0, 0, 1])
 
@@ -72,3 +74,9 @@ def test_the_study_tries_what_was_calibrated_on_other_prompts(target):
         (keep, part) for keep in (0.5, 1.0) for part in parts
     ]
     assert rows[2]["kept_drafts"] == 1.0 and rows[0]["threshold"] == rows[1]["threshold"]
+
+
+def test_more_streams_than_there_are_cannot_be_asked_for():
+    target, path = load_target("slipstream/small-target"), "slipstream/small-streaming"
+    with pytest.raises(InputError, match=r"study\.gammas: .* has 6 streams; ask for no more"):
+        pruning_study.trees(target, [], path, "deferred", [3, 7], [2], 12, 0.95, 1, 1)
