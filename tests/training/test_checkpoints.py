@@ -148,6 +148,14 @@ def test_what_lightning_refuses_is_one_sentence(world, tmp_path, capsys):
     text = refused(lambda: train(world, tmp_path, "trainer.val_check_interval=1000"))
     assert "interrupted" not in capsys.readouterr().out
     assert text.startswith("trainer.val_check_interval: ") and "1000" in text
+    text = refused(lambda: train(world, tmp_path, "trainer.val_check_interval=1000", "check=true"))
+    assert text.startswith("trainer.val_check_interval: 1000 is more than the ")
+
+
+def test_a_run_that_time_alone_ends_is_refused_before_anything_is_opened(world, tmp_path):
+    given = "trainer.max_epochs=null", "trainer.max_time=00:00:01:00", "target.name=none"
+    text = refused(lambda: train(world, tmp_path, *given))
+    assert text.startswith("trainer.max_epochs, trainer.max_steps: set one of them")
 
 
 CALLBACK = "+callbacks.own._target_=lightning.pytorch.callbacks."

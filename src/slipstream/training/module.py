@@ -162,12 +162,14 @@ def total_steps(trainer: L.Trainer, num_batches: int) -> int:
     Lightning's own `estimated_stepping_batches` sets the loader up too early: a run resumed in the
     middle of an epoch would then start the epoch again.
     """
-    limit = trainer.limit_train_batches
-    num_batches = min(num_batches, limit) if type(limit) is int else int(num_batches * limit)
     steps = trainer.max_steps if trainer.max_steps >= 0 else math.inf
     if trainer.max_epochs >= 0:
-        per_epoch = math.ceil(num_batches / trainer.accumulate_grad_batches)
+        per_epoch = math.ceil(epoch_batches(trainer, num_batches) / trainer.accumulate_grad_batches)
         steps = min(steps, per_epoch * trainer.max_epochs)
-    if steps == math.inf:
-        raise InputError("trainer.max_epochs, trainer.max_steps: set one of them")
     return steps
+
+
+def epoch_batches(trainer: L.Trainer, num_batches: int) -> int:
+    """How many of its batches an epoch has, as `limit_train_batches` says."""
+    limit = trainer.limit_train_batches
+    return min(num_batches, limit) if type(limit) is int else int(num_batches * limit)

@@ -12,7 +12,7 @@ from pathlib import Path
 import lightning as L
 import torch
 from hydra.utils import get_class
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, WeightAveraging
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, Timer, WeightAveraging
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -23,6 +23,7 @@ from slipstream.configuration import build, recorded
 from slipstream.core.errors import InputError, enough_memory
 from slipstream.core.resuming import BY_CTRL_C, TERMINATED
 from slipstream.targets.packed import packing_available
+from slipstream.training.module import epoch_batches
 from slipstream.training.resuming import Finished, check_settings, data_of, identity, state_of
 from slipstream.training.together import end_alone, launch
 from slipstream.training.tracking import log_config, log_folder, log_once
@@ -63,6 +64,7 @@ def train(config: DictConfig) -> Path:
     module.run = run | data_of(module)
     finished = Finished(output, module.run, content["trainer"])
     if config.check:
+        check_validations(trainer, len(module.data.train_dataloader()))
         print("check: configuration, data and models fit; nothing was trained")
         return output
     if config.resume == "auto":
@@ -136,6 +138,13 @@ def check_trainer(trainer: L.Trainer, settings: dict) -> None:
         raise InputError(
             "trainer.overfit_batches: every epoch has other batches; give debug=overfit"
         )
+    timed = any(isinstance(callback, Timer) for callback in trainer.callbacks)
+    endless = trainer.max_epochs == -1 or (trainer.max_epochs is None and timed)
+    if trainer.max_steps < 0 and endless:
+        raise InputError(
+            "trainer.max_epochs, trainer.max_steps: set one of them, at whose end the learning "
+            "rate is 0; trainer.max_time may end the run sooner"
+        )
     for callback in trainer.callbacks:
         if isinstance(callback, GradientAccumulationScheduler | WeightAveraging):
             raise InputError(
@@ -145,6 +154,17 @@ def check_trainer(trainer: L.Trainer, settings: dict) -> None:
     if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
         raise InputError(
             "trainer.strategy: what processes of its kind learn does not come back; give ddp"
+        )
+
+
+def check_validations(trainer: L.Trainer, num_batches: int) -> None:
+    """`InputError` where validations would be more than an epoch of so many batches apart, as
+    Lightning says it when it has begun."""
+    interval, batches = trainer.val_check_interval, epoch_batches(trainer, num_batches)
+    if type(interval) is int and trainer.check_val_every_n_epoch and interval > batches:
+        raise InputError(
+            f"trainer.val_check_interval: {interval} is more than the {batches} batches of an "
+            "epoch; lower it, or give a share of the epoch such as 1.0"
         )
 
 
