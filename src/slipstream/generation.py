@@ -145,9 +145,9 @@ def chat(
 ) -> None:
     """Talk with the target on the terminal, the words as `generate` has them; drafted tokens green,
     the target's own yellow. It ends with an empty line, "exit" or Ctrl-D."""
-    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget, speculator, draft
     from slipstream.evaluation.run import converse
 
+    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget, speculator, draft
     converse(_decoder(target, drafter, *settings), seed)
 
 
