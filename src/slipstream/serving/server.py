@@ -97,8 +97,8 @@ class Server(Settings):
         whole = config.target.get("device_map") is not None
         kind, numbers = self.workers(config.target.device, whole)
         board = Board(len(numbers) * self.max_running + self.max_waiting, workers=len(numbers))
-        told = self.model, build(config.sampling), build(config.limits), self.key
-        spec = Spec(board, *told)
+        sampling, limits = build(config.sampling), build(config.limits)
+        spec = Spec(board, self.model, sampling, limits, self.key)
         server = processes.Processes(
             Api(self, config, spec),
             accelerator=kind,
