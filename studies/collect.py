@@ -56,8 +56,9 @@ def collect(
     """Write results.json, table.md and plot.png of all runs below `folder` that ended after `since`
     (a time of files): an earlier sweep may have left others there.
 
-    A row for each run, method and prompt set: what the runs differ in, and what was measured; the
-    rest as `Collect` has it. Raises `InputError` where no run wrote a record.
+    A row for each run, method and prompt set (of studies their own rows): what the runs differ in,
+    and what was measured; the rest as `Collect` has it. Raises `InputError` where no run wrote a
+    record.
     """
     paths = sorted(folder.glob("*/results.json"), key=lambda path: (len(path.parent.name), path))
     paths = [path for path in paths if path.stat().st_mtime >= since - 1]
@@ -74,6 +75,10 @@ def collect(
         others = [f"{name} {given[number].get(name)}" for name in names[1:]]
         weights = {"weights, MiB": run["environment"]["weight_bytes"] / 2**20}
         for record in run["results"]:
+            if "prompt_set" not in record:  # of a study
+                rows.append(settings | record)
+                lines.append({"line": ", ".join([next(iter(record.values())), *others])})
+                continue
             of = {"prompts": record["prompt_set"], "method": record["method"]}
             rows.append(settings | of | columns(record, *COLUMNS) | weights)
             # plain decoding is what speeds are relative to, and has no line
@@ -88,8 +93,15 @@ def collect(
         shown |= model(found)
     across = names[0] if names else "method"
     kind = "line" if all(isinstance(row[across], int | float) for row in rows) else "bar"
-    panels = "vs plain", "tokens/s", "tau"
-    plot = Plot(across, panels, "line", "prompts", kind, BOUNDS, reference=1.0)
+    if "prompts" in rows[0]:
+        panels = "vs plain", "tokens/s", "tau"
+        plot = Plot(across, panels, "line", "prompts", kind, BOUNDS, reference=1.0)
+    else:  # what a study's rows have first of numbers
+        given = [name for name in rows[0] if name not in names]
+        numbers = [
+            name for name in given if all(isinstance(row[name], int | float) for row in rows)
+        ]
+        plot = Plot(across, tuple(numbers[:3]), "line", kind=kind)
     rows = [row | line for row, line in zip(rows, lines, strict=True)]
     result = Result(title, rows, (plot,), shown=shown)
     show(result)

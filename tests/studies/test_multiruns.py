@@ -187,6 +187,28 @@ def test_top_k_sampling_is_measured_for_every_k(tmp_path):
     assert all(row["tau"] >= 1 and row["vs plain"] > 0 for row in rows)
 
 
+def test_rows_of_a_study_are_collected_with_what_its_runs_differ_in(tmp_path):
+    for threads in (1, 2):
+        output = tmp_path / str(threads)
+        (output / "config").mkdir(parents=True)
+        rows = [
+            {"drafter": name, "way": "any", "g*": threads * nodes, "tau": 2.5}
+            for name, nodes in (("one", 4), ("other", 8))
+        ]
+        record = {"results": rows, "config": {}, "environment": {"weight_bytes": 0}}
+        (output / "results.json").write_text(json.dumps(record))
+        given = ["study=draft_size", f"threads={threads}"]
+        (output / "config" / "overrides.yaml").write_text(json.dumps(given))
+    result = collect(tmp_path, "Sizes")
+    (shown,) = result.shown.values()
+    assert [(row["threads"], row["drafter"], row["g*"]) for row in shown] == [
+        (1, "one", 4), (1, "other", 8), (2, "one", 8), (2, "other", 16)
+    ]  # fmt: skip
+    (plot,) = result.plots
+    assert (plot.x, plot.y, plot.hue) == ("threads", ("g*", "tau"), "line")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
 def test_a_folder_without_runs_is_refused(tmp_path):
     assert "holds no runs" in refused(lambda: collect(tmp_path))
 
