@@ -336,6 +336,15 @@ def test_sprinter_answers_as_it_goes_and_says_that_it_is_approximate(capsys):
     assert "tau" in printed and "approximate: not the target's exact output" in printed
 
 
+@pytest.mark.exhaustive
+def test_a_prompt_is_answered_by_the_choice_at_every_step(capsys):
+    prompt, shown = "prompt='name[The Mill], eatType[pub], food[English]'", []
+    for drafter in ("auto", "prompt_lookup"):
+        app.infer(config_of("infer", f"drafter={drafter}", "limits.max_new_tokens=20", prompt))
+        shown.append(capsys.readouterr().out.splitlines())
+    assert shown[0][0] == shown[1][0] and "tau" in shown[0][-1]
+
+
 def test_a_method_that_shows_nothing_while_it_decides_is_refused():
     others = config_of("infer", "methods=all").methods.keys() - {"transformers"}
     given = [f"methods.{name}=null" for name in others]

@@ -22,6 +22,7 @@ from tests.exhaustive import sparing
 from tests.reference import DraftTree
 from tests.tiny import VOCABULARY, tiny_target
 
+from slipstream.configuration import build
 from slipstream.core.drafts import Draft, grow_by_confidence
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
@@ -182,6 +183,29 @@ def test_best_first_growth_is_the_tree_of_algorithm_1(seed):
         assert paths == algorithm_1(store, 3, budget, depth, k, least)
         assert len(paths) == len(tree) - 1
         assert tree.confidences == sorted(tree.confidences, reverse=True)
+
+
+def test_the_tree_of_token_recycling_has_one_shape_whatever_is_stored():
+    """80 nodes, eight successors, six levels: which ranks are on a path does not depend on what the
+    target said, and how probable, but on what is usual for each rank."""
+    settings = build(config_of("infer", "drafter=token_recycling").drafter)
+    attached, shapes = settings.attach(tiny_target()), set()
+    for seed in range(3):
+        chance, known = random.Random(seed), attached.state(None, 80)
+        for token in range(VOCABULARY):
+            probabilities = sorted((chance.random() for _ in range(8)), reverse=True)
+            known.store[token] = chance.sample(range(VOCABULARY), 8), probabilities
+        draft = attached.drafted(SimpleNamespace(tokens=[3], room=50), known, 80)
+        tokens, ranks = [()], [()]
+        for token, parent in zip(draft.tokens[1:], draft.parents[1:], strict=True):
+            tokens.append((*tokens[parent], token))
+            rank = known.store[draft.tokens[parent]][0].index(token)
+            ranks.append((*ranks[parent], rank))
+        usual = {token: settings.scored(own) for token, own in known.store.items()}
+        assert set(tokens[1:]) == algorithm_1(usual, 3, 80, 6, 8, 0.0) and len(draft) == 80
+        shapes.add(frozenset(ranks))
+    (shape,) = shapes
+    assert max(map(len, shape)) > 3 and (7,) in shape
 
 
 @pytest.mark.parametrize(("reading", "drafted"), [("product", [7, 1, 2]), ("local", [7, 1, 3])])

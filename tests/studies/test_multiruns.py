@@ -13,6 +13,7 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf
 from studies.collect import BOUNDS, Collect, collect
 from studies.draft_lengths import cost_model
+from studies.pairs import pairs
 from tests.commands import ROOT, config_of, refused
 from tests.tiny import save_tiny_target, tiny_speculator
 
@@ -207,6 +208,28 @@ def test_rows_of_a_study_are_collected_with_what_its_runs_differ_in(tmp_path):
     (plot,) = result.plots
     assert (plot.x, plot.y, plot.hue) == ("threads", ("g*", "tau"), "line")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_methods_are_compared_answer_by_answer(tmp_path):
+    """One is twice as fast as the other in both sets, and has 4/3 of its tokens a step."""
+    lines = [
+        {"method": name, "prompt_set": place, "tokens": 9, "seconds": seconds * long,
+         "accepted": [0] * forwards}
+        for name, seconds, forwards in (("one", 1.0, 3), ("other", 2.0, 4))
+        for place, long in (("a", 1), ("a", 3), ("b", 5))
+    ]  # fmt: skip
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = pairs(tmp_path, ["one/other", "other/one"]).rows
+    assert [(row["pair"], row["prompts"]) for row in rows] == [
+        (pair, name) for pair in ("one/other", "other/one") for name in ("a", "b", "all")
+    ]
+    for row in rows:
+        speed, tau = (2, 4 / 3) if row["pair"] == "one/other" else (1 / 2, 3 / 4)
+        assert (row["speed"], row["tau"]) == (pytest.approx(speed), pytest.approx(tau))
+        assert row["speed, 95 %"] == f"{speed:.2f} to {speed:.2f}"
+    for wrong in ("one", "one/third", "one/other/one"):
+        assert refused(lambda: pairs(tmp_path, [wrong])).endswith("two of one, other")  # noqa: B023
+    assert "has no answers.jsonl" in refused(lambda: pairs(tmp_path / "none", ["one/other"]))
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):

@@ -1,0 +1,68 @@
+"""Ratios between methods of one comparison, answer by answer, with 95 % over prompts:
+
+python -m studies.pairs FOLDER METHOD/OTHER ...
+
+prints how much faster each METHOD was than the OTHER and how many more tokens a step it had, and
+writes pairs.md beside the answers that a run of `infer.py` left in FOLDER.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from slipstream.core.errors import InputError
+from slipstream.core.files import write_text
+from slipstream.evaluation.comparison import ALL_SETS
+from slipstream.evaluation.metrics import ratio_interval
+from slipstream.results.writer import markdown, show
+from studies import Result, Rows
+
+UNITS = {"speed": "seconds", "tau": "forwards"}
+"""What is compared: tokens by second, and tokens after the first by forward of the target."""
+Answers = dict[str, list[dict]]
+
+
+def pairs(folder: Path, asked: list[str]) -> Result:
+    """A row for each pair and prompt set. Raises `InputError` for a folder without answers, and for
+    methods that it has none of."""
+    rows: Rows = []
+    path = folder / "answers.jsonl"
+    if not path.is_file():
+        raise InputError(f"folder: {folder} has no answers.jsonl; give the output_dir of a run")
+    answers: Answers = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        answer = json.loads(line)
+        answers.setdefault(answer["method"], []).append(answer)
+    for pair in asked:
+        names = pair.split("/")
+        if len(names) != 2 or not answers.keys() >= set(names):
+            raise InputError(f"{pair}: give METHOD/OTHER, two of {', '.join(answers)}")
+        sets = dict.fromkeys(answer["prompt_set"] for answer in answers[names[0]])
+        for name in [*sets, ALL_SETS] if len(sets) > 1 else sets:
+            row: dict[str, object] = {"pair": pair, "prompts": name}
+            for what, unit in UNITS.items():
+                ratio, low, high = ratio_interval(*(_side(answers[n], name, unit) for n in names))
+                row |= {what: ratio, f"{what}, 95 %": f"{low:.2f} to {high:.2f}"}
+            rows.append(row)
+    return Result("Pairs, answer by answer", rows)
+
+
+def _side(answers: list[dict], prompt_set: str, unit: str) -> tuple[list[int], list[float]]:
+    """Of each answer of the set, its tokens and what they took."""
+    own = [answer for answer in answers if prompt_set in (ALL_SETS, answer["prompt_set"])]
+    if unit == "seconds":
+        return [answer["tokens"] for answer in own], [answer["seconds"] for answer in own]
+    return [answer["tokens"] - 1 for answer in own], [len(answer["accepted"]) for answer in own]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Ratios between methods, answer by answer.")
+    parser.add_argument("folder", type=Path, help="the output_dir of a comparison")
+    parser.add_argument("pairs", nargs="+", metavar="METHOD/OTHER")
+    given = parser.parse_args()
+    try:
+        found = pairs(given.folder, given.pairs)
+    except InputError as error:
+        parser.error(str(error))
+    show(found)
+    write_text(given.folder / "pairs.md", markdown(found))
