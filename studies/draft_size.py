@@ -30,14 +30,14 @@ def draft_size(
     deviations: Sequence[Count],
     usual: dict[str, Budget],
     calibration_prompts: Count,
-    samples: Sequence[Count],
+    sample_sizes: Sequence[Count],
     repeats: Count,
 ) -> Result:
     """Each of `drafters` is calibrated with the sizes `budgets` on `calibration_prompts` prompts;
     then sizes from the smallest to the largest, in steps of `step`, decode the others.
     deviations: nodes that the draft is made larger and smaller than g*; usual: by drafter, the size
-    that its paper has, if that is to be tried, too; samples: numbers of prompts, drawn from the
-    others, whose measurements of `budgets` are calibrated with as well; repeats: how often each
+    that its paper has, if that is to be tried, too; sample_sizes: numbers of prompts, drawn from
+    the others, whose measurements of `budgets` are calibrated with as well; repeats: how often each
     prompt is decoded."""
     if unknown := set(usual) - set(drafters):
         raise InputError(
@@ -46,7 +46,7 @@ def draft_size(
         )
     warm_up, others = (token_ids(target, part) for part in divided(prompts, calibration_prompts))
     searched = sorted({*range(budgets[0], budgets[-1], step), budgets[-1]})
-    searched = sorted({*searched, *budgets}) if samples else searched
+    searched = sorted({*searched, *budgets}) if sample_sizes else searched
     rows, around, sampled, sizes = [], [], [], []
     for name, drafter in drafters.items():
         ways = drafter.variants(drafter.attach(target))
@@ -94,7 +94,7 @@ def draft_size(
              "vs g*": bounded(*against[g])}
             for g in near
         ]  # fmt: skip
-        sampled += [{"drafter": name} | _sampled(grid, budgets, count) for count in samples]
+        sampled += [{"drafter": name} | _sampled(grid, budgets, count) for count in sample_sizes]
         measures = [
             ("search", points[g], [b * points[own].rate for b in against[g][1:]]) for g in tried
         ]
@@ -129,7 +129,7 @@ def _sampled(
     of a choice is that of all of them, on lines between the sizes."""
     chance, prompts = np.random.default_rng(0), len(next(iter(grid.values())))
     if count > prompts:
-        raise InputError(f"study.samples: {count} prompts are more than the {prompts} measured")
+        raise InputError(f"study.sample_sizes: {count} is more than the {prompts} prompts measured")
     chosen, seconds = [], []
     for _ in range(DRAWS):
         drawn = chance.choice(prompts, count, replace=False)

@@ -30,7 +30,7 @@ def test_calibrated_sizes_are_compared_with_all_sizes(target, tmp_path):
         "lookup": PromptLookup(2, 8),
     }
     usual = {"lookup": 12}
-    others = dict(calibration_prompts=1, repeats=1, samples=[])
+    others = dict(calibration_prompts=1, repeats=1, sample_sizes=[])
     found = draft_size(target, PROMPTS, drafters, [2, 4, 8], 1, [2], usual, **others)
     # Three sizes of each way, and plain decoding, on one prompt, and larger ones while the largest
     # is the best; seven sizes on three.
@@ -50,7 +50,7 @@ def test_calibrated_sizes_are_compared_with_all_sizes(target, tmp_path):
     assert {row["minus g*"] for row in around if row["vs g*"] == "1.00 ±0.00"} == {0}
     lookup = {"lookup": PromptLookup(2, 8)}
     found = draft_size(
-        target, PROMPTS, lookup, [2, 4, 8], 6, [], {}, **others | {"samples": [1, 3]}
+        target, PROMPTS, lookup, [2, 4, 8], 6, [], {}, **others | {"sample_sizes": [1, 3]}
     )
     draw(tmp_path / "plot.png", found)
     sampled, sizes = found.more.values()
@@ -60,9 +60,9 @@ def test_calibrated_sizes_are_compared_with_all_sizes(target, tmp_path):
     assert all_of_them["g*, 95 %"] == "{0:.3g} to {0:.3g}".format(all_of_them["g*"])
     assert 0 < few["measuring, s"] < all_of_them["measuring, s"]
     assert all(2 <= row["g*"] <= 8 and 0 < row["vs best"] <= 1 for row in sampled)
-    more = others | {"samples": [4]}
+    more = others | {"sample_sizes": [4]}
     wrong = refused(lambda: draft_size(target, PROMPTS, lookup, [2, 4], 2, [], {}, **more))
-    assert wrong == "study.samples: 4 prompts are more than the 3 measured"
+    assert wrong == "study.sample_sizes: 4 is more than the 3 prompts measured"
     assert {row["measured in"] for row in sizes} == {"search", "calibration, PromptLookup"}
     assert all(row["low"] <= 1.01 * row["tokens/s"] <= 1.02 * 1.01 * row["high"] for row in sizes)
 
