@@ -112,13 +112,13 @@ def trees(
             methods[name] = Speculative(own, nodes)
     runs = compare(methods, rest, target, GREEDY, LIMITS, repeats, seed=0)
     # those of all prompts come last
-    records = {record.method: record for record in summarise(runs, rest, str(target.dtype))}
+    records = {record["method"]: record for record in summarise(runs, rest, str(target.dtype))}
     took = {run.method: [answer.statistics for answer in run.generations] for run in runs}
     rows = []
     for name, point in points.items():
         beside = took[name.removesuffix(PRUNED)]
         gain = bounded(*speed_ratio(took[name], beside, True)) if name.endswith(PRUNED) else None
-        measured = columns(vars(records[name]), "vs plain", "tau", "verify, s", "draft, s")
+        measured = columns(records[name], "vs plain", "tau", "verify, s", "draft, s")
         rows.append(point | {"vs unpruned, 95 %": gain} | measured)
     title = f"Chains, trees and pruned trees, {schedule} (Figures 10 and 13)"
     return Result(title, rows, (Plot("k", ("vs plain", "tau"), hue="trees", reference=1.0),))

@@ -8,7 +8,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.settings import Budget, Count
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.comparison import Record, compare, summarise, task_sets, total_of
+from slipstream.evaluation.comparison import compare, summarise, task_sets, total_of
 from slipstream.evaluation.methods import Method, Plain, Speculative
 from slipstream.results.record import bounded
 from studies import Plot, Prompt, Result, Target
@@ -46,7 +46,7 @@ def two_models(
     runs = compare(methods, prompts, target, GREEDY, LIMITS, repeats, seed=0)
     records, rows = summarise(runs, prompts, str(target.dtype)), []
     for name, chosen in task_sets(prompts).items():
-        own = {record.method: record for record in records if record.prompt_set == name}
+        own = {record["method"]: record for record in records if record["prompt_set"] == name}
         total = total_of(runs[1], chosen)
         # the draft model runs once for each token that it drafts
         calls = total.target_rows - total.target_forwards
@@ -85,7 +85,7 @@ def speed_over_two_models(
 
 
 def _row(
-    record: Record, other: Record, calls: int, gamma: int, ratio: tuple[float, float, float]
+    record: dict, other: dict, calls: int, gamma: int, ratio: tuple[float, float, float]
 ) -> dict[str, object]:
     """A method on a prompt set, and of streams how much faster they are than the `other`, two
     models with so many draft `calls`: by Eq. 10, and as measured, of whole calls, `ratio` with its
@@ -97,27 +97,29 @@ def _row(
     """
     drafts, predicted, measured = calls if record is other else 0, None, None
     verify, draft = (
-        seconds / record.target_forwards
-        for seconds in (record.seconds_verify, record.seconds_draft)
+        seconds / record["target_forwards"]
+        for seconds in (record["seconds_verify"], record["seconds_draft"])
     )
-    if record.method == "streams":
-        costs = other.seconds_draft / calls, other.seconds_verify / other.target_forwards
-        predicted = speed_over_two_models(gamma, *costs, verify + draft, other.tau, record.tau)
+    if record["method"] == "streams":
+        costs = other["seconds_draft"] / calls, other["seconds_verify"] / other["target_forwards"]
+        predicted = speed_over_two_models(
+            gamma, *costs, verify + draft, other["tau"], record["tau"]
+        )
         measured = bounded(*ratio)
     return {
-        "prompts": record.prompt_set,
-        "method": record.method,
-        "target calls": record.target_forwards / record.num_prompts,
-        "draft calls": drafts / record.num_prompts,
-        "ms per answer": 1000 * record.seconds / record.num_prompts,
-        "tau": record.tau,
-        "tau, 95 %": bounded(record.tau, record.tau_low, record.tau_high),
+        "prompts": record["prompt_set"],
+        "method": record["method"],
+        "target calls": record["target_forwards"] / record["num_prompts"],
+        "draft calls": drafts / record["num_prompts"],
+        "ms per answer": 1000 * record["seconds"] / record["num_prompts"],
+        "tau": record["tau"],
+        "tau, 95 %": bounded(record["tau"], record["tau_low"], record["tau_high"]),
         "verify, ms per target call": 1000 * verify,
         "draft, ms per target call": 1000 * draft,
-        "draft, ms per draft call": 1000 * record.seconds_draft / drafts if drafts else None,
-        "ROUGE-L": record.rouge_l,
-        "exact match": record.exact_match,
+        "draft, ms per draft call": 1000 * record["seconds_draft"] / drafts if drafts else None,
+        "ROUGE-L": record["rouge_l"],
+        "exact match": record["exact_match"],
         "over two models, Eq. 10": predicted,
         "over two models, measured, 95 %": measured,
-        "details": record.details,
+        "details": record["details"],
     }

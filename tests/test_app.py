@@ -18,7 +18,6 @@ from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.comparison import Record
 from slipstream.evaluation.methods import Speculative
 from slipstream.evaluation.prompts import PromptSets
 from slipstream.speculators.checkpoint import load_speculator
@@ -83,7 +82,7 @@ def test_shared_mode_trains_and_writes_what_its_own_model_writes(tmp_path):
     folder = train(tmp_path / "shared", "speculator=streaming_shared", FEW)
     common = [f"speculator_path={folder}", "num_prompts=2", SHORT, f"output_dir={tmp_path}"]
     records = app.infer(config_of("infer", "repeats=1", *common))
-    assert all(record.identical == record.num_prompts for record in records)
+    assert all(record["identical"] == record["num_prompts"] for record in records)
     assert app.infer(config_of("infer", "verify=true", *common)) == []
 
 
@@ -95,23 +94,23 @@ def test_fine_tuning_writes_an_adapter_that_infer_opens(tmp_path):
         config_of("infer", f"target.adapter={folder}", "methods.drafter=null", "num_prompts=2",
                   "repeats=1", SHORT, f"output_dir={tmp_path}")
     )  # fmt: skip
-    assert {record.method for record in records} == {"plain"}
+    assert {record["method"] for record in records} == {"plain"}
 
 
 @pytest.mark.parametrize(("batch_size",), sparing([(1,), (4,)], lambda size: size == 4))
 def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path, batch_size):
-    records: list[Record] = app.infer(
+    records = app.infer(
         config_of(
             "infer", "experiment=demo", "num_prompts=3", "repeats=1", SHORT,
             f"batch_size={batch_size}", f"output_dir={tmp_path}",
         )
     )  # fmt: skip
-    methods = {record.method for record in records}
+    methods = {record["method"] for record in records}
     assert {"transformers", "plain", "prompt_lookup", "draft_model", "streaming_fused",
             "streaming_deferred", "streaming_shipped"} <= methods  # fmt: skip
     for record in records:
-        assert record.exact and record.identical == record.num_prompts, record.method
-    taus = {record.method: record.tau for record in records if record.prompt_set == "all"}
+        assert record["exact"] and record["identical"] == record["num_prompts"], record["method"]
+    taus = {record["method"]: record["tau"] for record in records if record["prompt_set"] == "all"}
     assert taus["plain"] == 1.0 and taus["streaming_fused"] > 1.5
 
 
@@ -193,7 +192,7 @@ def test_all_drafters_leave_out_and_name_what_cannot_fit_another_target(other_ta
         assert "slipstream/small-draft has another vocabulary than the target" in told[name]
     for name in of_speculator:
         assert "was trained for" in told[name]
-    assert {record.method for record in records} == {
+    assert {record["method"] for record in records} == {
         "plain", "prompt_lookup", "anpd", "token_recycling", "unispec", "combined_untrained",
         "combined_text", "suffix_decoding", "rest", "lookahead", "spectra", "spectra_retrieval",
     }  # fmt: skip
@@ -217,7 +216,7 @@ def test_methods_are_prepared_once(tmp_path, monkeypatch):
         if name not in ("plain", "streaming_deferred", "auto"):
             config.methods[name] = None
     records = app.infer(config)
-    assert {record.method for record in records} == {"plain", "streaming_deferred", "auto"}
+    assert {record["method"] for record in records} == {"plain", "streaming_deferred", "auto"}
     assert len(called) == 2  # streaming_deferred and auto
 
 
@@ -256,7 +255,7 @@ def test_conversations_are_trained_on_and_answered(tmp_path, overrides):
             "limits.max_new_tokens=6", f"output_dir={tmp_path}",
         )
     )  # fmt: skip
-    assert all(record.identical == record.num_prompts for record in records)
+    assert all(record["identical"] == record["num_prompts"] for record in records)
     answers = (tmp_path / "answers.jsonl").read_text().splitlines()
     assert [each["role"] for each in json.loads(answers[0])["prompt"]] == roles[:-1]
 

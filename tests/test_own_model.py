@@ -92,14 +92,14 @@ def test_the_whole_way(own, tmp_path, capsys):
         f"calibration.folder={tmp_path}/calibrations",
     ]  # fmt: skip
     for record in app.infer(config_of(*decoding)):
-        assert record.num_prompts == 6 and record.dtype == "bfloat16"
+        assert record["num_prompts"] == 6 and record["dtype"] == "bfloat16"
     for divergence in app.infer(config_of(*decoding, "verify=true")):
         assert divergence.numeric_tie, divergence.sentence()
     exact = app.infer(config_of(*decoding, "verify=true", "target.dtype=float32"))
     assert exact == []
     sampled = ["sampling.temperature=0.3", "sampling.top_p=0.9"]
     for record in app.infer(config_of(*decoding, *sampled, "target.dtype=float32")):
-        assert record.identical == 6, record.method  # plain sampling's, with the same seed
+        assert record["identical"] == 6, record["method"]  # plain sampling's, with the same seed
     quick = ["calibration.budgets=[2,4]", "calibration.num_prompts=2", "calibrate=true"]
     assert len(app.infer(config_of(*decoding, *quick))) >= 3
     capsys.readouterr()

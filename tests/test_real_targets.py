@@ -168,7 +168,7 @@ def test_two_steps_and_a_decode_on_a_tiny_model(name, tiny, tmp_path, capsys):
             "methods.plain=null", f"output_dir={tmp_path / 'infer'}",
         )
     )  # fmt: skip
-    assert record.identical == record.num_prompts == 1
+    assert record["identical"] == record["num_prompts"] == 1
 
 
 @each_target

@@ -45,10 +45,10 @@ def test_batches_are_of_one_set_and_methods_are_told_which(target, capsys):
     assert [answer.ids for answer in runs[0].generations] == [
         answer.ids for answer in runs[1].generations
     ]
-    records = {(each.method, each.prompt_set): each for each in summarise(runs, PROMPTS, "")}
-    assert records["telling", "a"].details == "for a"
-    assert records["telling", "all"].details == "a: for a; b: for b"
-    assert records["plain", "all"].details == ""
+    records = {(each["method"], each["prompt_set"]): each for each in summarise(runs, PROMPTS, "")}
+    assert records["telling", "a"]["details"] == "for a"
+    assert records["telling", "all"]["details"] == "a: for a; b: for b"
+    assert records["plain", "all"]["details"] == ""
 
 
 def test_memory_of_stores_is_told_by_set_and_kept_stores_are_named(target):
@@ -59,10 +59,14 @@ def test_memory_of_stores_is_told_by_set_and_kept_stores_are_named(target):
         "combined": Speculative(untrained.combined(more=untrained.unispec(keep=True)), 8),
     }
     runs = compare(methods, prompts, target, Sampling(), Limits(4), 1, 0)
-    records = {(each.method, each.prompt_set): each for each in summarise(runs, prompts, "")}
-    stores = [records["lookup", name].store_bytes for name in ("a", "b", "all")]
+    records = {(each["method"], each["prompt_set"]): each for each in summarise(runs, prompts, "")}
+    stores = [records["lookup", name]["store_bytes"] for name in ("a", "b", "all")]
     assert stores[0] > stores[1] > 0 and stores[2] == stores[0]
-    assert [records[name, "all"].details for name in methods] == ["", "stores kept", "stores kept"]
+    assert [records[name, "all"]["details"] for name in methods] == [
+        "",
+        "stores kept",
+        "stores kept",
+    ]
     text = markdown(comparison_result(list(records.values()), runs, prompts))
     assert " | stores kept |" in text
 
@@ -85,8 +89,8 @@ def test_calibrating_keeps_a_choice_that_budget_auto_picks_up(tmp_path, capsys):
     records = app.infer(config_of("infer", *settings, auto))
     said = capsys.readouterr().out
     assert ("so it decodes plainly" if plain else "nodes, as calibrated") in said
-    assert "calibrated: " in records[-1].details
-    assert all(record.identical == record.num_prompts for record in records)
+    assert "calibrated: " in records[-1]["details"]
+    assert all(record["identical"] == record["num_prompts"] for record in records)
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert written["config"]["data"]["split"] == "test"
 
@@ -122,9 +126,9 @@ def test_intervals_of_batched_runs_draw_batches_again():
         return summarise(runs, prompts, "")[1]
 
     alone, together = record(1), record(3)
-    assert alone.speedup_vs_plain == together.speedup_vs_plain == 1.6
-    assert (together.speedup_vs_plain_low, together.speedup_vs_plain_high) == (1.0, 4.0)
-    assert 1.0 < alone.speedup_vs_plain_low < 1.6 < alone.speedup_vs_plain_high < 4.0
+    assert alone["speedup_vs_plain"] == together["speedup_vs_plain"] == 1.6
+    assert (together["speedup_vs_plain_low"], together["speedup_vs_plain_high"]) == (1.0, 4.0)
+    assert 1.0 < alone["speedup_vs_plain_low"] < 1.6 < alone["speedup_vs_plain_high"] < 4.0
 
 
 def _took(seconds: float) -> Generation:

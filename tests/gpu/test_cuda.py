@@ -27,7 +27,7 @@ def test_every_method_gives_the_output_of_generate(tmp_path):
     small = "num_prompts=2", "repeats=1", "limits.max_new_tokens=24"
     records = app.infer(config_of("infer", "experiment=demo", *small, f"output_dir={tmp_path}"))
     for record in records:
-        assert record.identical == record.num_prompts, record.method
+        assert record["identical"] == record["num_prompts"], record["method"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

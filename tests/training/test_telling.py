@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +17,6 @@ from tests.commands import ROOT
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
 from slipstream.data.rendering import Sample
-from slipstream.evaluation.comparison import Record
 from slipstream.evaluation.report import tables_of
 from slipstream.results.record import Result
 from slipstream.results.writer import show
@@ -135,8 +133,7 @@ def test_no_text_is_taken_for_markup(text):
 
 @pytest.mark.parametrize("name", [r"\[/x]", "[/green]", "[bold]"])
 def test_no_name_of_a_prompt_set_or_method_is_taken_for_markup(name):
-    numbers = {field.name: 1 for field in fields(Record)}
-    record = Record(**numbers | {"method": name, "prompt_set": name, "details": name})
+    record = collections.defaultdict(lambda: 1, method=name, prompt_set=name, details=name)
     console = Console(file=io.StringIO(), width=400)
     show(Result("", [], shown=tables_of([record])), console)
     assert console.file.getvalue().count(name) == 3

@@ -26,6 +26,7 @@ from slipstream.decoding.statistics import Statistics
 from slipstream.evaluation.methods import Method
 from slipstream.evaluation.metrics import rate_interval, ratio_interval, rouge, sql_exact_match
 from slipstream.evaluation.prompts import Prompt, places_by_set
+from slipstream.results.record import Rows
 from slipstream.targets.target import Target
 
 ALL_SETS = "all"
@@ -55,51 +56,6 @@ class Run:
     generations: list[Generation] = field(default_factory=list)
     store_bytes: dict[str, int] = field(default_factory=dict)
     details: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Record:
-    """One line of the results: a method on a prompt set. Seconds are sums over the prompts; low and
-    high bound 95 % of tau, prompts drawn again, or of a speedup, batches drawn again; target_rows:
-    positions that the forwards after prefill worked on; accepted_lengths: how many steps kept so
-    many drafted tokens; rouge_1 ...: means over prompts that have references, None where none has.
-    """
-
-    method: str
-    details: str
-    drafter: str | None
-    prompt_set: str
-    exact: bool
-    dtype: str
-    num_prompts: int
-    identical: int
-    tokens: int
-    tokens_per_second: float
-    speedup_vs_transformers: float | None
-    speedup_vs_transformers_low: float | None
-    speedup_vs_transformers_high: float | None
-    speedup_vs_plain: float | None
-    speedup_vs_plain_low: float | None
-    speedup_vs_plain_high: float | None
-    tau: float
-    tau_low: float
-    tau_high: float
-    tau_mean_over_prompts: float
-    mean_accepted_draft_tokens: float
-    target_forwards: int
-    target_rows: int
-    seconds: float
-    seconds_prefill: float
-    seconds_draft: float
-    seconds_verify: float
-    seconds_overhead: float
-    store_bytes: int
-    accepted_lengths: dict[int, int]
-    ended: int
-    rouge_1: float | None
-    rouge_l: float | None
-    rouge_lsum: float | None
-    exact_match: float | None
 
 
 def compare(
@@ -184,9 +140,14 @@ def task_sets(prompts: list[Prompt]) -> dict[str, list[int]]:
     return sets | ({ALL_SETS: [*range(len(prompts))]} if len(sets) > 1 else {})
 
 
-def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> list[Record]:
+def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> Rows:
     """A record per method, those without a drafter first, for each prompt set, and one for all of
-    them together.
+    them together: the lines of the results.
+
+    Seconds are sums over the prompts; low and high bound 95 % of tau, prompts drawn again, or of a
+    speedup, batches drawn again; target_rows: positions that the forwards after prefill worked on;
+    accepted_lengths: how many steps kept so many drafted tokens; rouge_1 ...: means over prompts
+    that have references, None where none has.
 
     Outputs are compared with those of the method's own reference if it has one, else with those of
     `transformers` where it was run, else with the first method's; speeds with `transformers` and
@@ -231,7 +192,7 @@ def total_of(run: Run, chosen: Iterable[int]) -> Statistics:
 
 def _record(
     run: Run, runs: list[Run], prompt_set: str, chosen: list[int], prompts: list[Prompt], dtype: str
-) -> Record:
+) -> dict[str, object]:
     total, expected = total_of(run, chosen), expected_answers(run, runs)
     answers = [run.generations[place] for place in chosen]
     sets = list(dict.fromkeys(prompts[place].source for place in chosen))
@@ -240,7 +201,7 @@ def _record(
     tau_low, tau_high = rate_interval(*counts) if total.target_forwards else (1.0, 1.0)
     measured = scores(answers, [prompts[place] for place in chosen])
     batches = [own for own in batches_of(prompts, run.batch_size) if own[0] in chosen]
-    return Record(
+    return dict(
         method=run.method,
         details=_together({name: run.details[name] for name in sets}),
         drafter=run.drafter,

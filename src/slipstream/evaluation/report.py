@@ -2,19 +2,17 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 
-from slipstream.evaluation.comparison import Record, Run, expected_answers, scores
+from slipstream.evaluation.comparison import Run, expected_answers, scores
 from slipstream.evaluation.prompts import Prompt
 from slipstream.results.record import Plot, Result, Rows, bounded
 
 
-def comparison_result(records: list[Record], runs: list[Run], prompts: list[Prompt]) -> Result:
+def comparison_result(records: Rows, runs: list[Run], prompts: list[Prompt]) -> Result:
     """What a comparison found; speeds are drawn against transformers, else against plain decoding,
     else as they are."""
-    rows = [asdict(record) for record in records]
     bases = (f"speedup_vs_{name}" for name in ("transformers", "plain"))
-    base = next((name for name in bases if rows[0][name] is not None), None)
+    base = next((name for name in bases if records[0][name] is not None), None)
     plot = Plot(
         "method",
         (base or "tokens_per_second",),
@@ -27,46 +25,46 @@ def comparison_result(records: list[Record], runs: list[Run], prompts: list[Prom
     )
     lines = [line for run in runs for line in _answer_lines(run, runs, prompts)]
     files = {"answers.jsonl": "".join(json.dumps(line) + "\n" for line in lines)}
-    return Result("Comparison", rows, (plot,), shown=tables_of(records), files=files)
+    return Result("Comparison", records, (plot,), shown=tables_of(records), files=files)
 
 
-def tables_of(records: list[Record]) -> dict[str, Rows]:
+def tables_of(records: Rows) -> dict[str, Rows]:
     """A table for each prompt set, without the columns that have nothing to say."""
     found = {}
-    for name in dict.fromkeys(record.prompt_set for record in records):
-        rows = [columns(record) for record in records if record.prompt_set == name]
+    for name in dict.fromkeys(record["prompt_set"] for record in records):
+        rows = [columns(record) for record in records if record["prompt_set"] == name]
         told = [column for column in rows[0] if any(row[column] not in (None, "") for row in rows)]
         found[name] = [{column: row[column] for column in told} for row in rows]
     return found
 
 
-def columns(record: Record) -> dict[str, object]:
+def columns(record: dict) -> dict[str, object]:
     """A record as tables show it."""
-    steps, measured = max(1, record.target_forwards), record.seconds_verify > 0
-    shares = (record.seconds_draft, record.seconds_verify, record.seconds_overhead)
-    split = "/".join(f"{100 * share / record.seconds:.0f}" for share in shares) + " %"
+    steps, measured = max(1, record["target_forwards"]), record["seconds_verify"] > 0
+    shares = (record["seconds_draft"], record["seconds_verify"], record["seconds_overhead"])
+    split = "/".join(f"{100 * share / record['seconds']:.0f}" for share in shares) + " %"
     return {
-        "method": record.method,
-        "prompts": record.num_prompts,
-        "tokens/s": record.tokens_per_second,
+        "method": record["method"],
+        "prompts": record["num_prompts"],
+        "tokens/s": record["tokens_per_second"],
         "vs transformers": _bounded(record, "speedup_vs_transformers"),
         "vs plain": _bounded(record, "speedup_vs_plain"),
         "tau": _bounded(record, "tau"),
-        "accepted": record.mean_accepted_draft_tokens,
-        "forwards": record.target_forwards,
+        "accepted": record["mean_accepted_draft_tokens"],
+        "forwards": record["target_forwards"],
         "draft/verify/overhead": split if measured else None,
-        "draft ms": 1000 * record.seconds_draft / steps if measured else None,
-        "store MB": record.store_bytes / 1e6 if record.store_bytes else None,
-        "ROUGE-Lsum": record.rouge_lsum,
-        "exact match": record.exact_match,
-        "identical": f"{record.identical}/{record.num_prompts}",
-        "exact": "yes" if record.exact else "no",
-        "details": record.details,
+        "draft ms": 1000 * record["seconds_draft"] / steps if measured else None,
+        "store MB": record["store_bytes"] / 1e6 if record["store_bytes"] else None,
+        "ROUGE-Lsum": record["rouge_lsum"],
+        "exact match": record["exact_match"],
+        "identical": f"{record['identical']}/{record['num_prompts']}",
+        "exact": "yes" if record["exact"] else "no",
+        "details": record["details"],
     }
 
 
-def _bounded(record: Record, name: str) -> str | None:
-    return bounded(*(getattr(record, name + end) for end in ("", "_low", "_high")))
+def _bounded(record: dict, name: str) -> str | None:
+    return bounded(*(record[name + end] for end in ("", "_low", "_high")))
 
 
 def _answer_lines(run: Run, runs: list[Run], prompts: list[Prompt]) -> Iterator[dict[str, object]]:

@@ -14,13 +14,13 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.decoder import Decoder
-from slipstream.evaluation.comparison import Record, Run, compare, summarise
+from slipstream.evaluation.comparison import Run, compare, summarise
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.report import comparison_result
 from slipstream.evaluation.row_cost import row_costs
-from slipstream.results.record import environment
+from slipstream.results.record import Rows, environment
 from slipstream.results.writer import show, write
 from slipstream.targets.target import Target
 
@@ -127,7 +127,7 @@ def tell_comparison(
     target: Target,
     output: Path,
     config: dict,
-) -> list[Record]:
+) -> Rows:
     """Print the tables of what was compared, and write the record into `output`."""
     records = summarise(runs, prompts, str(target.dtype).removeprefix("torch."))
     result, costs = comparison_result(records, runs, prompts), row_costs(target)
@@ -135,13 +135,15 @@ def tell_comparison(
     ratios = ", ".join(f"{n} rows {cost / costs[1]:.2f}x" for n, cost in costs.items() if n > 1)
     print(f"a forward of 1 row takes {1000 * costs[1]:.2f} ms; {ratios}")
     for record in records:
-        said = f"{record.method} on {record.prompt_set}"
-        ours = isinstance(methods[record.method], Speculative | Sprinter)
-        drafted = record.drafter is not None and record.target_rows > record.target_forwards
-        if drafted and record.tau < LOW_TAU:
-            print(f"warning: {said} has tau {record.tau:.2f}: hardly any draft is accepted")
-        if ours and record.speedup_vs_plain is not None and record.speedup_vs_plain < 1:
-            speedup = f"{record.speedup_vs_plain:.2f}x"
+        said = f"{record['method']} on {record['prompt_set']}"
+        ours = isinstance(methods[record["method"]], Speculative | Sprinter)
+        drafted = (
+            record["drafter"] is not None and record["target_rows"] > record["target_forwards"]
+        )
+        if drafted and record["tau"] < LOW_TAU:
+            print(f"warning: {said} has tau {record['tau']:.2f}: hardly any draft is accepted")
+        if ours and record["speedup_vs_plain"] is not None and record["speedup_vs_plain"] < 1:
+            speedup = f"{record['speedup_vs_plain']:.2f}x"
             print(f"note: {said} is slower than our plain decoding ({speedup})")
     facts = environment(target, config.get("methods")) | {"seconds_by_rows": costs}
     write(output, result, config, facts)
