@@ -9,11 +9,12 @@ from tests.tiny import tiny_tokenizer
 from transformers import AutoTokenizer, ByT5Tokenizer
 
 from slipstream.assets import locate
+from slipstream.core.settings import set_to
 from slipstream.data.batches import collate
 from slipstream.data.rendering import (
+    TRAINING,
     Sample,
     check_generation_markers,
-    date_of_training,
     render_prompt,
     render_sample,
 )
@@ -59,7 +60,7 @@ def test_templates_that_tell_the_date_tell_one_date_in_training():
     found = tokenizer(DATED + TEMPLATE)
     now = datetime.now()
     assert render_prompt(found, "w5")[:2] in ([now.day, now.month], [datetime.now().day, now.month])
-    with date_of_training():
+    with set_to(TRAINING, True):
         assert render_prompt(found, "w5") == [26, 7, 1, 5, 2]
         assert render_sample(found, "w5", "w6").ids == [26, 7, 1, 5, 2, 6, 4]
         found.chat_template = {"default": TEMPLATE, "tool_use": NO_SYSTEM}

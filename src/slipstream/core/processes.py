@@ -1,30 +1,19 @@
 """Data-parallel training: what the processes of a run must know of one another."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
 import torch.distributed as dist
 
-_alone = ContextVar("alone", default=False)
+ALONE = ContextVar("alone", default=False)
+"""Whether this process works by itself: it neither waits for others nor asks them."""
 
 
 def num_processes() -> int:
     """How many processes train together."""
-    together = dist.is_available() and dist.is_initialized() and not _alone.get()
+    together = dist.is_available() and dist.is_initialized() and not ALONE.get()
     return dist.get_world_size() if together else 1
-
-
-@contextmanager
-def alone() -> Iterator[None]:
-    """Within, this process works by itself: it neither waits for others nor asks them."""
-    token = _alone.set(True)
-    try:
-        yield
-    finally:
-        _alone.reset(token)
 
 
 def process_rank() -> int:

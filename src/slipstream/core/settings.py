@@ -9,7 +9,9 @@ import difflib
 import inspect
 import reprlib
 from collections import namedtuple
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import astuple, fields
 from functools import cache, wraps
 from types import NoneType
@@ -133,6 +135,16 @@ def checked(function: Callable) -> Callable:
         return function(*args, **kwargs)
 
     return call
+
+
+@contextmanager
+def set_to(variable: ContextVar, value: object) -> Iterator[None]:
+    """Within (or as a decorator), the variable has this value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 def nearest(name: object, known: Sequence[str] | Mapping[str, object]) -> str:

@@ -11,13 +11,13 @@ import lightning as L
 
 from slipstream.core.errors import InputError, enough_memory
 from slipstream.core.processes import num_processes
-from slipstream.core.settings import Amount, Count, Seed, Text
+from slipstream.core.settings import Amount, Count, Seed, Text, set_to
 from slipstream.data.batches import TokenBatches
 from slipstream.data.regeneration import Regeneration
 from slipstream.data.rendering import (
+    TRAINING,
     Sample,
     check_generation_markers,
-    date_of_training,
     render_sample,
 )
 from slipstream.data.rows import Row, by_prompt, messages_of, spread
@@ -92,7 +92,7 @@ class PromptCompletionData(L.LightningDataModule):
             rows += copying_rows(rows, self.copying_rows, self.seed)
         return rows
 
-    @date_of_training()
+    @set_to(TRAINING, True)
     def prepare(self, tokenizer, target: Target | None = None) -> None:
         """Render both splits; must be called before training. `target` answers, if asked to."""
         self.tokenizer = tokenizer

@@ -10,8 +10,7 @@ training always the same: what was answered, and a run that goes on, are known a
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,7 +33,8 @@ MARKED = re.compile(r"{%-?\s*generation\s*-?%}")
 """Where a template says that an answer begins."""
 NOT_TOLD = set("messages raise_exception strftime_now namespace range loop true false none".split())
 """Names in templates that are not the caller's."""
-_training: ContextVar[bool] = ContextVar("training", default=False)
+TRAINING: ContextVar[bool] = ContextVar("training", default=False)
+"""Whether templates that tell the date tell that of training data."""
 MOST_ROLES = 8
 """Besides those of user and assistant; for each of them a conversation is rendered twice."""
 
@@ -67,20 +67,10 @@ class Sample:
         return [*self.earlier, (self.prompt_length, len(self.ids))]
 
 
-@contextmanager
-def date_of_training() -> Iterator[None]:
-    """Within, templates that tell the date tell that of training data."""
-    token = _training.set(True)
-    try:
-        yield
-    finally:
-        _training.reset(token)
-
-
 def _template(tokenizer) -> str:
     """The chat template; in training it has a date of its own."""
     template = tokenizer.get_chat_template()  # the default one, where there are several
-    if not _training.get():
+    if not TRAINING.get():
         return template
     return NOW.sub(lambda asked: repr(TRAINED_ON.strftime(asked[2])), template)
 

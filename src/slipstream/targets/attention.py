@@ -22,12 +22,14 @@ ALIGNED = 8
 KEPT_AS = "_attn_implementation_internal"
 """The attribute of a config that `_attn_implementation` is kept as. The setter checks the config
 for longer than several operations of a step take."""
-_limit: ContextVar[tuple[Rows, int] | None] = ContextVar("limit", default=None)
+LIMIT: ContextVar[tuple[Rows, int] | None] = ContextVar("limit", default=None)
+"""Streams of these rows see at most so many tokens, those that their main row scores highest, per
+layer and head, beside themselves."""
 
 
 def our_attention(config) -> AbstractContextManager[None]:
     """Within, layers of a model with this config run `attend`."""
-    limit = _limit.get()
+    limit = LIMIT.get()
     if limit is None and config._attn_implementation == NAME:
         return nullcontext()
     return _attention_set(config, limit)
@@ -50,17 +52,6 @@ def _attention_set(config, limit: tuple[Rows, int] | None) -> Iterator[None]:
     finally:
         ALL_ATTENTION_FUNCTIONS.register(NAME, before)
         settings[KEPT_AS] = usual
-
-
-@contextmanager
-def limited_attention(rows: Rows, attended: int) -> Iterator[None]:
-    """Within, streams of `rows` see at most the `attended` tokens that their main row scores
-    highest, per layer and head, beside themselves."""
-    token = _limit.set((rows, attended))
-    try:
-        yield
-    finally:
-        _limit.reset(token)
 
 
 def added(mask: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:
@@ -97,7 +88,7 @@ def attend(
     **options,
 ) -> tuple[torch.Tensor, None]:
     """query: (B, H, R, D_head); key, value: (B, H_kv, K, D_head); attention_mask: of `added`, or
-    None for causal; limit: of `limited_attention`. Returns (B, R, H, D_head)."""
+    None for causal; limit: of `LIMIT`. Returns (B, R, H, D_head)."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     mask, shared, rows = attention_mask, key.shape[1], query.shape[2]

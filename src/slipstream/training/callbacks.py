@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.text import Text
 
 from slipstream.core.errors import InputError
-from slipstream.core.processes import alone
+from slipstream.core.processes import ALONE
 from slipstream.core.resuming import how_to_go_on
-from slipstream.core.settings import Amount
+from slipstream.core.settings import Amount, set_to
 from slipstream.data.rendering import Sample
 from slipstream.training.checkpoints import go_back_to_last_step
 from slipstream.training.memory import MemoryEstimate, largest_batch, step_bytes
@@ -57,7 +57,7 @@ def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEsti
         layers = sum(p.nbytes for p in module.target.family.layers.parameters())
         weights += layers // count - layers
     mixed = "mixed" in str(trainer.precision)
-    with alone():
+    with set_to(ALONE, True):
         batch = largest_batch(trainer.datamodule.train_dataloader())
         step = step_bytes(module.empty_step, batch, mixed, module.device.type)
     return MemoryEstimate(weights, 2 * trained, max(step, module.validation_bytes()))

@@ -15,11 +15,12 @@ from torch import nn
 from slipstream.core.cache import StepCache
 from slipstream.core.device import has_room_for
 from slipstream.core.masks import causal_mask, own_streams, stream_mask
+from slipstream.core.settings import set_to
 from slipstream.speculators.base import DraftingSpeculator
 from slipstream.speculators.streaming.adapters import LowRank, StreamAdapters, rotating
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.pairs import CopyScores, Transitions, normed_embeddings
-from slipstream.targets.attention import limited_attention
+from slipstream.targets.attention import LIMIT
 from slipstream.targets.quantized import is_quantized
 from slipstream.targets.rows import Rows, rows_at
 from slipstream.targets.target import Target
@@ -176,7 +177,7 @@ class StreamSteps(DraftingSpeculator):
                 contexts.enter_context(self.adapters.active(target, rows))
             contexts.enter_context(self._rotating(target, layers, rows))
             if self.config.attended_tokens and rows.num_stream_rows:
-                contexts.enter_context(limited_attention(rows, self.config.attended_tokens))
+                contexts.enter_context(set_to(LIMIT, (rows, self.config.attended_tokens)))
             yield
 
     def _rotating(self, target: Target, layers: nn.ModuleList, rows: Rows):
