@@ -27,30 +27,36 @@ class Engine(Command):
 
 
 @dataclass(kw_only=True)
-class Infer(Command):
-    """Of conf/infer.yaml."""
+class Decoding(Command):
+    """Of what decodes."""
 
-    given: ClassVar[Mapping] = {"study": ("target", "prompts")}
     draft: Text = ""
     speculator_path: Text
-    budget: Budget | Literal["auto"]
-    batch_size: Size
-    num_prompts: Count
-    repeats: Count
     seed: Seed
     threads: Threads
-    resume: Literal["auto"] | None
-    prompt: str | None
-    chat: bool
-    verify: bool
-    calibrate: bool
-    leave_out_unfit: bool
     output_dir: Text
     target: Target
     engine: Engine
     sampling: Sampling
     limits: Limits
     data: PromptSets
+
+
+@dataclass(kw_only=True)
+class Infer(Decoding):
+    """Of conf/infer.yaml."""
+
+    given: ClassVar[Mapping] = {"study": ("target", "prompts")}
+    budget: Budget | Literal["auto"]
+    batch_size: Size
+    num_prompts: Count
+    repeats: Count
+    resume: Literal["auto"] | None
+    prompt: str | None
+    chat: bool
+    verify: bool
+    calibrate: bool
+    leave_out_unfit: bool
     calibration: Calibrating
     drafter: Drafter | None
     methods: dict[str, Method | None]

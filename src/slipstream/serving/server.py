@@ -21,16 +21,13 @@ from litserve.specs.openai import OpenAISpec
 from litserve.utils import LitAPIStatus, LoopResponseType, ResponseBufferItem
 from omegaconf import DictConfig, OmegaConf
 
-from slipstream.commands import Engine, Threads
-from slipstream.configuration import Command, build
+from slipstream.commands import Decoding
+from slipstream.configuration import build
 from slipstream.core.errors import InputError
-from slipstream.core.sampling import Sampling
-from slipstream.core.settings import Budget, Ge, Le, Seed, Settings, Size, Text
-from slipstream.decoding.answer import Limits
+from slipstream.core.settings import Budget, Ge, Le, Settings, Size, Text
 from slipstream.decoding.calibration import undrafted
 from slipstream.decoding.decoder import Decoder
 from slipstream.drafters.base import Drafter
-from slipstream.evaluation.prompts import PromptSets
 from slipstream.serving import processes
 from slipstream.serving.adapting import AdaptingEngine
 from slipstream.serving.application import Application, Open
@@ -38,7 +35,6 @@ from slipstream.serving.connections import Connection
 from slipstream.serving.counts import Board, Counts
 from slipstream.serving.worker import Asked, Job, Told, Worker
 from slipstream.targets.compiled import compile_target
-from slipstream.targets.target import Target
 
 HOSTS = ("127.0.0.1", "0.0.0.0", "::")
 Port = Annotated[int, Ge(1024), Le(65535)]
@@ -132,22 +128,12 @@ class Server(Settings):
 
 
 @dataclass(kw_only=True)
-class Serve(Command):
+class Serve(Decoding):
     """What the keys of conf/serve.yaml may be."""
 
-    draft: Text = ""
-    speculator_path: Text
     budget: Budget
     host: Literal[HOSTS]
     port: Port
-    seed: Seed
-    threads: Threads
-    output_dir: Text
-    target: Target
-    engine: Engine
-    sampling: Sampling
-    limits: Limits
-    data: PromptSets
     drafter: Drafter
     server: Server
 
