@@ -18,7 +18,7 @@ from slipstream.core.verification import told
 from slipstream.decoding.answer import Answer, Generation, Limits, TokenCallback
 from slipstream.decoding.request import Answering, Batch, choose
 from slipstream.drafters.base import Session, Verified
-from slipstream.targets.reading import PREFILL_ROWS, among_graphs, joined, read_on
+from slipstream.targets.reading import PREFILL_ROWS, joined, read_on
 from slipstream.targets.target import Target
 
 _ONE_AT_A_TIME = RLock()
@@ -95,7 +95,7 @@ class Decoder(ABC):
         if not fresh.requests:
             return
         if batch is None:
-            fresh.move(among_graphs(self.target, fresh.cache))
+            fresh.move(joined(self.target, fresh.cache))
         else:
             cache = joined(self.target, batch.cache, fresh.cache)
             self.running = None  # while the two batches are being joined

@@ -90,26 +90,18 @@ class CachedModel:
         return max(1, min(PREFILL_ROWS, self.cache.room - self.cache.bound))
 
 
-def joined(model: Target, first: StepCache, second: StepCache) -> StepCache:
-    """A cache with the sequences of both: the first one, where it has room for the others, or one
-    that graphs were captured for."""
-    cache, count = first, len(first.lengths) + len(second.lengths)
-    room = max(first.room, second.room)
-    if model.compiled and model.compiled.deserted(first, second):
-        cache, second = model.new_cache(room, count, instead_of=second), second.copied()
-    elif not first.fits(second):
-        cache = model.new_cache(room, count, instead_of=first)
-    with torch.inference_mode():
-        cache.take_in(first, second)
-    return cache
-
-
 @torch.inference_mode()
-def among_graphs(model: Target, cache: StepCache) -> StepCache:
-    """A cache with the same sequences over the buffers that graphs were captured for, where these
-    are another's no more; else the same one."""
-    if not (model.compiled and model.compiled.deserted(cache)):
-        return cache
-    found = model.new_cache(cache.room, len(cache.lengths))
-    found.take_in(cache)
-    return found
+def joined(model: Target, first: StepCache, second: StepCache | None = None) -> StepCache:
+    """A cache with the sequences of both: the first one, where it has room for the others, or one
+    over the buffers that graphs were captured for, where these are another's no more."""
+    both = [first] if second is None else [first, second]
+    cache, count = first, sum(len(each.lengths) for each in both)
+    room = max(each.room for each in both)
+    if model.compiled and model.compiled.deserted(*both):
+        cache = model.new_cache(room, count, instead_of=second)
+        both = [first, *(each.copied() for each in both[1:])]
+    elif second is not None and not first.fits(second):
+        cache = model.new_cache(room, count, instead_of=first)
+    if cache is not first or second is not None:
+        cache.take_in(*both)
+    return cache
