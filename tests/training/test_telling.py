@@ -24,7 +24,7 @@ from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.targets.loading import load_target
 from slipstream.training.callbacks import _masked
 from slipstream.training.speculator import SpeculatorTraining
-from slipstream.training.tracking import log_config, wandb_logger
+from slipstream.training.tracking import tracked, wandb_logger
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +110,14 @@ def test_the_model_card_names_a_target_of_the_hub(tmp_path, name, base):
 
 def test_only_wandb_is_given_the_config(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    tracked = wandb_logger("slipstream", str(tmp_path), "first", ["small"])
+    own = wandb_logger("slipstream", str(tmp_path), "first", ["small"])
     table = CSVLogger(str(tmp_path))
-    log_config([table, tracked], {"training": {"learning_rate": 1.25e-3}, "seed": 5})
-    found, run = dict(tracked.experiment.config), tracked.experiment
+    (found,) = tracked([table, own])
+    found.log_hyperparams({"training": {"learning_rate": 1.25e-3}, "seed": 5})
+    found, run = dict(own.experiment.config), own.experiment
     assert (run.project, run.name, run.tags) == ("slipstream", "first", ("small",))
     run.finish()
     assert found == {"training": {"learning_rate": 1.25e-3}, "seed": 5}
-    assert not table.experiment.hparams
 
 
 @pytest.mark.parametrize("text", [r"\[/x]", "[/green]", "[bold]", "a\\", "[link=x"])

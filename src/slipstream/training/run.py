@@ -26,7 +26,7 @@ from slipstream.targets.packed import packing_available
 from slipstream.training.module import epoch_batches
 from slipstream.training.resuming import Finished, check_settings, data_of, identity, state_of
 from slipstream.training.together import end_alone, launch
-from slipstream.training.tracking import log_config, log_folder, log_once
+from slipstream.training.tracking import log_once, tracked
 
 ROOM = (
     "lower data.batch_tokens or data.max_length, raise training.num_segments, or set "
@@ -73,7 +73,8 @@ def train(config: DictConfig) -> Path:
             return output / "model"
         going_on = f"from {state}" if state else "nothing to go on from, so it is a new run"
         print(f"resume: {going_on}")
-    log_config(trainer.loggers, content)
+    for logger in tracked(trainer.loggers):
+        logger.log_hyperparams(content)
     with lightning_in_one_sentence(config.trainer):
         start(trainer, module, data, state, output)
     folder = finish(trainer, module, output, content)
@@ -209,8 +210,8 @@ def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: 
     if not trainer.is_global_zero:  # another process writes it
         return folder
     module.save(folder, card(module, config, trainer, score))
-    if config.get("speculator"):
-        log_folder(trainer.loggers, folder)
+    for logger in tracked(trainer.loggers) if config.get("speculator") else ():
+        logger.experiment.log_artifact(folder, name=f"run-{logger.version}", type="model")
     print(f"saved to {folder}" + ("" if score is None else f" (best state, {float(score):.3f})"))
     return folder
 

@@ -77,15 +77,6 @@ def wandb_logger(
     return WandbLogger(**given, mode=mode, settings=settings)
 
 
-def log_config(loggers: list, config: dict) -> None:
-    """Give W&B the run's config; other loggers stand beside the config that Hydra writes."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            logger.log_hyperparams(config)
-
-
-def log_folder(loggers: list, folder: Path) -> None:
-    """Give W&B a trained speculator, as an artifact of the run."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            logger.experiment.log_artifact(folder, name=f"run-{logger.version}", type="model")
+def tracked(loggers: list) -> list[WandbLogger]:
+    """W&B's: other loggers stand beside the config that Hydra writes, and the folder itself."""
+    return [logger for logger in loggers if isinstance(logger, WandbLogger)]

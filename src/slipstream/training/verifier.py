@@ -26,6 +26,7 @@ from slipstream.speculators.checkpoint import save_speculator
 from slipstream.speculators.classifiers import Classifier
 from slipstream.targets.target import Target
 from slipstream.training.module import TrainingModule
+from slipstream.training.tracking import tracked
 
 LABEL = "label"
 NUM_BINS = 10
@@ -161,9 +162,8 @@ class VerifierTraining(TrainingModule):
         paths = write_curves(
             folder.parent, self.verifier.outputs, self.verifier(features).sigmoid(), labels
         )
-        for logger in self.loggers:
-            if hasattr(logger, "log_image"):  # W&B
-                logger.log_image("verifier", [str(paths[0])])
+        for logger in tracked(self.loggers):
+            logger.log_image("verifier", [str(paths[0])])
         self.verifier.fold_in(self.mean, self.scale)
         save_speculator(folder, self.verifier, self.draft, self.data.longest, card)
         print(f"curves: {', '.join(map(str, paths))}")
