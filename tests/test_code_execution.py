@@ -169,7 +169,7 @@ def test_a_template_that_would_run_code(folder, mark, template):
 @pytest.mark.parametrize("name", ["tokens.npy", "order.npy"])
 @pytest.mark.parametrize("archive", [False, True])
 def test_a_store_that_is_a_pickle_or_an_archive(tmp_path, mark, name, archive):
-    SuffixStore.of_texts([[1, 2, 3]]).save(tmp_path / "store", {})
+    SuffixStore.of_texts([[1, 2, 3]]).save(tmp_path / "store")
     content = io.BytesIO()
     if archive:
         with zipfile.ZipFile(content, "w") as file:

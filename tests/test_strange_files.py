@@ -112,7 +112,7 @@ def whole(tmp_path_factory) -> Path:
     adapted, _ = with_lora(target, LoraSettings(rank=2))
     (root / "adapter").mkdir()
     save_lora(root / "adapter", adapted)
-    SuffixStore.of_texts([[1, 2, 3], [1, 2, 4]]).save(root / "store", {})
+    SuffixStore.of_texts([[1, 2, 3], [1, 2, 4]]).save(root / "store")
     points = {"a": [Point(2, 0.1, 2.0)]}
     calibration = Calibration("a", 2, 0.1, 1.5, 0.1, points)
     write_json(root / "calibration" / "key.json", asdict(calibration))

@@ -68,7 +68,7 @@ def occurrences(texts: list[list[int]], ngram: list[int]) -> list[list[int]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_suffix_store_finds_what_a_search_finds(seed, tmp_path):
     texts = texts_of(seed)
-    SuffixStore.of_texts(texts).save(tmp_path / "store", {})
+    SuffixStore.of_texts(texts).save(tmp_path / "store")
     store = SuffixStore.open(tmp_path / "store")
     asked = [list(ngram) for size in (1, 2, 4) for ngram in product(range(3), repeat=size)]
     for ngram in [*asked, *(text[-COMPARED:] for text in texts), [7], [0, 7]]:
@@ -91,7 +91,7 @@ def test_a_folder_without_a_store_is_refused(tmp_path):
 
 
 def test_a_store_of_tokens_that_the_target_lacks_is_refused(tmp_path):
-    SuffixStore.of_texts([[1, 7], [2]]).save(tmp_path, {})
+    SuffixStore.of_texts([[1, 7], [2]]).save(tmp_path)
     assert SuffixStore.open(tmp_path, 8).find([7]) != (0, 0)
     assert "beyond the 7 of the target" in refused(lambda: SuffixStore.open(tmp_path, 7))
 
@@ -521,7 +521,7 @@ def test_budgets_that_leave_no_room_still_decode():
 
 @pytest.mark.parametrize("place", [-1, 4, 2**31 - 1])
 def test_an_order_out_of_range_is_refused(tmp_path, place):
-    SuffixStore.of_texts([[1, 2, 3]]).save(tmp_path, {})
+    SuffixStore.of_texts([[1, 2, 3]]).save(tmp_path)
     order = np.load(tmp_path / "order.npy")
     order[0] = place
     np.save(tmp_path / "order.npy", order)

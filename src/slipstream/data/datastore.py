@@ -8,7 +8,7 @@ import torch
 from tqdm import tqdm
 
 from slipstream.core.errors import InputError
-from slipstream.core.files import key_of, locked, replaced_folder
+from slipstream.core.files import SUMS, key_of, locked, replaced_folder
 from slipstream.core.settings import Count, PositiveShare, Seed, Text
 from slipstream.data.batches import TokenBatches
 from slipstream.data.regeneration import Regeneration
@@ -56,23 +56,19 @@ class TrainingTexts:
         samples = self._samples(target)
         key = key_of(target.fingerprint, self.share, [sample.ids for sample in samples])
         folder = self.cache_dir / key
-        if not (folder / "store.json").exists():
+        if not (folder / SUMS).exists():
             if not samples:
                 raise InputError(
                     "corpus: it has no text; raise corpus.max_rows, or name other data with "
                     "corpus.path"
                 )
             with locked(self.cache_dir / f"{key}.lock", "corpus.cache_dir"):
-                if not (folder / "store.json").exists():  # another process may have made it
-                    self._make(folder, samples, target)
+                if not (folder / SUMS).exists():  # another process may have made it
+                    kept = refined(samples, target, self.share)
+                    log.info("sorting the suffixes of %d texts", len(kept))
+                    with replaced_folder(folder) as made:
+                        SuffixStore.of_texts([sample.ids for sample in kept]).save(made)
         return SuffixStore.open(folder, target.vocab_size)
-
-    def _make(self, folder: Path, samples: list[Sample], target: Target) -> None:
-        kept = refined(samples, target, self.share)
-        log.info("sorting the suffixes of %d texts", len(kept))
-        store = SuffixStore.of_texts([sample.ids for sample in kept])
-        with replaced_folder(folder) as made:
-            store.save(made, {"texts": len(kept), "of": len(samples), "tokens": len(store)})
 
     def _samples(self, target: Target) -> list[Sample]:
         if not self.sources.given:

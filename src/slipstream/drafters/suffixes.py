@@ -5,7 +5,6 @@ bytes a token, and no more of them is read than a look-up needs: some hundred pl
 compared by their first `COMPARED` tokens, which is more than any look-up asks.
 """
 
-import json
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
@@ -54,11 +53,10 @@ class SuffixStore:
         wide = np.int64 if len(tokens) > np.iinfo(np.int32).max else np.int32
         return cls(tokens.astype(">u4"), np.argsort(ranks, kind="stable").astype(wide))
 
-    def save(self, folder: Path, description: dict) -> None:
+    def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "tokens.npy", self.tokens)
         np.save(folder / "order.npy", self.order)
-        (folder / "store.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
 
     @classmethod
     def open(cls, folder: Path, vocab_size: int = END) -> "SuffixStore":
