@@ -24,7 +24,13 @@ may end first with its own message; the same if that one was told to end: this o
 def launch(trainer: L.Trainer, output: Path) -> None:
     """Start the other processes of a run now, where Lightning would when it fits, and watch over
     them. Raises `InputError` for more processes on a CPU than it has cores."""
-    check_cores(trainer)
+    # two can be tried anywhere
+    most = max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
+    if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > most:
+        raise InputError(
+            f"trainer.devices: {trainer.num_devices} processes on a CPU would wait for one another "
+            f"here; give at most {most}"
+        )
     launcher = trainer.strategy.launcher
     if trainer.world_size == 1 or not isinstance(launcher, _SubprocessScriptLauncher):
         return
@@ -37,16 +43,6 @@ def launch(trainer: L.Trainer, output: Path) -> None:
         _watch(lambda: int(os.getppid() != parent), [], output)
     trainer.strategy.set_world_ranks()
     os.environ |= {"RANK": str(trainer.global_rank), "WORLD_SIZE": str(trainer.world_size)}
-
-
-def check_cores(trainer: L.Trainer) -> None:
-    # two can be tried anywhere
-    most = max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
-    if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > most:
-        raise InputError(
-            f"trainer.devices: {trainer.num_devices} processes on a CPU would wait for one another "
-            f"here; give at most {most}"
-        )
 
 
 def end_after(seconds: float, output: Path) -> threading.Timer:
