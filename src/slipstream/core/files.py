@@ -223,7 +223,10 @@ def appended(path: str | Path) -> Iterator[Callable[[str], None]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         _sync(path.parent)
-        _cut_torn_tail(path, file)
+        content = path.read_bytes()
+        if torn := len(content) - content.rfind(b"\n") - 1:
+            file.truncate(len(content) - torn)
+            print(f"note: {path} ended in the middle of a line; its last {torn} bytes were cut off")
 
         def add(line: str) -> None:
             file.write(line.encode() + b"\n")
@@ -231,15 +234,6 @@ def appended(path: str | Path) -> Iterator[Callable[[str], None]]:
             os.fsync(file.fileno())
 
         yield add
-
-
-def _cut_torn_tail(path: Path, file: BinaryIO) -> None:
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        file.truncate(whole)
-        print(f"note: {path} ended in the middle of a line; its last {len(content) - whole} bytes "
-              "were cut off")  # fmt: skip
 
 
 def tidy(folder: Path) -> None:
