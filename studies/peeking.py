@@ -21,7 +21,7 @@ from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.rendering import render_sample
 from slipstream.decoding.answer import Limits
-from slipstream.evaluation.metrics import each_of, rouge, sql_exact_match
+from slipstream.evaluation.metrics import rouge, sql_exact_match
 from slipstream.speculators.losses import NO_LABEL, future_tokens
 from slipstream.targets.lora import LoraSettings, merge, with_lora
 from studies import Plot, Prompt, Result, Target
@@ -131,6 +131,6 @@ def _written(target: Target, prompts: list[Prompt], gamma: int) -> dict[str, flo
             answer.append(token)
         answers.append(target.tokenizer.decode(answer, skip_special_tokens=True))
     return {
-        "ROUGE-L": fmean(each_of(partial(rouge, "rougeL"), answers, references)),
-        "exact match": fmean(each_of(sql_exact_match, answers, references)),
+        "ROUGE-L": fmean(map(partial(rouge, "rougeL"), answers, references)),
+        "exact match": fmean(map(sql_exact_match, answers, references)),
     }

@@ -27,7 +27,7 @@ from slipstream.drafters.draft_length import DraftLength
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.evaluation.comparison import Run, compare, task_sets, total_of
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
-from slipstream.evaluation.metrics import bootstrap, each_of, ratio_interval, rouge
+from slipstream.evaluation.metrics import bootstrap, ratio_interval, rouge
 from slipstream.evaluation.prompts import PromptSets
 from slipstream.targets.packed import FusedLinear
 from studies import Plot, Prompt, Result, Target
@@ -148,7 +148,7 @@ def _chosen(tries: dict[str, Run], prompts: list[Prompt], tolerance: float) -> s
     """The fastest way whose ROUGE-L is near enough, else the one of the best."""
     references = [prompt.references for prompt in prompts]
     quality = {
-        name: fmean(each_of(ROUGE_L, [answer.text for answer in run.generations], references))
+        name: fmean(map(ROUGE_L, [answer.text for answer in run.generations], references))
         for name, run in tries.items()
     }
     least = quality.pop("speculative") - tolerance
@@ -163,8 +163,8 @@ def _scores(run: Run, exact: Run, prompts: list[Prompt], judged: list[float]) ->
     """Of every answer ROUGE, the likeness to speculative decoding's, and the judge's."""
     texts = [answer.text for answer in run.generations]
     references = [list(prompt.references) for prompt in prompts]
-    found = {kind: each_of(score, texts, references) for kind, score in ROUGE.items()}
-    like = each_of(ROUGE_L, texts, [[answer.text] for answer in exact.generations])
+    found = {kind: list(map(score, texts, references)) for kind, score in ROUGE.items()}
+    like = list(map(ROUGE_L, texts, [[answer.text] for answer in exact.generations]))
     return pd.DataFrame(found | {"with SD's": like, "judged": judged})
 
 

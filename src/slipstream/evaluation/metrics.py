@@ -26,11 +26,6 @@ def rouge(kind: str, prediction: str, references: list[str]) -> float:
     return 100 * max(scorer.score(known, prediction)[kind].fmeasure for known in references)
 
 
-def each_of(score: Callable, predictions: Sequence, references: Sequence) -> list[float]:
-    """Scores of predictions, each with its references; ValueError where there are not as many."""
-    return [score(*pair) for pair in zip(predictions, references, strict=True)]
-
-
 def normalised_sql(query: str) -> list[str]:
     """The tokens of `query` that exact match compares: words, quoted values, single signs.
 
