@@ -62,7 +62,7 @@ def infer(config: DictConfig) -> list:
     from slipstream.core.resuming import flattened, journal, owned, stoppable
     from slipstream.decoding.calibrated import described
     from slipstream.evaluation.methods import prepared
-    from slipstream.evaluation.run import answer_one, converse, measure, showing
+    from slipstream.evaluation.run import converse, measure, showing, tell
     from slipstream.results.record import environment
     from slipstream.results.writer import check_replaceable
     from slipstream.targets.compiled import compile_target
@@ -97,7 +97,7 @@ def infer(config: DictConfig) -> list:
         if config.chat:
             converse(method.decoder, config.seed)
         else:
-            answer_one(method.decoder, config.prompt, config.seed)
+            tell(method.decoder, config.prompt, config.seed)
         return []
     now = {"target": target.fingerprint, "environment": environment(target)}
     run = described(recorded(config)) | now

@@ -21,7 +21,7 @@ from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.run import answer_one
+from slipstream.evaluation.run import tell
 from slipstream.targets.loading import load_target
 
 PROMPT = "name[The Punter], eatType[pub], food[Italian], priceRange[cheap], area[riverside]"
@@ -251,7 +251,7 @@ def test_the_terminal_shows_what_was_written(small, capsys, text):
                 answer.emit(token, drafted=False)
             return Generation(ids, answer.text(), "length", Statistics(1, len(ids)))
 
-    answer_one(Spelling(small, Sampling(), Limits()), "Write", 0)
+    tell(Spelling(small, Sampling(), Limits()), "Write", 0)
     assert capsys.readouterr().out.startswith(f"{text}\n")
 
 

@@ -12,6 +12,7 @@ from slipstream.configuration import build, recorded
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.data.rendering import render_prompt
+from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.decoder import Decoder
 from slipstream.evaluation.comparison import Run, compare, summarise
@@ -28,11 +29,6 @@ LOW_TAU = 1.05
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
 
-def answer_one(decoder: Decoder, prompt: str, seed: int) -> None:
-    """Answer one prompt on the terminal as it is decided."""
-    tell(Console(), decoder, render_prompt(decoder.target.tokenizer, prompt), seed)
-
-
 def showing(method: Method) -> Method:
     """A method that can show an answer while it is decided; `InputError` for another one."""
     if not isinstance(method, Plain | Speculative | Sprinter):
@@ -43,15 +39,16 @@ def showing(method: Method) -> Method:
     return method
 
 
-def tell(console: Console, decoder: Decoder, ids: list[int], seed: int) -> Generation:
-    """Answer a prompt on the console as it is decided, drafted tokens green, others yellow; then
+def tell(decoder: Decoder, prompt: str | Messages, seed: int) -> Generation:
+    """Answer a prompt on the terminal as it is decided, drafted tokens green, others yellow; then
     the numbers of the answer."""
+    console = Console()
 
     def show(_: int, drafted: bool, piece: str) -> None:
         style = "green" if drafted else "bold yellow"
         console.print(Text(piece, style=style), end="", soft_wrap=True)
 
-    generation = decoder.generate(ids, seed, show)
+    generation = decoder.generate(render_prompt(decoder.target.tokenizer, prompt), seed, show)
     numbers = generation.statistics
     console.print(
         f"\n\n{numbers.tokens} tokens in {1000 * numbers.seconds:.0f} ms "
@@ -72,8 +69,7 @@ def converse(decoder: Decoder, seed: int) -> None:
     while (text := _typed(console)) not in ("", "exit"):
         messages.append({"role": "user", "content": text})
         try:
-            ids = render_prompt(decoder.target.tokenizer, messages)
-            answer = tell(console, decoder, ids, seed)
+            answer = tell(decoder, messages, seed)
         except InputError as error:
             if len(messages) == 1:
                 raise
