@@ -92,7 +92,7 @@ def _told(tokenizer, template: str, given: Mapping[str, Argument] | None) -> dic
 def text_ids(tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
     """Token ids of a text that no chat template goes around; add_special_tokens: those that the
     tokenizer begins or ends a text with."""
-    split = not _reads_markers(tokenizer)
+    split = not getattr(tokenizer, "reads_markers", False)
     given = dict(add_special_tokens=add_special_tokens, split_special_tokens=split)
     return tokenizer(text, **given).input_ids
 
@@ -200,7 +200,8 @@ def _tokenized(
 ) -> dict[str, list[int]]:
     """What `apply_chat_template` gives, but with special tokens in the messages as text: these are
     broken, and what broke them is taken out of the tokens."""
-    broken = messages if _reads_markers(tokenizer) else _broken(tokenizer, messages)
+    reads = getattr(tokenizer, "reads_markers", False)
+    broken = messages if reads else _broken(tokenizer, messages)
     given = dict(told, tokenize=True, return_dict=True, **options)
     if broken == messages:
         return tokenizer.apply_chat_template(messages, **given)
@@ -239,10 +240,6 @@ def _markers(tokenizer, size: int) -> re.Pattern:
     known = {each.content for each in added if each.special} | set(tokenizer.all_special_tokens)
     spelled = sorted(known, key=len, reverse=True)
     return re.compile("|".join(re.escape(each) for each in spelled if len(each) > 1) or "(?!)")
-
-
-def _reads_markers(tokenizer) -> bool:
-    return getattr(tokenizer, "reads_markers", False)
 
 
 def _check_roles(tokenizer, messages: Messages, told: dict[str, Argument]) -> None:
