@@ -83,13 +83,6 @@ class Generation:
     runs: tuple[Run, ...] = ()
     accepted: tuple[int, ...] = ()
 
-    @classmethod
-    def of(cls, content: dict) -> "Generation":
-        """From what `asdict` makes of one, through JSON."""
-        runs = tuple(Run(**run) for run in content["runs"])
-        lists = {"runs": runs, "accepted": tuple(content["accepted"])}
-        return cls(**content | lists | {"statistics": Statistics(**content["statistics"])})
-
 
 class Answer:
     """Collects tokens until the answer is finished; what comes after its end never counts.

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import chain
 from statistics import fmean
 
+from pydantic import TypeAdapter
 from rich.progress import Progress, track
 
 from slipstream.core.errors import InputError
@@ -30,6 +31,8 @@ from slipstream.results.record import Rows
 from slipstream.targets.target import Target
 
 ALL_SETS = "all"
+GENERATIONS = TypeAdapter(list[Generation])
+"""Makes them of what `asdict` made of them, through JSON."""
 PARTS = ("prefill", "draft", "verify")
 METRICS = {
     "rouge_1": partial(rouge, "rouge1"),
@@ -114,7 +117,7 @@ def compare(
                     find = partial(found, method, batch)
                     said = kept.kept((turn, number, name), find, anew=number >= done)
                     answers, store_bytes, run.details[source] = said
-                    tries[name][number].append([Generation.of(each) for each in answers])
+                    tries[name][number].append(GENERATIONS.validate_python(answers))
                     run.store_bytes[source] = max(run.store_bytes.get(source, 0), store_bytes)
                     progress.advance(task, len(batch))
         for name in names:
