@@ -36,6 +36,7 @@ _OPENING = RLock()
 """Threads open models one after the other, and each but once."""
 _LOADED: dict[tuple, Target] = {}
 """The target that was named last."""
+Named = str | Path | None
 CONF = Path(__file__).parents[2] / "conf"
 """Drafters have their names and settings here."""
 
@@ -74,8 +75,8 @@ def generate(
         )
     if on_text is not None and not alone:
         raise InputError("on_text: it is told one answer at a time; give a single prompt")
-    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget, speculator, draft
-    decoder = _decoder(target, drafter, *settings)
+    how = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
+    decoder = _decoder(target, drafter, *how, seed, budget, speculator, draft)
     ids = [
         render_prompt(decoder.target.tokenizer, each) for each in ([prompt] if alone else prompt)
     ]
@@ -107,8 +108,8 @@ def stream(
     Raises `InputError` at the call, before the first piece."""
     if not _is_prompt(prompt):
         raise InputError("prompt: give one text, or messages with role and content")
-    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget, speculator, draft
-    decoder = _decoder(target, drafter, *settings)
+    how = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
+    decoder = _decoder(target, drafter, *how, seed, budget, speculator, draft)
     pieces: list[str] = []
     ids = render_prompt(decoder.target.tokenizer, prompt)
     request = decoder.request(ids, seed, lambda _, __, text: pieces.append(text))
@@ -147,8 +148,8 @@ def chat(
     the target's own yellow. It ends with an empty line, "exit" or Ctrl-D."""
     from slipstream.evaluation.run import converse
 
-    settings = max_new_tokens, temperature, top_k, top_p, stop, seed, budget, speculator, draft
-    converse(_decoder(target, drafter, *settings), seed)
+    how = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
+    converse(_decoder(target, drafter, *how, seed, budget, speculator, draft), seed)
 
 
 def _is_prompt(prompt: object) -> bool:
@@ -160,20 +161,9 @@ def _is_prompt(prompt: object) -> bool:
 
 @checked
 def _decoder(
-    target,
-    drafter,
-    max_new_tokens,
-    temperature,
-    top_k,
-    top_p,
-    stop,
-    seed: Seed,
-    budget,
-    speculator: str | Path | None,
-    draft: str | Path | None,
+    target, drafter, sampling, limits, seed: Seed, budget, speculator: Named, draft: Named
 ) -> Decoder:
     """With the settings of `generate`; the seed is looked at alone."""
-    sampling, limits = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
     with _OPENING:
         target = _with_tokenizer(target)
         drafter = _drafter(drafter, target, speculator, draft)
@@ -187,9 +177,7 @@ def _decoder(
     return Engine(target, attached, sampling, limits, budget)
 
 
-def _drafter(
-    drafter: Drafter | str | Path | None, target: Target, *parts: str | Path | None
-) -> Drafter | None:
+def _drafter(drafter: Drafter | Named, target: Target, *parts: Named) -> Drafter | None:
     """What is named or given; parts: the speculator and the draft model for one that is named."""
     if any(parts) and str(drafter) not in _names():
         raise InputError(
@@ -205,9 +193,7 @@ def _drafter(
     raise InputError("drafter: give a Drafter, a speculator's folder, a drafter's name, or None")
 
 
-def _last(
-    known: dict[tuple, object], make: Callable[..., object], *names: str | Path | None
-) -> object:
+def _last(known: dict[tuple, object], make: Callable[..., object], *names: Named) -> object:
     """The entry of `known` for these names, if their folders have not changed since; else a new
     one, made after `known` is emptied: two large models may not fit."""
     names = [name and str(name) for name in names]
