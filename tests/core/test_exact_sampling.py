@@ -6,6 +6,7 @@ trees are drawn as well as while they are verified. The target is a random table
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -258,11 +259,13 @@ class Request(NamedTuple):
 def streams(budget: int, levels: int, top_k: int, sampling: Sampling, room: int = 9) -> Propose:
     """Children drawn from what streams say of each level, whatever stands before it."""
 
+    own = SimpleNamespace(pairs=None, settings=SimpleNamespace(top_k=top_k))
+
     def propose(prefix: tuple[int, ...], chance: EnumeratedChance) -> Trees:
         logits = torch.stack([DRAFT.after((*prefix, level)) for level in range(levels)]).log()
         roots, room_left = torch.tensor([prefix[-1]]), torch.tensor([room])
-        given = budget, top_k, roots, room_left, None
-        return drawn_trees([Request(chance, sampling)], logits[None], None, 0, *given)
+        given = budget, roots, room_left, None
+        return drawn_trees(own, [Request(chance, sampling)], logits[None], *given)
 
     return propose
 

@@ -14,32 +14,28 @@ from slipstream.core.sampling import distributions, draw
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Drawn, Trees
 from slipstream.core.verification import without
-from slipstream.drafters.base import Request
-from slipstream.speculators.streaming.pairs import PairScores
+from slipstream.drafters.base import Attached, Request
 
 KEPT = (0.6, 0.15, 0.07, 0.04)
 """How often the first, second, ... of some siblings is kept, roughly: what a shape is chosen by."""
 
 
 def drawn_trees(
+    streams: Attached,
     requests: Sequence[Request],
     logits: torch.Tensor,
-    pairs: PairScores | None,
-    num_candidates: int,
     budget: int,
-    top_k: int,
     roots: torch.Tensor,
     room: torch.Tensor,
     texts: torch.Tensor | None,
 ) -> Trees:
-    """Trees of `budget` nodes, from (B, gamma, V) logits of streams.
+    """Trees of `budget` nodes, from (B, gamma, V) logits of `streams`, an `AttachedStreaming`.
 
-    pairs: scores of pairs for the `num_candidates` likeliest tokens of a stream; roots: (B,); room:
-    (B,), more than the depth of each; texts: (B, T), all tokens up to the roots, for `pairs`. What
-    is drawn depends on the requests' own numbers and sampling alone.
+    roots: (B,); room: (B,), more than the depth of each; texts: (B, T), all tokens up to the roots,
+    for scores of pairs. What is drawn depends on the requests' own numbers and sampling alone.
     """
-    device = logits.device
-    sizes = budget, logits.shape[1], min(top_k, len(KEPT))
+    device, pairs = logits.device, streams.pairs
+    sizes = budget, logits.shape[1], min(streams.settings.top_k, len(KEPT))
     ranks, (levels, *known) = shape(*sizes), _on_device(*sizes, device)
     count, deepest = len(ranks), len(levels)
     points = on_device(torch.stack([request.chance.numbers(count) for request in requests]), device)
@@ -49,7 +45,7 @@ def drawn_trees(
     for level, (nodes, families) in enumerate(levels):
         scores = likely[:, level, None].expand(-1, len(nodes), -1)
         if pairs is not None:  # the scores of the likeliest tokens after the nodes
-            best = scores[:, :1].topk(min(num_candidates, scores.shape[-1])).indices
+            best = scores[:, :1].topk(streams.num_candidates(logits)).indices
             gains = pairs(tokens[:, None, nodes], best, texts, level)[:, 0].to(scores.dtype)
             scores = scores.scatter_add(-1, best.expand_as(gains), gains)
         left = distributions([request.sampling for request in requests], scores)

@@ -93,10 +93,8 @@ class StreamSession(Session):
                 wanted = self._wanted(logits[:, : verified.most_room - 1])
                 room = torch.minimum(room, wanted + 1)
             if draws:
-                own = self.streams
-                settings = own.pairs, own.num_candidates(logits), budget, own.settings.top_k
-                given = verified.requests, logits, *settings, roots, room, self.texts
-                self.drafted = drawn_trees(*given)
+                given = verified.requests, logits, budget, roots, room, self.texts
+                self.drafted = drawn_trees(self.streams, *given)
                 return self.drafted
             found = self.target.replayed(self.streams.grown, (budget,), logits, roots, room, *texts)
         self.drafted = Trees(*found, self.speculator.num_streams)
