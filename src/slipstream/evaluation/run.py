@@ -15,13 +15,13 @@ from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.decoder import Decoder
-from slipstream.evaluation.comparison import Run, compare, summarise
+from slipstream.evaluation.comparison import compare, summarise
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
 from slipstream.evaluation.prompts import Prompt
 from slipstream.evaluation.report import comparison_result
 from slipstream.evaluation.row_cost import row_costs
-from slipstream.results.record import Rows, environment
+from slipstream.results.record import environment
 from slipstream.results.writer import show, write
 from slipstream.targets.target import Target
 
@@ -113,18 +113,6 @@ def measure(config: DictConfig, target: Target, sampling: Sampling, limits: Limi
     if config.verify:
         return verify_methods(methods, prompts, *given, *ways)
     runs = compare(methods, prompts, *given, config.repeats, *ways)
-    return tell_comparison(runs, methods, prompts, target, output, content)
-
-
-def tell_comparison(
-    runs: list[Run],
-    methods: dict[str, Method],
-    prompts: list[Prompt],
-    target: Target,
-    output: Path,
-    config: dict,
-) -> Rows:
-    """Print the tables of what was compared, and write the record into `output`."""
     records = summarise(runs, prompts, str(target.dtype).removeprefix("torch."))
     result, costs = comparison_result(records, runs, prompts), row_costs(target)
     show(result)
@@ -141,8 +129,8 @@ def tell_comparison(
         if ours and record["speedup_vs_plain"] is not None and record["speedup_vs_plain"] < 1:
             speedup = f"{record['speedup_vs_plain']:.2f}x"
             print(f"note: {said} is slower than our plain decoding ({speedup})")
-    facts = environment(target, config.get("methods")) | {"seconds_by_rows": costs}
-    write(output, result, config, facts)
+    facts = environment(target, content.get("methods")) | {"seconds_by_rows": costs}
+    write(output, result, content, facts)
     return records
 
 
