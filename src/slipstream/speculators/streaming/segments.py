@@ -5,7 +5,7 @@ Only the streams of the segment in work exist; those of prompt positions before 
 `num_segments=None` gives the dense form, everything at once: the plain reference.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial, reduce
 
 import torch
@@ -58,20 +58,10 @@ def lossless_losses(
     if num_segments is None or not torch.is_grad_enabled():
         return reduce(StreamLosses.plus, map(losses_of, segments))
     made = *speculator.parameters(), *work.tables
-    # Each segment's gradients end at the tables of pair scores, which all of them share.
+    # Each segment's gradients, which are taken before the next one begins, end at the tables of
+    # pair scores, which all of them share.
     work.tables = tuple(table.detach().requires_grad_() for table in work.tables)
     used = *speculator.parameters(), *work.tables
-    return _one_by_one(losses_of, segments, used, made)
-
-
-def _one_by_one(
-    losses_of: Callable[[slice], StreamLosses],
-    segments: list[slice],
-    used: Sequence[torch.Tensor],
-    made: Sequence[torch.Tensor],
-) -> StreamLosses:
-    """The losses of all segments, the gradients of each taken before the next one begins: those of
-    the tensors `used`, which are handed on to those of `made`."""
     done, sums = [], [torch.zeros_like(tensor) for tensor in used]
     for columns in segments:
         losses = losses_of(columns)
