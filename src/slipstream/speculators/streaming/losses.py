@@ -101,21 +101,16 @@ class BatchLosses:
         return StreamLosses(total, *(part.detach() for part in parts))
 
     def _of_slice(
-        self,
-        normed: torch.Tensor,
-        labels: torch.Tensor,
-        streams: torch.Tensor,
-        parents: torch.Tensor,
-        samples: torch.Tensor,
-        lengths: torch.Tensor,
+        self, normed: torch.Tensor, labels: torch.Tensor, *told: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Losses of (M, D) streams after the final norm, theirs with scores of pairs (0 where there
-        are none), and the guesses, (M,) each. samples: (M,) rows of the batch; for the others see
-        `CopyScores.add_to`."""
+        are none), and the guesses, (M,) each. told: what `CopyScores.add_to` takes, in place of the
+        texts (M,) rows of the batch."""
         logits, speculator = self.target.logits_of_normed(normed), self.speculator
         losses, paired = cross_entropy(logits, labels), logits.detach()
         if not speculator.scores_pairs:
             return losses, torch.zeros_like(losses), paired.argmax(-1)
+        streams, parents, samples, lengths = told
         if speculator.transitions is not None:
             paired = speculator.transitions.add_to(paired, self.target, parents, self.tables[0])
         if speculator.copying is not None:
