@@ -66,7 +66,18 @@ class SprinterDecoder(Decoder):
             self.verifier, self.kept = None, float(verifier)
         else:
             self.verifier = opened(verifier, draft, SprinterVerifier, "verifier")
-            _check_models(self.verifier, draft, target, from_folder=self.verifier is not verifier)
+            width, judged = self.verifier.features.draft.hidden_size, self.verifier.config.judged
+            if width != draft.hidden_size:
+                raise InputError(
+                    f"verifier: it was trained on states of width {width}, and the draft model's "
+                    f"have {draft.hidden_size}; train one for this draft model"
+                )
+            says = judged or self.verifier is not verifier  # a trained one says of which target
+            if says and target.fingerprint and judged != target.fingerprint:
+                raise InputError(
+                    "verifier: it was trained to judge drafts for another target; train one for "
+                    "this one"
+                )
             self.output = self.verifier.output_of(ratio)
         compile_like(draft, target)
 
@@ -97,7 +108,11 @@ class SprinterDecoder(Decoder):
             if not finite[place]:
                 request.emit(NOT_FINITE, drafted=False)
             elif place in doubted:
-                self._judge(request, last, *doubted[place])
+                # Keep the token in doubt, or draw another: one step of exact verification.
+                (token, drawn_from), chance = doubted[place], request.chance
+                kept = chance.accept(min(1.0, float(last[token] / drawn_from[token])))
+                token = token if kept else chance.draw(residual(last, drawn_from))
+                request.emit(token, drafted=kept)
             else:
                 request.emit(request.chance.draw(last), drafted=False)
             request.count(len(unseen[place]), request.runs[-1].kept)
@@ -151,16 +166,6 @@ class SprinterDecoder(Decoder):
         """Whether the draft model may write on, and the text still fits it."""
         return not request.finished and len(request.tokens) <= self.draft.max_positions
 
-    def _judge(
-        self, request: Answering, probabilities: torch.Tensor, token: int, drawn_from: torch.Tensor
-    ) -> None:
-        """Keep the token in doubt, or draw another: one step of exact verification."""
-        chance = request.chance
-        kept = chance.accept(min(1.0, float(probabilities[token] / drawn_from[token])))
-        if not kept:
-            token = chance.draw(residual(probabilities, drawn_from))
-        request.emit(token, drafted=kept)
-
 
 class _Reader(CachedModel, Session):
     """The draft model, which reads along."""
@@ -173,20 +178,3 @@ class _Reader(CachedModel, Session):
         if any(read):
             self.read(read)
         return Trees.roots(verified.next_tokens)
-
-
-def _check_models(
-    verifier: SprinterVerifier, draft: Target, target: Target, from_folder: bool
-) -> None:
-    """`InputError` unless the verifier belongs to these models; a trained one says of which."""
-    features = verifier.features
-    if features.draft.hidden_size != draft.hidden_size:
-        raise InputError(
-            f"verifier: it was trained on states of width {features.draft.hidden_size}, and the "
-            f"draft model's have {draft.hidden_size}; train one for this draft model"
-        )
-    judged = verifier.config.judged
-    if (judged or from_folder) and target.fingerprint and judged != target.fingerprint:
-        raise InputError(
-            "verifier: it was trained to judge drafts for another target; train one for this one"
-        )
