@@ -95,7 +95,9 @@ class Decoder(ABC):
         if not fresh.requests:
             return
         if batch is None:
-            fresh.move(joined(self.target, fresh.cache))
+            cache = joined(self.target, fresh.cache)
+            if cache is not fresh.cache:  # a forward that has begun was staged in the other
+                fresh.cache, fresh.ahead = cache, None
         else:
             cache = joined(self.target, batch.cache, fresh.cache)
             self.running = None  # while the two batches are being joined

@@ -148,11 +148,6 @@ class Batch:
             self.trees = self.trees.only(kept)
         self._take([self.requests[place] for place in kept])
 
-    def move(self, cache: StepCache) -> None:
-        """These requests go on in `cache`; a forward that has begun was staged in the other."""
-        if cache is not self.cache:
-            self.cache, self.ahead = cache, None
-
     def join(self, other: "Batch", cache: StepCache) -> None:
         """The requests of `other` go on with these; cache: with the sequences of both."""
         self.cache = cache
