@@ -91,7 +91,7 @@ def test_streams_that_no_level_of_the_tree_needs_do_not_run():
             drafter = Watched(speculator, schedule, top_k=2)
             attached = drafter.attach(target)
             if count == 4:
-                attached._reaching = lambda _, reaching=attached._reaching: reaching(4)
+                attached.reaching = lambda _, reaching=attached.reaching: reaching(4)
             engine = Engine(target, attached, Sampling(), Limits(16), budget=3)
             generation = engine.generate(prompt)
             assert drafter.session.speculator.num_streams == count

@@ -33,21 +33,15 @@ class StreamSession(Session):
     part in the forward, the same for all sessions.
     """
 
-    def __init__(
-        self,
-        streams: Attached,
-        speculator: StreamSteps,
-        visitors: Sequence[LayerVisitor],
-        requests: Sequence[Request],
-        extra_rows: int,
-    ):
-        self.extra_rows = extra_rows
-        self.streams, self.speculator, self.target = streams, speculator, streams.target
-        self.visitors = list(visitors)
+    def __init__(self, streams: Attached, requests: Sequence[Request], budget: int):
+        self.streams, self.target = streams, streams.target
+        self.speculator, self.visitors = streams.reaching(budget - 1)
+        count = self.speculator.num_streams
+        self.extra_rows = count * budget if streams.adds_rows else count + 1
         # (B, T), padded with -1, and whether all that is decided stands there
         self.texts, self.current = None, True
         self.multiple = TEXT_ROOM if self.target.compiled else 1
-        if streams.pairs is not None and speculator.copying is not None:
+        if streams.pairs is not None and self.speculator.copying is not None:
             texts = [request.tokens for request in requests]
             self.texts = right_padded(texts, self.target.device, value=-1)
         self.lengths = streams.length and Lengths(streams.length, len(requests))

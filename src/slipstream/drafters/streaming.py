@@ -131,16 +131,13 @@ class AttachedStreaming(Attached):
         return AttachedStreaming(self.target, self.settings, self.speculator, "fused")
 
     def start(self, requests: Sequence[Request], budget: int) -> StreamSession:
-        speculator, visitors = self._reaching(budget - 1)
-        count = speculator.num_streams
-        extra_rows = count * budget if self.adds_rows else count + 1
-        return self.kind(self, speculator, visitors, requests, extra_rows)
+        return self.kind(self, requests, budget)
 
     def forget(self) -> None:
         if self.length is not None:
             self.length.forget()
 
-    def _reaching(self, depth: int) -> tuple[StreamingSpeculator, list[LayerVisitor]]:
+    def reaching(self, depth: int) -> tuple[StreamingSpeculator, list[LayerVisitor]]:
         """The speculator without the streams that a tree of this depth has no level for, and its
         visitors. In shared mode all streams must run, since the main stream sees them."""
         speculator, target, settings = self.speculator, self.target, self.settings
