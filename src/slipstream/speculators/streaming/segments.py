@@ -85,15 +85,13 @@ def shared_losses(
 ) -> StreamLosses:
     """Losses of main rows and streams; `target` carries the adapters that are trained."""
     work = BatchLosses(target, speculator, batch, alpha_main, alpha_streams)
-    positions = work.labels.positions
-    usable = work.labels.next_tokens != NO_LABEL
     slots = [work.batch.ids[:, :0]]  # (B, R) positions of the rows kept so far, part by part
     past: list[torch.Tensor] = []  # their keys and values: 2 * L tensors a part
     done: list[StreamLosses] = []
-    segments, first = work.labels.segments(num_segments), positions[:, :1]
+    segments, first = work.labels.segments(num_segments), work.labels.positions[:, :1]
     if num_segments is None:  # in one part, the prompt included
         first = torch.zeros_like(first)
-    for rows, chosen, columns in _parts(positions, usable, segments, first, speculator.num_streams):
+    for rows, chosen, columns in _parts(work, segments, first):
         run = partial(_run_part, work, rows, chosen, columns, torch.cat(slots, dim=1))
         slots.append(rows)
         result = run(*past) if num_segments is None else checkpoint(run, *past, use_reentrant=False)
@@ -108,16 +106,11 @@ _Part = tuple[torch.Tensor, torch.Tensor | None, slice | None]
 streams, -1 for none; and the columns of the labels they stand for."""
 
 
-def _parts(
-    positions: torch.Tensor,
-    usable: torch.Tensor,
-    segments: list[slice],
-    first: torch.Tensor,
-    num_streams: int,
-) -> Iterator[_Part]:
+def _parts(work: BatchLosses, segments: list[slice], first: torch.Tensor) -> Iterator[_Part]:
     """Rows before `first` (B, 1), without streams, in parts of as many rows as a segment has with
     its streams; then the segments, with the rows between their completions."""
-    device, width = positions.device, segments[0].stop * (num_streams + 1)
+    positions, usable = work.labels.positions, work.labels.next_tokens != NO_LABEL
+    device, width = positions.device, segments[0].stop * (work.speculator.num_streams + 1)
     for start in range(0, int(first.max()), width):
         rows = torch.arange(start, min(start + width, int(first.max())), device=device)
         yield torch.where(rows < first, rows, -1), None, None
