@@ -5,6 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
+from omegaconf import DictConfig, OmegaConf
+
+from slipstream.configuration import build, recorded
 from slipstream.core.files import check_writable, write_json
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Budget, Count, Len, Settings, Text
@@ -12,9 +15,7 @@ from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibrated import calibration_path
 from slipstream.decoding.calibration import Calibration, Curve, Point, calibrate
-from slipstream.drafters.base import Drafter
-from slipstream.evaluation.prompts import Prompt
-from slipstream.results.record import Plot, Result, environment
+from slipstream.results.record import Plot, Result, Rows, environment
 from slipstream.results.writer import show, write
 from slipstream.targets.target import Target
 
@@ -33,17 +34,12 @@ class Calibrating(Settings):
     repeats: Count
     folder: Text
 
-    def run(
-        self,
-        target: Target,
-        drafter: Drafter,
-        prompts: list[Prompt],
-        sampling: Sampling,
-        limits: Limits,
-        output: Path,
-        config: dict,
-    ) -> list[dict]:
-        """Calibrate `drafter`, keep the choice, print and write what was measured."""
+    def run(self, config: DictConfig, target: Target, sampling: Sampling, limits: Limits) -> Rows:
+        """Calibrate the drafter of an `Infer` on validation prompts, keep the choice, print and
+        write what was measured."""
+        drafter, content = build(config.drafter), recorded(config)
+        data = build(OmegaConf.merge(config.data, {"split": "validation"}))
+        prompts = data.take_for(target, limits, self.num_prompts)
         check_writable(Path(self.folder), "calibration.folder")
         kept = calibration_path(self.folder, target, drafter, sampling)
         variants = drafter.variants(drafter.attach(target))
@@ -57,7 +53,8 @@ class Calibrating(Settings):
         print(none if found.plain else best)
         write_json(kept, asdict(found))
         print(f"kept in {kept}, for budget=auto")
-        write(output, result, config, environment(target, config.get("drafter")))
+        facts = environment(target, content.get("drafter"))
+        write(Path(config.output_dir), result, content, facts)
         return result.rows
 
 

@@ -4,7 +4,7 @@ study."""
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.text import Text
 
@@ -90,12 +90,9 @@ def _typed(console: Console) -> str:
 
 def measure(config: DictConfig, target: Target, sampling: Sampling, limits: Limits) -> list:
     """Compare methods, verify, calibrate or run a study; returns the result records."""
-    output, content = Path(config.output_dir), recorded(config)
     if config.calibrate:
-        calibrating, drafter = build(config.calibration), build(config.drafter)
-        others = build(OmegaConf.merge(config.data, {"split": "validation"}))
-        prompts = others.take_for(target, limits, calibrating.num_prompts)
-        return calibrating.run(target, drafter, prompts, sampling, limits, output, content)
+        return build(config.calibration).run(config, target, sampling, limits)
+    output, content = Path(config.output_dir), recorded(config)
     prompts = build(config.data).take_for(target, limits, config.num_prompts)
     if config.study is not None:
         if not sampling.greedy:
