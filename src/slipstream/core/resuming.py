@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
 from slipstream.core.errors import InputError
 from slipstream.core.files import appended, check_writable, key_of, line_of, lines_of, locked, tidy
+from slipstream.core.settings import set_to
 
 T = TypeVar("T")
 # Exit codes, as shells have them: 128 and the signal's number.
@@ -109,75 +111,63 @@ def check_same(then: dict[str, object], now: dict[str, object]) -> None:
             )
 
 
-class Journal:
-    """What a command has found so far, each finding a line of a file under the place it belongs to.
-
-    run: what identifies the run, also in the file's first line; with `resume`, `InputError` names
-    the first difference from it. Without `resume` the first finding replaces an existing file.
-    """
-
-    def __init__(self, path: Path, run: dict[str, object], resume: bool):
-        self.path, self.run, self.num_parts = path, json.loads(json.dumps(run)), 0
-        lines = lines_of(path)
-        if lines and not isinstance(lines[0].get("run"), dict):
-            raise InputError(
-                f"output_dir: {path} does not say what it is a run of; remove it, or give another "
-                "folder"
-            )
-        lines = lines if resume else []
-        if lines:
-            check_same(lines[0]["run"], self.run)
-            print(f"resume: {len(lines) - 1} findings of {path} are taken over")
-        self.goes_on, self.opened = bool(lines), ExitStack()
-        self.found = {
-            json.dumps(each["place"]): each["found"]
-            for each in lines[1:]
-            if {"place", "found"} <= each.keys()
-        }
-        self._write: Callable[[str], None] | None = None
-
-    def add(self, place: tuple, found: object) -> None:
-        if self._write is None:
-            if not self.goes_on:
-                self.path.unlink(missing_ok=True)
-            self._write = self.opened.enter_context(appended(self.path))
-            if not self.goes_on:
-                self._write(line_of({"run": self.run}))
-        self._write(line_of({"place": place, "found": found}))
-
-
 class Part:
     """Findings of one of the calls that a command makes, told from others by its number. Where no
     journal is open it keeps nothing. of: what it is about, as JSON."""
 
     def __init__(self, of: object):
-        self._journal = _journal.get()
-        if self._journal is not None:
-            self._number = f"{self._journal.num_parts} {key_of(of)}"
-            self._journal.num_parts += 1
+        found, self._add, numbers = _journal.get()
+        self._found, self._number = found, f"{next(numbers)} {key_of(of)}"
 
     def has(self, *place: object) -> bool:
-        journal = self._journal
-        return journal is not None and json.dumps([self._number, *place]) in journal.found
+        return json.dumps([self._number, *place]) in self._found
 
     def kept(self, place: tuple, find: Callable[[], T], anew: bool = False) -> T:
         """What was found at this place, or, if nothing was or it is to be found anew, what `find`
         finds now."""
         if self.has(*place) and not anew:
-            return self._journal.found[json.dumps([self._number, *place])]
+            return self._found[json.dumps([self._number, *place])]
         found = find()
-        if self._journal is not None:
-            self._journal.add((self._number, *place), found)
+        self._add({"place": (self._number, *place), "found": found})
         return found
 
 
-_journal: ContextVar[Journal | None] = ContextVar("journal", default=None)
+_journal: ContextVar[tuple] = ContextVar("journal", default=({}, lambda finding: None, count()))
+"""What is known, by place; what keeps a finding; and the numbers of parts."""
 
 
 @contextmanager
 def journal(path: Path, run: dict[str, object], resume: bool) -> Iterator[None]:
-    """Within, what every `Part` finds is kept at `path`; with `resume`, what is there is known."""
-    own = Journal(path, run, resume)
-    with own.opened as contexts:
-        contexts.callback(_journal.reset, _journal.set(own))
+    """Within, what every `Part` finds is kept at `path`, each finding a line under the place it
+    belongs to.
+
+    run: what identifies the run, also in the file's first line; with `resume`, what is there is
+    known, and `InputError` names the first difference from it. Without `resume` the first finding
+    replaces an existing file.
+    """
+    run, lines = json.loads(json.dumps(run)), lines_of(path)
+    if lines and not isinstance(lines[0].get("run"), dict):
+        raise InputError(
+            f"output_dir: {path} does not say what it is a run of; remove it, or give another "
+            "folder"
+        )
+    lines = lines if resume else []
+    if lines:
+        check_same(lines[0]["run"], run)
+        print(f"resume: {len(lines) - 1} findings of {path} are taken over")
+    known = [each for each in lines[1:] if {"place", "found"} <= each.keys()]
+    write: Callable[[str], None] | None = None
+
+    def add(finding: dict[str, object]) -> None:
+        nonlocal write
+        if write is None:
+            if not lines:
+                path.unlink(missing_ok=True)
+            write = opened.enter_context(appended(path))
+            if not lines:
+                write(line_of({"run": run}))
+        write(line_of(finding))
+
+    found = {json.dumps(each["place"]): each["found"] for each in known}
+    with ExitStack() as opened, set_to(_journal, (found, add, count())):
         yield
