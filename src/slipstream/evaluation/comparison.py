@@ -105,7 +105,9 @@ def compare(
         tries: dict[str, list] = {name: [[] for _ in batches] for name in names}
         kept = Part(ids)
         for turn in range(repeats):
-            done = _num_done(kept, turn, names, len(batches))
+            # so many batches of this pass, from its first, have an answer of every method
+            whole = (all(kept.has(turn, n, name) for name in names) for n in range(len(batches)))
+            done = next((number for number, each in enumerate(whole) if not each), len(batches))
             for method in methods.values():
                 method.forget()  # the answers of this pass are new to it
                 for batch in batches[:done] if method.learns and done < len(batches) else ():
@@ -129,12 +131,6 @@ def compare(
             answers = track(ids, description="its reference")
             runs[name].expected = [method.reference.generate(prompt) for prompt in answers]
     return list(runs.values())
-
-
-def _num_done(kept: Part, turn: int, names: list[str], count: int) -> int:
-    """How many batches of a pass, from its first, have an answer of every method."""
-    done = (all(kept.has(turn, number, name) for name in names) for number in range(count))
-    return next((number for number, each in enumerate(done) if not each), count)
 
 
 def task_sets(prompts: list[Prompt]) -> dict[str, list[int]]:
