@@ -29,7 +29,12 @@ def go_back_to_last_step(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None
     """
     state = checkpoint["loops"]["fit_loop"]
     if trainer.interrupted and trainer.validating:
-        _repeat_validation(state["epoch_loop.val_loop.batch_progress"])
+        # Lightning goes on with a validation whose last batch was started and not processed.
+        validation = state["epoch_loop.val_loop.batch_progress"]
+        before = validation["total"]["completed"] - validation["current"]["completed"]
+        begun = dict(ready=before + 1, started=before + 1)
+        validation["total"] = dict(begun, processed=before, completed=before)
+        validation["current"] = dict.fromkeys(validation["current"], 0)
     steps = state["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
     progress = state["epoch_loop.batch_progress"]
     # The last step of an epoch may have had fewer batches.
@@ -45,11 +50,3 @@ def go_back_to_last_step(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None
     progress["is_last_batch"] = ended
     for loader in state["state_dict"].get("combined_loader", []):
         loader["position"] = sys.maxsize if ended else done
-
-
-def _repeat_validation(progress: dict[str, Any]) -> None:
-    """Lightning goes on with a validation whose last batch was started and not processed."""
-    before = progress["total"]["completed"] - progress["current"]["completed"]
-    begun = dict(ready=before + 1, started=before + 1)
-    progress["total"] = dict(begun, processed=before, completed=before)
-    progress["current"] = dict.fromkeys(progress["current"], 0)
