@@ -23,7 +23,7 @@ from slipstream.configuration import build as instantiate
 from slipstream.configuration import check_config
 from slipstream.serving.application import Application, Open
 from slipstream.serving.counts import Board, Counts
-from slipstream.serving.server import Serve, decoder_of
+from slipstream.serving.server import Serve
 from slipstream.serving.worker import Asked, Job, Told, Worker
 
 CONF = os.path.join(os.path.dirname(__file__), *[os.pardir] * 3, "conf")
@@ -57,7 +57,7 @@ def application(config: DictConfig) -> FastAPI:
     """Over a worker in this process."""
     server, device = instantiate(config.server), config.target.device
     board = Board(server.max_running + server.max_waiting, workers=1)
-    worker = server.worker(decoder_of(config, device), Counts(board.cells[0]))
+    worker = server.worker(config, device, Counts(board.cells[0]))
     told = server.model, instantiate(config.sampling), instantiate(config.limits), server.key
     found = Application(LocalBackend(worker, board), *told)
     app = FastAPI(openapi_url="")

@@ -26,7 +26,6 @@ from slipstream.configuration import build
 from slipstream.core.errors import InputError
 from slipstream.core.settings import Budget, Ge, Le, Settings, Size, Text
 from slipstream.decoding.calibration import undrafted
-from slipstream.decoding.decoder import Decoder
 from slipstream.drafters.base import Drafter
 from slipstream.serving import processes
 from slipstream.serving.adapting import AdaptingEngine
@@ -120,10 +119,20 @@ class Server(Settings):
         if board.sentence.value:
             raise InputError(board.sentence.value.decode())
 
-    def worker(self, decoder: Decoder, counts: Counts) -> Worker:
-        """A worker at its start."""
-        if self.adaptive and isinstance(decoder, AdaptingEngine):
-            decoder.measure(self.max_running)
+    def worker(self, config: DictConfig, device: str, counts: Counts) -> Worker:
+        """A worker on a device at its start, made in the process that works there."""
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        target = build(OmegaConf.merge(config.target, {"device": device}))
+        target = compile_target(target, config.engine.compile)
+        attached = build(config.drafter).attach(target)
+        given = build(config.sampling), build(config.limits)
+        if config.budget == 1:
+            decoder = undrafted(target, attached, *given)
+        else:
+            decoder = AdaptingEngine(target, attached, *given, config.budget)
+            if self.adaptive:
+                decoder.measure(self.max_running)
         return Worker(decoder, self.max_running, self.prefill_rows, counts)
 
 
@@ -136,19 +145,6 @@ class Serve(Decoding):
     port: Port
     drafter: Drafter
     server: Server
-
-
-def decoder_of(config: DictConfig, device: str) -> Decoder:
-    """What answers requests on a device, made in the process that works there."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    target = build(OmegaConf.merge(config.target, {"device": device}))
-    target = compile_target(target, config.engine.compile)
-    attached = build(config.drafter).attach(target)
-    given = build(config.sampling), build(config.limits)
-    if config.budget == 1:
-        return undrafted(target, attached, *given)
-    return AdaptingEngine(target, attached, *given, config.budget)
 
 
 class Spec(OpenAISpec):
@@ -195,8 +191,8 @@ class Api(litserve.LitAPI):
     def setup(self, device: str) -> None:
         number = int(os.environ["LITSERVE_WORKER_ID"])
         try:
-            decoder = decoder_of(self.config, device)
-            self.worker = self.server.worker(decoder, Counts(self.board.cells[number]))
+            counts = Counts(self.board.cells[number])
+            self.worker = self.server.worker(self.config, device, counts)
         except InputError as error:
             self.board.sentence.value = str(error).encode()[:4000]
             logging.getLogger("litserve.loops.loops").disabled = True  # the sentence says it
