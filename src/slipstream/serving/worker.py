@@ -25,9 +25,6 @@ from slipstream.serving.counts import Counts
 from slipstream.targets.reading import PREFILL_ROWS
 
 log = logging.getLogger(__name__)
-FINISHED = {"end": "stop", "stop": "stop", "length": "length"}
-"""What the API calls the ends of answers."""
-NOT_STARTED = "requests could not start; they are answered with an error, the others go on"
 FAILED = "the server failed to answer; try again"
 
 
@@ -171,7 +168,9 @@ class Worker:
         try:
             self._drop_gone()
             self._let_join()
-            self._read_on()
+            if self.reading is not None:  # one part of a long prompt
+                (asked, parts), self.reading = self.reading, None
+                self.reading = (asked, parts) if self._read([asked], parts) else None
             self.decoder.step()
             self._tell()
         except Exception:
@@ -230,13 +229,6 @@ class Worker:
         while self._read(fresh, parts):
             pass
 
-    def _read_on(self) -> None:
-        """One part of a long prompt."""
-        if self.reading is not None:
-            (asked, parts), self.reading = self.reading, None
-            if self._read([asked], parts):
-                self.reading = asked, parts
-
     def _read(self, fresh: list[Asked], parts: Iterator[None]) -> bool:
         """Read the next part of these prompts; with the last one their requests join. Returns
         whether there are more parts."""
@@ -259,7 +251,7 @@ class Worker:
             self._fail(fresh)
             if self.decoder.running is not before:  # they had begun to join
                 raise
-            log.exception(NOT_STARTED)
+            log.exception("requests could not start; they are told so, and the others go on")
         return False
 
     def _tell(self) -> None:
@@ -267,7 +259,7 @@ class Worker:
             self._count(asked)
             if request.finished:
                 del self.running[request]
-                self._end(asked, FINISHED[request.answer.finished])
+                self._end(asked, "length" if request.answer.finished == "length" else "stop")
             elif asked.job.streamed:
                 text = "".join(asked.pieces)
                 asked.pieces.clear()
