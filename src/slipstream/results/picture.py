@@ -37,6 +37,8 @@ class Panel:
 
     def series(self) -> Iterator[tuple[str, str, str, str, Rows]]:
         """A name, a column, a colour, a style and the rows of all that is drawn."""
+        from matplotlib import colormaps
+
         hue, columns = self.plot.hue, self.columns
         values = [None] if hue is None else dict.fromkeys(row[hue] for row in self.rows)
         values = [value for value in values if hue is None or value is not None]
@@ -49,7 +51,8 @@ class Panel:
                     name = value if isinstance(value, str) else f"{hue} {value}"
                     if place:  # "E[N], simulated" beside "E[N]" is called "simulated"
                         name += ", " + column.removeprefix(columns[0]).lstrip(", ")
-                colour = _colour(place if hue is None else number)
+                each = place if hue is None else number
+                colour = colormaps["tab20"](2 * (each % 10) + each // 10 % 2)  # ten, then paler
                 known = [row for row in own if row[column] is not None]
                 yield name, column, colour, LINE_STYLES[place % len(LINE_STYLES)], known
 
@@ -112,13 +115,6 @@ def _panels(plot: Plot, result: Result) -> Iterator[Panel]:
             title = [] if plot.panel is None else [str(value)]
             title += [columns[0]] if len(shown) > 1 or not title else []
             yield Panel(plot, ": ".join(title), columns, own, columns == shown[0])
-
-
-def _colour(number: int) -> tuple[float, ...]:
-    """Ten colours, then ten paler ones."""
-    from matplotlib import colormaps
-
-    return colormaps["tab20"](2 * (number % 10) + number // 10 % 2)
 
 
 def _draw_lines(axes, panel: Panel) -> None:
