@@ -78,7 +78,13 @@ class SprinterDecoder(Decoder):
                     "verifier: it was trained to judge drafts for another target; train one for "
                     "this one"
                 )
-            self.output = self.verifier.output_of(ratio)
+            ratios = self.verifier.config.ratios
+            if ratio not in ratios:
+                raise InputError(
+                    f"ratio: the verifier knows lambda {', '.join(map(str, ratios))} and not "
+                    f"{ratio}; choose one of them, or train one with speculator.ratios=[{ratio}]"
+                )
+            self.output = ratios.index(ratio)
         compile_like(draft, target)
 
     def _session(self, requests: Sequence[Answering], longest: int) -> "_Reader":

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from slipstream.core.errors import InputError
 from slipstream.core.settings import Amount, Le, Len, Positive, Size
 from slipstream.speculators.base import Speculator, SpeculatorConfig
 from slipstream.targets.target import Target
@@ -173,15 +172,6 @@ class SprinterVerifier(Classifier):
     def labels(self, log_ratios: torch.Tensor) -> torch.Tensor:
         bounds = torch.tensor([log(ratio) for ratio in self.config.ratios])
         return (log_ratios[:, None] <= bounds.to(log_ratios)).float()
-
-    def output_of(self, ratio: float) -> int:
-        """Which output is for this lambda; `InputError` if none is."""
-        if ratio not in self.config.ratios:
-            raise InputError(
-                f"ratio: the verifier knows lambda {', '.join(map(str, self.config.ratios))} and "
-                f"not {ratio}; choose one of them, or train one with speculator.ratios=[{ratio}]"
-            )
-        return self.config.ratios.index(ratio)
 
 
 @dataclass(frozen=True)
