@@ -25,6 +25,7 @@ from slipstream.serving.counts import Counts
 from slipstream.targets.reading import PREFILL_ROWS
 
 log = logging.getLogger(__name__)
+NOT_STARTED = "requests could not start; they are answered with an error, the others go on"
 FAILED = "the server failed to answer; try again"
 
 
@@ -251,7 +252,7 @@ class Worker:
             self._fail(fresh)
             if self.decoder.running is not before:  # they had begun to join
                 raise
-            log.exception("requests could not start; they are told so, and the others go on")
+            log.exception(NOT_STARTED)
         return False
 
     def _tell(self) -> None:
