@@ -9,11 +9,8 @@ from pathlib import Path
 PROMPTS = Path(__file__).parent / "prompts"
 """A folder for each kind of generated prompts, with a `.jsonl.gz` file for each split."""
 SHIPPED = {
-    "slipstream/small-target": "small_target",
-    "slipstream/small-draft": "small_draft",
-    "slipstream/small-streaming": "small_streaming",
-    "slipstream/small-sprinter": "small_sprinter",
-    "slipstream/small-acceptance": "small_acceptance",
+    f"slipstream/small-{kind}": f"small_{kind}"
+    for kind in ("target", "draft", "streaming", "sprinter", "acceptance")
 }
 
 
