@@ -75,7 +75,10 @@ class CachedModel:
 
         At least one text needs some. Tokens that do not fit behind the longest are read in parts.
         """
-        while max(map(len, tokens)) > (most := self._most()):
+        # A forward reads at least one token of a text: a full cache says so itself.
+        while max(map(len, tokens)) > (
+            most := max(1, min(PREFILL_ROWS, self.cache.room - self.cache.bound))
+        ):
             parts = [own[: max(0, min(most, len(own) - most))] for own in tokens]
             read_on(self.model, parts, self.cache)
             tokens = [own[len(part) :] for own, part in zip(tokens, parts, strict=True)]
@@ -84,10 +87,6 @@ class CachedModel:
         if len(set(last)) == 1:
             return states[:, last[0]]
         return states[range(len(tokens)), last]
-
-    def _most(self) -> int:
-        """Tokens of a text that one forward may read, at least one: a full cache says so itself."""
-        return max(1, min(PREFILL_ROWS, self.cache.room - self.cache.bound))
 
 
 @torch.inference_mode()
