@@ -55,7 +55,9 @@ def similarity(
         count += len(positions)
         normed = target.norm(main[-1])
         pairs = [*zip(names, streams, main, strict=True)]
-        for name, drafted, truth in [*pairs, (MEDUSA, heads.states(normed[positions]), normed)]:
+        here = normed[positions]
+        guessed = torch.stack([here + F.silu(block(here)) for block in heads.blocks], dim=-2)
+        for name, drafted, truth in [*pairs, (MEDUSA, guessed, normed)]:
             sums[name] += F.cosine_similarity(drafted, truth[futures], dim=-1).sum(0).cpu()
     columns = tuple(f"j = {j}" for j in range(1, gamma + 1))
     rows = [

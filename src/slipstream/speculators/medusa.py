@@ -69,14 +69,10 @@ class MedusaSpeculator(DraftingSpeculator):
         guesses = 0.5 ** torch.arange(1, config.num_ranks + 1)
         self.register_buffer("accuracies", guesses.repeat(config.num_heads, 1))
 
-    def states(self, normed: torch.Tensor) -> torch.Tensor:
-        """(..., D) last states after the final norm -> (..., heads, D), for the LM heads."""
-        return torch.stack([normed + F.silu(block(normed)) for block in self.blocks], dim=-2)
-
     def logits(self, target: Target, normed: torch.Tensor) -> torch.Tensor:
         """(..., D) last states after the final norm -> (..., heads, V)."""
-        states = self.states(normed).unbind(-2)
-        found = [head(state) for head, state in zip(self._heads(target), states, strict=True)]
+        each = zip(self._heads(target), self.blocks, strict=True)
+        found = [head(normed + F.silu(block(normed))) for head, block in each]
         return torch.stack(found, dim=-2).to(normed.device)
 
     def _heads(self, target: Target) -> Iterable[nn.Module]:
