@@ -13,7 +13,7 @@ from slipstream.core.settings import Count, PositiveShare, Seed, Text
 from slipstream.data.batches import TokenBatches
 from slipstream.data.regeneration import Regeneration
 from slipstream.data.rendering import Sample, render_sample
-from slipstream.data.rows import Row, read_rows, spread
+from slipstream.data.rows import read_rows, spread
 from slipstream.data.sources import HubSets, Kinds, Paths, Sources
 from slipstream.drafters.suffixes import SuffixStore
 from slipstream.speculators.losses import completion_losses
@@ -76,10 +76,6 @@ class TrainingTexts:
             prompts, folder = [row.prompt for row in rows], self.cache_dir / "answers"
             given = target, target.tokenizer, prompts, MAX_NEW_TOKENS, folder
             return Regeneration().samples(*given, seed=0, field="corpus.cache_dir")
-        rows = [row for table in self._tables() for row in spread(table, self.max_rows)]
-        return [render_sample(target.tokenizer, row.prompt, row.completion) for row in rows]
-
-    def _tables(self) -> list[list[Row]]:
         folders = [Path(path) for path in self.sources.paths]
         training = [folder for folder in folders if any(folder.glob("train.jsonl*"))]
         if folders and not training:
@@ -87,7 +83,9 @@ class TrainingTexts:
                 "corpus.path: no folder here has a training split (train.jsonl) to retrieve from; "
                 "give one, or leave out what retrieves"
             )
-        return [read_rows(path, "train") for path in training] or self.sources.tables("train")
+        tables = [read_rows(path, "train") for path in training] or self.sources.tables("train")
+        rows = [row for table in tables for row in spread(table, self.max_rows)]
+        return [render_sample(target.tokenizer, row.prompt, row.completion) for row in rows]
 
 
 def refined(samples: list[Sample], target: Target, share: float) -> list[Sample]:

@@ -66,7 +66,13 @@ def converse(decoder: Decoder, seed: int) -> None:
     """A conversation on the terminal, up to an empty line, "exit" or Ctrl-D; one that outgrows the
     target's context starts anew."""
     console, messages = Console(), []
-    while (text := _typed(console)) not in ("", "exit"):
+    while True:
+        try:
+            text = console.input("[bold]> [/bold]").strip()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if text in ("", "exit"):
+            return
         messages.append({"role": "user", "content": text})
         try:
             answer = tell(decoder, messages, seed)
@@ -78,14 +84,6 @@ def converse(decoder: Decoder, seed: int) -> None:
             continue
         messages.append({"role": "assistant", "content": answer.text})
         seed += 1
-
-
-def _typed(console: Console) -> str:
-    """A line of the user, "" where there is none."""
-    try:
-        return console.input("[bold]> [/bold]").strip()
-    except (EOFError, KeyboardInterrupt):
-        return ""
 
 
 def measure(config: DictConfig, target: Target, sampling: Sampling, limits: Limits) -> list:

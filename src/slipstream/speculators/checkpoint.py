@@ -114,16 +114,6 @@ def read_config(folder: str | Path) -> dict:
     return config
 
 
-def _check_sizes(arguments: dict, target: Target, tensors: dict[str, torch.Tensor]) -> None:
-    """Raise `InputError` for an integer argument above every tensor size and the target's context,
-    before so much memory is allocated."""
-    sizes = (size for each in tensors.values() for size in each.shape)
-    largest = max([target.max_positions, *sizes])
-    for each in tree_leaves(arguments):
-        if isinstance(each, int) and each > largest:
-            raise InputError(f"{each} is more than any size of its tensors and the target")
-
-
 def load_speculator(folder: str | Path, target: Target) -> Speculator:
     """Open a speculator folder for `target`. Raises `InputError` for another target or tokenizer,
     and for missing, superfluous, misshapen, unreadable or not finite tensors."""
@@ -154,8 +144,12 @@ def load_speculator(folder: str | Path, target: Target) -> Speculator:
         )
     kind, path = speculator_class(config["kind"]), folder / WEIGHTS
     tensors = _read_tensors(path)
+    sizes = (size for each in tensors.values() for size in each.shape)
+    largest = max([target.max_positions, *sizes])
     try:
-        _check_sizes(config["arguments"], target, tensors)
+        for each in tree_leaves(config["arguments"]):  # before so much memory is allocated
+            if isinstance(each, int) and each > largest:
+                raise InputError(f"{each} is more than any size of its tensors and the target")
         with torch.random.fork_rng(devices=[]):  # what it begins with is replaced
             speculator = kind(target, kind.Config.from_arguments(config["arguments"]))
     except Exception as error:  # of what others wrote, anything can be wrong
