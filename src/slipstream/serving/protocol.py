@@ -205,8 +205,7 @@ def parsed(kind: type[Asking], body: bytes) -> Asking:
     except ValidationError as error:
         found = error.errors(include_url=False)
         # Of a list where a text may stand, too, it is the list that something is wrong in.
-        lists = [each for each in found if not _no_text(each)]
-        first = (lists or found)[0]
+        first = min(found, key=lambda e: e["type"] == "string_type" and type(e["input"]) is list)
         if first["type"] == "json_invalid":
             raise ApiError(400, "the body is no valid JSON; send one JSON object") from None
         known = {*kind.model_fields, *Message.model_fields, *Part.model_fields}
@@ -214,11 +213,6 @@ def parsed(kind: type[Asking], body: bytes) -> Asking:
         field = ".".join(map(str, names)) or None
         said = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
         raise ApiError(400, f"{field or 'body'}: {said}", field) from None
-
-
-def _no_text(error: dict) -> bool:
-    """Whether it says of a list that it is no text."""
-    return error["type"] == "string_type" and isinstance(error["input"], list)
 
 
 class Shape:
