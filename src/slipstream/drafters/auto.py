@@ -64,7 +64,7 @@ class AutoSession(SeveralSession):
         self.watched: list[list[Watched]] = [[] for _ in requests]
         self.paying, self.looking = self._paying(), []
         # Rules for the draft length look at what became of each of their drafts.
-        ruled = any(getattr(attached.parts[name], "length", None) for name in self.working)
+        ruled = any(attached.parts[name].length for name in self.working)
         self.begins = attached.target.compiled is not None and not ruled
         self.running: Running | None = None
         self.since, self.spent = 0.0, {}

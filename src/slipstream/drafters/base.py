@@ -147,21 +147,23 @@ class Session(ABC):
 class Attached(ABC):
     """A drafter that was made ready for one target, with what outlives a prompt: weights, stores.
 
+    session: the class of its sessions, which are made of it, their requests and the budget.
     target: what verifies: the given one, unless the drafter was trained together with a fine-tuned
     copy of it (shared mode). mergeable: whether its trees may be parts of larger ones; draws:
     whether their tokens are drawn where the target's are; keeps: whether later prompts find what
     earlier ones stored; adds_rows: whether nodes carry further rows; details: what tables say of it
-    beside its name.
+    beside its name; length: a rule for the length of its drafts, None for none.
     """
 
-    mergeable, draws, keeps, adds_rows, details = True, False, False, False, ""
+    session: type[Session]
+    mergeable, draws, keeps, adds_rows, details, length = True, False, False, False, "", None
 
     def __init__(self, target: Target):
         self.target = target
 
-    @abstractmethod
     def start(self, requests: Sequence[Request], budget: int) -> Session:
         """A session for requests whose trees will have up to `budget` nodes."""
+        return self.session(self, requests, budget)
 
     def memory(self) -> int:
         """Bytes of the stores that drafts are looked up in."""
@@ -169,6 +171,8 @@ class Attached(ABC):
 
     def forget(self) -> None:
         """Forget what earlier prompts taught: stores, lengths, records."""
+        if self.length is not None:
+            self.length.forget()
 
 
 class Drafter(Settings, ABC):
@@ -215,8 +219,10 @@ def bytes_of(stores: Iterable[object]) -> int:
 class HostSession(Session):
     """Drafts on the host, one request after the other; states: what `attached` keeps of each."""
 
-    def __init__(self, attached: "AttachedHost", states: list):
-        self.attached, self.states = attached, states
+    def __init__(self, attached: "AttachedHost", requests: Sequence[Request], budget: int):
+        self.attached = attached
+        self.states = [attached.state(request, budget) for request in requests]
+        attached.states = list(self.states)
 
     def ask(self, verified: Verified) -> None:
         self.brought = self.attached.ask(verified, self.states)
@@ -243,13 +249,11 @@ class HostSession(Session):
 class AttachedHost(Attached):
     """Drafts on the host, request by request; states: of the last session's requests."""
 
+    session = HostSession
+
     def __init__(self, target: Target, settings: Drafter):
         super().__init__(target)
         self.settings, self.states = settings, []
-
-    def start(self, requests: Sequence[Request], budget: int) -> HostSession:
-        self.states = [self.state(request, budget) for request in requests]
-        return HostSession(self, list(self.states))
 
     def state(self, request: Request, budget: int) -> object:
         """What is kept of a new request."""

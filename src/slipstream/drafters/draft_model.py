@@ -45,29 +45,15 @@ class DraftModel(Drafter):
         return AttachedDraftModel(target, replace(self, model=model))
 
 
-class AttachedDraftModel(Attached):
-    draws = True
-
-    def __init__(self, target: Target, settings: DraftModel):
-        super().__init__(target)
-        self.settings, self.length = settings, settings.length.attach(settings.model)
-
-    def start(self, requests: Sequence[Request], budget: int) -> "DraftModelSession":
-        return DraftModelSession(self.settings, self.length, requests)
-
-    def forget(self) -> None:
-        self.length.forget()
-
-
 class DraftModelSession(Session):
     """The draft model reads along; each request has its own length."""
 
-    def __init__(self, settings: DraftModel, rule: DraftLength, requests: Sequence[Request]):
-        self.settings = settings
+    def __init__(self, attached: "AttachedDraftModel", requests: Sequence[Request], budget: int):
+        self.settings = settings = attached.settings
         longest = max(len(each.tokens) + each.room for each in requests)
         ahead = max(2, settings.num_tokens)
         self.reader = CachedModel(settings.model, longest, len(requests), ahead)
-        self.lengths = Lengths(rule, len(requests))
+        self.lengths = Lengths(attached.length, len(requests))
         self.drafted: Trees | None = None
 
     def ask(self, verified: Verified) -> None:
@@ -126,6 +112,14 @@ class DraftModelSession(Session):
         self.lengths.join(other.lengths)
         self.reader.join(other.reader)
         self.drafted = self.drafted.join(other.drafted)
+
+
+class AttachedDraftModel(Attached):
+    draws, session = True, DraftModelSession
+
+    def __init__(self, target: Target, settings: DraftModel):
+        super().__init__(target)
+        self.settings, self.length = settings, settings.length.attach(settings.model)
 
 
 def _chosen(

@@ -5,7 +5,6 @@ product of the accuracies that the heads' ranks had on validation prompts. It de
 its tokens alone. All stays on the device.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 
 from slipstream.core.growth import grow
 from slipstream.core.trees import Trees
-from slipstream.drafters.base import Attached, Drafter, Request, Session, Verified
+from slipstream.drafters.base import Attached, Drafter, Session, Verified
 from slipstream.speculators.checkpoint import opened
 from slipstream.speculators.medusa import MedusaSpeculator
 from slipstream.targets.target import Target
@@ -30,19 +29,10 @@ class Medusa(Drafter):
         return AttachedMedusa(target, speculator.placed(target))
 
 
-class AttachedMedusa(Attached):
-    def __init__(self, target: Target, speculator: MedusaSpeculator):
-        super().__init__(target)
-        self.speculator = speculator
-
-    def start(self, requests: Sequence[Request], budget: int) -> "MedusaSession":
-        return MedusaSession(self)
-
-
 class MedusaSession(Session):
     """Keeps nothing from step to step."""
 
-    def __init__(self, medusa: AttachedMedusa):
+    def __init__(self, medusa: "AttachedMedusa", *_):
         self.target, self.speculator = medusa.target, medusa.speculator
 
     @torch.no_grad()
@@ -64,3 +54,11 @@ class MedusaSession(Session):
             budget,
             (verified.room - 1).clamp(max=levels),
         )
+
+
+class AttachedMedusa(Attached):
+    session = MedusaSession
+
+    def __init__(self, target: Target, speculator: MedusaSpeculator):
+        super().__init__(target)
+        self.speculator = speculator

@@ -90,6 +90,3 @@ class AttachedLookup(AttachedHost):
 
     def memory(self) -> int:
         return bytes_of(state.index for state in self.states)
-
-    def forget(self) -> None:
-        self.length.forget()

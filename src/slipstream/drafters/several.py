@@ -42,8 +42,7 @@ class Several(Drafter):
 class AttachedSeveral(Attached):
     """parts: the attached drafters by name; record: what they have proven to be worth in all
     prompts. Prompts that are answered at the same time share it without harm: it changes which
-    tokens are drafted, and no answer depends on that. new_record: makes an empty record; session:
-    the class of its sessions."""
+    tokens are drafted, and no answer depends on that. new_record: makes an empty record."""
 
     mergeable = False
 
@@ -59,9 +58,6 @@ class AttachedSeveral(Attached):
         self.draws = any(part.draws for part in parts.values())
         self.keeps = any(part.keeps for part in parts.values())
         self.record = self.new_record()
-
-    def start(self, requests: Sequence[Request], budget: int) -> "SeveralSession":
-        return self.session(self, requests, budget)
 
     def memory(self) -> int:
         return sum(part.memory() for part in self.parts.values())

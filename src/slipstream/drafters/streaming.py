@@ -6,7 +6,6 @@ short pass over the MSA layers after verification; they draft from the same stat
 the root (`root_rank`). Which schedule is faster depends on the device.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,13 +18,12 @@ from slipstream.core.errors import InputError
 from slipstream.core.growth import grow
 from slipstream.core.sampling import SIBLINGS
 from slipstream.core.settings import Below1, Size
-from slipstream.drafters.base import Attached, Drafter, Request
+from slipstream.drafters.base import Attached, Drafter
 from slipstream.drafters.draft_length import DraftLength, check_length
 from slipstream.drafters.stream_sessions import (
     DeferredSession,
     FusedSession,
     Pruning,
-    StreamSession,
 )
 from slipstream.speculators.checkpoint import opened
 from slipstream.speculators.streaming.pairs import PairScores
@@ -110,7 +108,7 @@ class AttachedStreaming(Attached):
         super().__init__(target)
         self.settings, self.speculator, self.schedule = settings, speculator, schedule
         self.draws, self.adds_rows = settings.drawn, schedule == "fused"
-        self.kind = FusedSession if self.adds_rows else DeferredSession
+        self.session = FusedSession if self.adds_rows else DeferredSession
         additions = speculator.config.additions(schedule)
         additions = [each for each in additions if settings.pairs or each == "root"]
         self.details = f"{schedule}: {', '.join(additions) or 'no additions'}"
@@ -130,13 +128,6 @@ class AttachedStreaming(Attached):
         """The same streams by the other schedule."""
         return AttachedStreaming(self.target, self.settings, self.speculator, "fused")
 
-    def start(self, requests: Sequence[Request], budget: int) -> StreamSession:
-        return self.kind(self, requests, budget)
-
-    def forget(self) -> None:
-        if self.length is not None:
-            self.length.forget()
-
     def reaching(self, depth: int) -> tuple[StreamingSpeculator, list[LayerVisitor]]:
         """The speculator without the streams that a tree of this depth has no level for, and its
         visitors. In shared mode all streams must run, since the main stream sees them."""
@@ -146,7 +137,7 @@ class AttachedStreaming(Attached):
             count = max(1, min(count, depth))
         if count not in self._made:
             speculator = speculator.first_streams(count)
-            visitors: list[LayerVisitor] = [self.kind.visitor(target, speculator)]
+            visitors: list[LayerVisitor] = [self.session.visitor(target, speculator)]
             if settings.prune_threshold or settings.prune_cap is not None:
                 cut = settings.prune_threshold, settings.prune_cap
                 visitors.insert(0, Pruning(target, speculator, *cut))
@@ -165,13 +156,13 @@ class AttachedStreaming(Attached):
         """What `grown` returns, from logits made here. given: `count` tensors of the sessions'
         `asked`, for their `states`; then the arguments of `grown` after the logits."""
         asked, given = given[:count], given[count:]
-        states = self.kind.states(self, cache, speculator, slots, *asked)
+        states = self.session.states(self, cache, speculator, slots, *asked)
         logits = self.head(self.target.norm(states)).to(states.device)
         return self.grown(budget, logits, *given)
 
     def logits(self, cache: StepCache, _, speculator, slots, *asked) -> torch.Tensor:
         """(B, gamma, V) of the target's own head, from what these streams ask for."""
-        return self.target.logits(self.kind.states(self, cache, speculator, slots, *asked))
+        return self.target.logits(self.session.states(self, cache, speculator, slots, *asked))
 
     def grown(
         self,

@@ -127,7 +127,8 @@ class Speculative(Method):
 
     @property
     def learns(self) -> bool:
-        return type(self._attached).forget is not Attached.forget
+        own = self._attached
+        return own.length is not None or type(own).forget is not Attached.forget
 
     @property
     def details(self) -> str:
