@@ -173,7 +173,7 @@ def _stand_in(
         return given
     check(component, given, path, later)
     for key in given:
-        if _is_open(arguments_of(component)[key][1]) and "'_target_'" in str(node[key]):
+        if _is_open(arguments_of(component)[key][1]) and _names_part(node[key]):
             raise InputError(f"{path}.{key}: no _target_ is built here; give plain values")
     kind = component if isinstance(component, type) else signature(component).return_annotation
     if not isinstance(kind, type) or isabstract(kind):
@@ -190,6 +190,12 @@ def _is_open(annotation: object) -> bool:
     """Whether an annotation lets anything pass, somewhere within it."""
     inner = annotation if isinstance(annotation, list) else get_args(annotation)
     return annotation in (Any, object) or any(map(_is_open, inner))
+
+
+def _names_part(node: object) -> bool:
+    """Whether a `_target_` stands anywhere in a node."""
+    inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return (isinstance(node, dict) and "_target_" in node) or any(map(_names_part, inner))
 
 
 def _is_lightning_part(found: object) -> bool:
