@@ -34,12 +34,16 @@ TIMEOUT = 10, 1800
 
 @dataclass
 class Endpoint(Answerer):
-    """The model of the server that `how`, a `Regeneration`, names.
+    """The model that the server at `url` ('http://host:port/v1') calls `model`, `concurrency`
+    prompts at a time. key_variable: the environment variable that holds the key, None for no key.
 
     With a chat template the server is given messages, and renders them itself; else the text.
     """
 
-    how: Any
+    url: str
+    model: str
+    concurrency: int
+    key_variable: str | None
     tokenizer: Any
     vocab_size: int
     max_new_tokens: int
@@ -51,7 +55,7 @@ class Endpoint(Answerer):
     def answer(
         self, questions: Sequence[Question], portions: list[list[int]], done: Callable[[int], None]
     ) -> Iterator[dict[int, Answered]]:
-        pool = ThreadPoolExecutor(self.how.concurrency)
+        pool = ThreadPoolExecutor(self.concurrency)
         with self._session() as session:
             try:
                 asked = {
@@ -77,13 +81,13 @@ class Endpoint(Answerer):
     def _session(self) -> requests.Session:
         session = requests.Session()
         for scheme in ("http://", "https://"):
-            adapter = HTTPAdapter(pool_maxsize=self.how.concurrency, max_retries=RETRIES)
+            adapter = HTTPAdapter(pool_maxsize=self.concurrency, max_retries=RETRIES)
             session.mount(scheme, adapter)
-        if (variable := self.how.key_variable) is not None:
-            key = os.environ.get(variable)
+        if self.key_variable is not None:
+            key = os.environ.get(self.key_variable)
             if not key:
                 raise InputError(
-                    f"data.regeneration.key_variable: the environment has no {variable}; "
+                    f"data.regeneration.key_variable: the environment has no {self.key_variable}; "
                     "export the key under that name, or give null for a server that asks for none"
                 )
             session.headers["Authorization"] = f"Bearer {key}"
@@ -95,12 +99,12 @@ class Endpoint(Answerer):
         if chat and (told := getattr(self.tokenizer, "chat_template_kwargs", None)):
             given["chat_template_kwargs"] = told
         body = given | {
-            "model": self.how.model,
+            "model": self.model,
             "max_tokens": min(self.max_new_tokens, self.max_positions - len(question.ids)),
             "temperature": question.temperature,
             "seed": question.seed,
         }
-        url = f"{self.how.endpoint.rstrip('/')}/{'chat/completions' if chat else 'completions'}"
+        url = f"{self.url.rstrip('/')}/{'chat/completions' if chat else 'completions'}"
         try:
             response = session.post(url, json=body, timeout=TIMEOUT)
             response.raise_for_status()

@@ -75,8 +75,8 @@ class Regeneration(Settings):
             answerer = OwnAnswers(target, max_new_tokens, int(self.memory_gib * 2**30))
         else:
             answered_by = self.model
-            sizes = target.vocab_size, max_new_tokens, target.max_positions
-            answerer = Endpoint(self, tokenizer, *sizes)
+            given = self.endpoint, self.model, self.concurrency, self.key_variable, tokenizer
+            answerer = Endpoint(*given, target.vocab_size, max_new_tokens, target.max_positions)
         # What answers depend on: they are found again by it.
         settings = [target.fingerprint, answered_by, max_new_tokens, self.temperatures, seed]
         folder, most = Path(cache_dir), target.max_positions if max_length is None else max_length
