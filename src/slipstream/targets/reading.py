@@ -75,10 +75,7 @@ class CachedModel:
 
         At least one text needs some. Tokens that do not fit behind the longest are read in parts.
         """
-        # A forward reads at least one token of a text: a full cache says so itself.
-        while max(map(len, tokens)) > (
-            most := max(1, min(PREFILL_ROWS, self.cache.room - self.cache.bound))
-        ):
+        while max(map(len, tokens)) > (most := self._most):
             parts = [own[: max(0, min(most, len(own) - most))] for own in tokens]
             read_on(self.model, parts, self.cache)
             tokens = [own[len(part) :] for own, part in zip(tokens, parts, strict=True)]
@@ -88,11 +85,15 @@ class CachedModel:
             return states[:, last[0]]
         return states[range(len(tokens)), last]
 
+    @property
+    def _most(self) -> int:
+        """Tokens of a text that one forward may read, at least one: a full cache says so itself."""
+        return max(1, min(PREFILL_ROWS, self.cache.room - self.cache.bound))
 
-@torch.inference_mode()
+
 def joined(model: Target, first: StepCache, second: StepCache | None = None) -> StepCache:
-    """A cache with the sequences of both: the first one, where it has room for the others, or one
-    over the buffers that graphs were captured for, where these are another's no more."""
+    """A cache with the sequences of both, or of the first alone: the first one, where it has room
+    for them, or one over the buffers that graphs were captured for, if these are nobody's now."""
     both = [first] if second is None else [first, second]
     cache, count = first, sum(len(each.lengths) for each in both)
     room = max(each.room for each in both)
@@ -102,5 +103,6 @@ def joined(model: Target, first: StepCache, second: StepCache | None = None) -> 
     elif second is not None and not first.fits(second):
         cache = model.new_cache(room, count, instead_of=first)
     if cache is not first or second is not None:
-        cache.take_in(*both)
+        with torch.inference_mode():
+            cache.take_in(*both)
     return cache
