@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.exhaustive import sparing
 from tests.tiny import VOCABULARY, tiny_target
 
 from slipstream.targets.compiled import compile_target
@@ -152,7 +151,8 @@ def test_unread_is_what_a_text_has_more():
     assert reader.unread(texts) == [[1, 4, 1], []]
 
 
-@pytest.mark.parametrize(("count",), sparing([(1,), (3,)], lambda count: count == 1))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("count", [1, 3])
 def test_prompts_that_compiled_layers_would_have_wider_are_read_to_their_own_end(count):
     reading = Reading(compile_target(tiny_target(seed=1), "reduce-overhead"), count)
     reading.tolerance = 1e-5  # compiled norms are computed in float32
