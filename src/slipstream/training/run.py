@@ -64,13 +64,7 @@ def train(config: DictConfig) -> Path:
     module.run = run | data_of(module)
     finished = Finished(output, module.run, content["trainer"])
     if config.check:
-        interval, num_batches = trainer.val_check_interval, len(module.data.train_dataloader())
-        batches = epoch_batches(trainer, num_batches)  # as Lightning says it when it has begun
-        if type(interval) is int and trainer.check_val_every_n_epoch and interval > batches:
-            raise InputError(
-                f"trainer.val_check_interval: {interval} is more than the {batches} batches of an "
-                "epoch; lower it, or give a share of the epoch such as 1.0"
-            )
+        check_validations(trainer, len(module.data.train_dataloader()))
         print("check: configuration, data and models fit; nothing was trained")
         return output
     if config.resume == "auto":
@@ -161,6 +155,17 @@ def check_trainer(trainer: L.Trainer, settings: dict) -> None:
     if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
         raise InputError(
             "trainer.strategy: what processes of its kind learn does not come back; give ddp"
+        )
+
+
+def check_validations(trainer: L.Trainer, num_batches: int) -> None:
+    """`InputError` where validations would be more than an epoch of so many batches apart, as
+    Lightning says it when it has begun."""
+    interval, batches = trainer.val_check_interval, epoch_batches(trainer, num_batches)
+    if type(interval) is int and trainer.check_val_every_n_epoch and interval > batches:
+        raise InputError(
+            f"trainer.val_check_interval: {interval} is more than the {batches} batches of an "
+            "epoch; lower it, or give a share of the epoch such as 1.0"
         )
 
 
