@@ -77,7 +77,7 @@ def collect(
         for record in run["results"]:
             if "prompt_set" not in record:  # of a study
                 rows.append(settings | record)
-                lines.append({"line": ", ".join([next(iter(record.values())), *others])})
+                lines.append({"line": ", ".join([str(next(iter(record.values()))), *others])})
                 continue
             of = {"prompts": record["prompt_set"], "method": record["method"]}
             rows.append(settings | of | columns(record, *COLUMNS) | weights)
@@ -85,25 +85,24 @@ def collect(
             plain = record["method"] == "plain"
             line = {"line": None if plain else ", ".join([record["method"], *others])}
             lines.append(line | {end: record[end] for end in chain(*BOUNDS.values())})
-    told = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    shown = {title: [{name: row[name] for name in told} for row in rows]}
+    told = [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
+    shown = {title: [{name: row.get(name) for name in told} for row in rows]}
     if against is not None:
         shown[f"{title}: over all settings"] = _spread([path.parent for path in paths], against)
     if model is not None:
         shown |= model(found)
-    across = names[0] if names else "method"
+    compared = "prompt_set" in found[0][1][0]
+    across = names[0] if names else "method" if compared else next(iter(rows[0]))
     kind = "line" if all(isinstance(row[across], int | float) for row in rows) else "bar"
-    if "prompts" in rows[0]:
+    if compared:
         panels = "vs plain", "tokens/s", "tau"
         plot = Plot(across, panels, "line", "prompts", kind, BOUNDS, reference=1.0)
     else:  # what a study's rows have first of numbers
-        given = [name for name in rows[0] if name not in names]
-        numbers = [
-            name for name in given if all(isinstance(row[name], int | float) for row in rows)
-        ]
+        others = [name for name in rows[0] if name not in (across, *names)]
+        numbers = [n for n in others if all(isinstance(row.get(n), int | float) for row in rows)]
         plot = Plot(across, tuple(numbers[:3]), "line", kind=kind)
     rows = [row | line for row, line in zip(rows, lines, strict=True)]
-    result = Result(title, rows, (plot,), shown=shown)
+    result = Result(title, rows, (plot,) if plot.y else (), shown=shown)
     show(result)
     parts = "config", "environment"
     write(folder, result, *({name: run[part] for name, run in runs.items()} for part in parts))

@@ -45,6 +45,11 @@ def draft_size(
             + ", ".join(drafters)
         )
     warm_up, others = (token_ids(target, part) for part in divided(prompts, calibration_prompts))
+    if (most := max(sample_sizes, default=0)) > len(others):
+        raise InputError(
+            f"study.sample_sizes: {most} is more than the {len(others)} prompts to be measured; "
+            "lower it, or give more num_prompts"
+        )
     searched = sorted({*range(budgets[0], budgets[-1], step), budgets[-1]})
     searched = sorted({*searched, *budgets}) if sample_sizes else searched
     rows, around, sampled, sizes = [], [], [], []
@@ -128,8 +133,6 @@ def _sampled(
     `DRAWS` times: medians and 95 % of the draws. grid: statistics of each prompt by size; the speed
     of a choice is that of all of them, on lines between the sizes."""
     chance, prompts = np.random.default_rng(0), len(next(iter(grid.values())))
-    if count > prompts:
-        raise InputError(f"study.sample_sizes: {count} is more than the {prompts} prompts measured")
     chosen, seconds = [], []
     for _ in range(DRAWS):
         drawn = chance.choice(prompts, count, replace=False)

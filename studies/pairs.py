@@ -3,7 +3,8 @@
 python -m studies.pairs FOLDER METHOD/OTHER ...
 
 prints how much faster each METHOD was than the OTHER and how many more tokens a step it had, and
-writes pairs.md beside the answers that a run of `infer.py` left in FOLDER.
+writes pairs.md beside the answers that a run of `infer.py` left in FOLDER. Prompts that were
+answered in one batch shared its time, so intervals of batches would be too narrow.
 """
 
 import argparse
@@ -23,12 +24,15 @@ Answers = dict[str, list[dict]]
 
 
 def pairs(folder: Path, asked: list[str]) -> Result:
-    """A row for each pair and prompt set. Raises `InputError` for a folder without answers, and for
-    methods that it has none of."""
+    """A row for each pair and prompt set. Raises `InputError` for a folder without answers, for
+    batches, and for methods that it has none of."""
     rows: Rows = []
     path = folder / "answers.jsonl"
     if not path.is_file():
         raise InputError(f"folder: {folder} has no answers.jsonl; give the output_dir of a run")
+    config = json.loads((folder / "results.json").read_text(encoding="utf-8"))["config"]
+    if config["batch_size"] > 1:
+        raise InputError("batch_size: the answers of a batch share its time; run with batch_size=1")
     answers: Answers = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         answer = json.loads(line)
@@ -41,8 +45,11 @@ def pairs(folder: Path, asked: list[str]) -> Result:
         for name in [*sets, ALL_SETS] if len(sets) > 1 else sets:
             row: dict[str, object] = {"pair": pair, "prompts": name}
             for what, unit in UNITS.items():
-                ratio, low, high = ratio_interval(*(_side(answers[n], name, unit) for n in names))
-                row |= {what: ratio, f"{what}, 95 %": f"{low:.2f} to {high:.2f}"}
+                sides = [_side(answers[n], name, unit) for n in names]
+                row |= {what: None, f"{what}, 95 %": None}
+                if all(sum(spent) for _, spent in sides):  # `generate` tells no forwards
+                    ratio, low, high = ratio_interval(*sides)
+                    row |= {what: ratio, f"{what}, 95 %": f"{low:.2f} to {high:.2f}"}
             rows.append(row)
     return Result("Pairs, answer by answer", rows)
 

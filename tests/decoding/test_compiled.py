@@ -608,6 +608,24 @@ def test_joining_copies_those_alone_that_join(cuda, replayed):
     assert joined(target, grown, target.new_cache(20, 1)) is grown and len(grown.lengths) == 4
 
 
+def test_a_prompt_read_in_parts_joins_after_all_others_have_ended(replayed):
+    """It moves into the buffers of the graphs, which were another's while it was read."""
+    long = BATCH[0] * 4
+    expected = PlainDecoder(tiny_target(), Sampling(), LIMITS).generate(long).ids
+    decoder = PlainDecoder(replayed(tiny_target()), Sampling(), LIMITS)
+    decoder.start([decoder.request(BATCH[1])])
+    request = decoder.request(long)
+    parts = decoder.starting([request], rows=4)
+    next(parts)
+    while decoder.running:
+        decoder.step()
+    for _ in parts:
+        pass
+    while not request.finished:
+        decoder.step()
+    assert request.generation().ids == expected
+
+
 class Changing(Engine):
     """Trees that are roots alone every other time, as a busy server has them."""
 

@@ -62,7 +62,10 @@ def test_calibrated_sizes_are_compared_with_all_sizes(target, tmp_path):
     assert all(2 <= row["g*"] <= 8 and 0 < row["vs best"] <= 1 for row in sampled)
     more = others | {"sample_sizes": [4]}
     wrong = refused(lambda: draft_size(target, PROMPTS, lookup, [2, 4], 2, [], {}, **more))
-    assert wrong == "study.sample_sizes: 4 is more than the 3 prompts measured"
+    assert wrong == (
+        "study.sample_sizes: 4 is more than the 3 prompts to be measured; lower it, or give more "
+        "num_prompts"
+    )
     assert {row["measured in"] for row in sizes} == {"search", "calibration, PromptLookup"}
     assert all(row["low"] <= 1.01 * row["tokens/s"] <= 1.02 * 1.01 * row["high"] for row in sizes)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from itertools import chain, product
@@ -207,6 +208,9 @@ def test_rows_of_a_study_are_collected_with_what_its_runs_differ_in(tmp_path):
     ]  # fmt: skip
     (plot,) = result.plots
     assert (plot.x, plot.y, plot.hue) == ("threads", ("g*", "tau"), "line")
+    shutil.rmtree(tmp_path / "2")
+    (plot,) = collect(tmp_path, "Sizes").plots
+    assert (plot.x, plot.y) == ("drafter", ("g*", "tau"))
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
@@ -218,7 +222,9 @@ def test_methods_are_compared_answer_by_answer(tmp_path):
         for name, seconds, forwards in (("one", 1.0, 3), ("other", 2.0, 4))
         for place, long in (("a", 1), ("a", 3), ("b", 5))
     ]  # fmt: skip
+    lines += [line | {"method": "none", "accepted": []} for line in lines[:3]]
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "results.json").write_text('{"config": {"batch_size": 1}}')
     rows = pairs(tmp_path, ["one/other", "other/one"]).rows
     assert [(row["pair"], row["prompts"]) for row in rows] == [
         (pair, name) for pair in ("one/other", "other/one") for name in ("a", "b", "all")
@@ -228,7 +234,12 @@ def test_methods_are_compared_answer_by_answer(tmp_path):
         assert (row["speed"], row["tau"]) == (pytest.approx(speed), pytest.approx(tau))
         assert row["speed, 95 %"] == f"{speed:.2f} to {speed:.2f}"
     for wrong in ("one", "one/third", "one/other/one"):
-        assert refused(lambda: pairs(tmp_path, [wrong])).endswith("two of one, other")  # noqa: B023
+        said = refused(lambda: pairs(tmp_path, [wrong]))  # noqa: B023
+        assert said.endswith("two of one, other, none")
+    row = pairs(tmp_path, ["one/none"]).rows[0]
+    assert row["speed"] == 1 and row["tau"] is row["tau, 95 %"] is None
+    (tmp_path / "results.json").write_text('{"config": {"batch_size": 2}}')
+    assert "share its time" in refused(lambda: pairs(tmp_path, ["one/other"]))
     assert "has no answers.jsonl" in refused(lambda: pairs(tmp_path / "none", ["one/other"]))
 
 

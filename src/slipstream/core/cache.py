@@ -132,6 +132,7 @@ class StepCache:
         cache.batch_size = count
         return cache
 
+    @torch.inference_mode()
     def clear(self, batch_size: int) -> None:
         """Let the slots of so many sequences hold zeros again."""
         for buffer in self._buffers:

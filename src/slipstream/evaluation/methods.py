@@ -23,6 +23,7 @@ from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Attached, Drafter
+from slipstream.drafters.draft_length import DraftLength
 from slipstream.evaluation.exactness import DraftlessReference, PlainReference, Reference
 from slipstream.targets.loading import load_target, of_same_vocabulary
 from slipstream.targets.target import Target
@@ -128,7 +129,8 @@ class Speculative(Method):
     @property
     def learns(self) -> bool:
         own = self._attached
-        return own.length is not None or type(own).forget is not Attached.forget
+        ruled = own.length is not None and type(own.length).forget is not DraftLength.forget
+        return ruled or type(own).forget is not Attached.forget
 
     @property
     def details(self) -> str:
