@@ -201,7 +201,7 @@ def test_the_tree_of_token_recycling_has_one_shape_whatever_is_stored():
             tokens.append((*tokens[parent], token))
             rank = known.store[draft.tokens[parent]][0].index(token)
             ranks.append((*ranks[parent], rank))
-        usual = {token: settings.scored(own) for token, own in known.store.items()}
+        usual = {token: settings.scored(own, 0.0) for token, own in known.store.items()}
         assert set(tokens[1:]) == algorithm_1(usual, 3, 80, 6, 8, 0.0) and len(draft) == 80
         shapes.add(frozenset(ranks))
     (shape,) = shapes
@@ -387,8 +387,33 @@ def test_candidates_are_extended_by_what_the_target_says_there(probability):
     [(1.0, [0.9, 0.05]), (0.0, [0.5, 0.2]), (0.3, [0.3 * 0.9 + 0.35, 0.3 * 0.05 + 0.14])],
 )
 def test_stored_probabilities_count_as_far_as_they_are_trusted(trust, scores):
-    tokens, found = unispec(trust=trust).scored(([2, 3], [0.9, 0.05]))
+    tokens, found = unispec(trust=trust).scored(([2, 3], [0.9, 0.05]), trust)
     assert tokens == [2, 3] and found == pytest.approx(scores)
+
+
+def test_trust_is_what_part_of_stored_probabilities_came_true():
+    """Over a whole answer: of each draft's root the stored successors, and the token that came."""
+    trusts, expected = [], []
+
+    def watch(session):
+        drafted, claimed, right = session.attached.drafted, [10.0], [3.0]
+
+        def noted(request, state, budget):
+            if expected:
+                place, (successors, probabilities) = session.before
+                claimed.append(sum(probabilities))
+                right.append(request.tokens[place] in successors)
+            expected.append(min(1, sum(right) / sum(claimed)))
+            trusts.append(state.trust)
+            session.before = len(request.tokens), state.store.get(request.tokens[-1], ([], []))
+            return drafted(request, state, budget)
+
+        session.attached.drafted = noted
+
+    target = tiny_target()
+    found = answered(watched(unispec(trust="proven"), target, watch), target)
+    assert found.ids == PlainDecoder(target, Sampling(), Limits(LENGTH)).generate(PROMPT).ids
+    assert trusts == pytest.approx(expected) and len(set(trusts)) > 3
 
 
 def test_dictionaries_hold_all_parts_of_a_candidate_or_whole_ones_alone():

@@ -81,6 +81,7 @@ def untrained(texts: list[list[int]]) -> dict[str, object]:
         "unispec": unispec(),
         "unispec, last row of the prompt": unispec(prompt=False, wide_first_level=False),
         "unispec, trusted in part": unispec(trust=0.3),
+        "unispec, trusted as proven": unispec(trust="proven"),
         "unispec, kept": unispec(keep=True),
         "unispec, local scores": unispec(reading="local"),
         "lookahead": lookahead(),

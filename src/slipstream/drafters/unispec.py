@@ -26,6 +26,9 @@ READINGS = {"product": mul, "local": min}
 """How confident a node is by its score and its parent's confidence. Algorithm 1 does not say more
 than that scores are put side by side: either the scores on a path are multiplied, or each counts
 alone, though no node can be drafted without its parent."""
+PRIOR = 10.0, 3.0
+"""Of proven trust: so much probability claimed before the first token of an answer, so much of it
+right."""
 Successions = tuple[list[int], list[float]]
 """Tokens that may follow one, most probable first, and how probable each is."""
 Store = dict[int, Successions]
@@ -42,17 +45,18 @@ class UniSpec(Drafter):
     all the same if they are among the most confident. trust: a successor's score is this part of
     the probability that the target gave it, in the place where it did, and the rest of what is
     usual for its rank, `ranks`: UNISPEC trusts wholly (1), Token Recycling, whose tree has a fixed
-    shape, not at all (0). wide_first_level: the first level also has what else than the root the
-    target thought likely in its place, ranked without it (the paper does not leave out the root
-    itself, which would be its own likeliest child). prompt: whether the target's predictions within
-    the prompt (its last part, if it is long) are stored, too. keep: whether later prompts find what
-    earlier ones stored. reading: of the scores on a path, one of `READINGS`.
+    shape, not at all (0), "proven" as far as stored probabilities have come true in the answer.
+    wide_first_level: the first level also has what else than the root the target thought likely in
+    its place, ranked without it (the paper does not leave out the root itself, which would be its
+    own likeliest child). prompt: whether the target's predictions within the prompt (its last part,
+    if it is long) are stored, too. keep: whether later prompts find what earlier ones stored.
+    reading: of the scores on a path, one of `READINGS`.
     """
 
     top_k: Size
     max_depth: Size
     threshold: Below1
-    trust: Share
+    trust: Share | Literal["proven"]
     ranks: Sequence[PositiveShare]
     wide_first_level: bool
     prompt: bool
@@ -69,11 +73,11 @@ class UniSpec(Drafter):
     def attach(self, target: Target) -> "AttachedUniSpec":
         return AttachedUniSpec(target, self)
 
-    def scored(self, successors: Successions) -> Successions:
+    def scored(self, successors: Successions, trust: float) -> Successions:
         """Successors with their scores in place of their probabilities."""
         tokens, probabilities = successors
         pairs = zip(probabilities, self.ranks, strict=False)
-        return tokens, [self.trust * own + (1 - self.trust) * rank for own, rank in pairs]
+        return tokens, [trust * own + (1 - trust) * rank for own, rank in pairs]
 
 
 class AttachedUniSpec(AttachedHost):
@@ -123,6 +127,7 @@ class AttachedUniSpec(AttachedHost):
         """Store each token's successors: of its last accepted node, else of its likeliest node."""
         ids, tokens, probabilities, counting, *paths = (each.tolist() for each in brought)
         for place, known in enumerate(states):
+            known.prove(verified.requests[place].tokens)
             order = [node for node, counts in enumerate(counting[place]) if counts]
             if paths:
                 accepted = paths[0][place][: paths[1][place]]
@@ -132,18 +137,21 @@ class AttachedUniSpec(AttachedHost):
                 known.store[ids[place][node]] = known.instead
 
     def drafted(self, request: Request, state: "_Known", budget: int) -> Draft:
-        settings = self.settings
+        settings, trust, root = self.settings, self.settings.trust, request.tokens[-1]
+        if trust == "proven":
+            trust = state.trust
+            state.asked = len(request.tokens), state.store.get(root, ([], []))
 
         def children(token: int, depth: int) -> Successions:
-            stored = settings.scored(state.store.get(token, ([], [])))
+            stored = settings.scored(state.store.get(token, ([], [])), trust)
             if depth == 1 and settings.wide_first_level:
                 others = dict(zip(*state.instead, strict=True))
                 others.pop(token, None)
-                return _merged(stored, settings.scored((list(others), list(others.values()))))
+                others = list(others), list(others.values())
+                return _merged(stored, settings.scored(others, trust))
             return stored
 
         depth = max(0, min(settings.max_depth, request.room - 1))
-        root = request.tokens[-1]
         shape = budget, depth, settings.threshold, settings.top_k
         return grow_by_confidence(root, children, *shape, READINGS[settings.reading])
 
@@ -156,10 +164,34 @@ class AttachedUniSpec(AttachedHost):
 
 @dataclass
 class _Known:
-    """Of one request: its store, and what might have come in the place of the last token."""
+    """Of one request: its store, and what might have come in the place of the last token. asked: a
+    place of the text, and what was stored for it, whose worth is not known yet; claimed: the
+    probabilities of such successors, right: how often one of them came."""
 
     store: Store
     instead: Successions = ([], [])
+    asked: tuple[int, Successions] | None = None
+    claimed: float = PRIOR[0]
+    right: float = PRIOR[1]
+
+    @property
+    def trust(self) -> float:
+        """What part of stored probabilities has come true.
+
+        >>> known = _Known({}, asked=(2, ([7, 8], [0.75, 0.25])))
+        >>> known.prove([1, 2, 8])
+        >>> known.trust  # 3 of 10, and 1 of 1
+        0.36363636363636365
+        """
+        return min(1.0, self.right / self.claimed)
+
+    def prove(self, tokens: list[int]) -> None:
+        """Take up what came in the place that was asked for."""
+        if self.asked is not None:
+            place, (successors, probabilities) = self.asked
+            self.claimed += sum(probabilities)
+            self.right += tokens[place] in successors
+            self.asked = None
 
 
 def _merged(first: Successions, second: Successions) -> Successions:
