@@ -98,8 +98,8 @@ def collect(
         panels = "vs plain", "tokens/s", "tau"
         plot = Plot(across, panels, "line", "prompts", kind, BOUNDS, reference=1.0)
     else:  # what a study's rows have first of numbers
-        others = [name for name in rows[0] if name not in (across, *names)]
-        numbers = [n for n in others if all(isinstance(row.get(n), int | float) for row in rows)]
+        measured = [name for name in rows[0] if name not in (across, *names)]
+        numbers = [n for n in measured if all(isinstance(row.get(n), int | float) for row in rows)]
         plot = Plot(across, tuple(numbers[:3]), "line", kind=kind)
     rows = [row | line for row, line in zip(rows, lines, strict=True)]
     result = Result(title, rows, (plot,) if plot.y else (), shown=shown)

@@ -147,8 +147,8 @@ class AttachedUniSpec(AttachedHost):
             if depth == 1 and settings.wide_first_level:
                 others = dict(zip(*state.instead, strict=True))
                 others.pop(token, None)
-                others = list(others), list(others.values())
-                return _merged(stored, settings.scored(others, trust))
+                instead = list(others), list(others.values())
+                return _merged(stored, settings.scored(instead, trust))
             return stored
 
         depth = max(0, min(settings.max_depth, request.room - 1))
