@@ -131,6 +131,24 @@ def test_intervals_of_batched_runs_draw_batches_again():
     assert 1.0 < alone["speedup_vs_plain_low"] < 1.6 < alone["speedup_vs_plain_high"] < 4.0
 
 
-def _took(seconds: float) -> Generation:
+def test_answers_are_compared_with_those_of_transformers_else_of_plain_decoding():
+    """Not with those of the method that a config happens to name first."""
+
+    def identical(*methods: str) -> dict[str, int]:
+        runs = [
+            Run(name, None, True, generations=[_took(1.0, last)], store_bytes={"a": 0},
+                details={"a": ""})
+            for last, name in enumerate(methods)
+        ]  # fmt: skip
+        found = summarise(runs, [Prompt("w1", "a")], "")
+        return {each["method"]: each["identical"] for each in found}
+
+    found = identical("first", "plain", "transformers")
+    assert found == {"first": 0, "plain": 0, "transformers": 1}
+    assert identical("first", "plain", "other") == {"first": 0, "plain": 1, "other": 0}
+    assert identical("first", "other") == {"first": 1, "other": 0}
+
+
+def _took(seconds: float, last: int = 4) -> Generation:
     counts = Statistics(answers=1, tokens=4, target_forwards=3, seconds=seconds)
-    return Generation([1, 2, 3, 4], "", "length", counts)
+    return Generation([1, 2, 3, last], "", "length", counts)

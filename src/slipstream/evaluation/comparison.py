@@ -149,8 +149,8 @@ def summarise(runs: list[Run], prompts: list[Prompt], dtype: str) -> Rows:
     that have references, None where none has.
 
     Outputs are compared with those of the method's own reference if it has one, else with those of
-    `transformers` where it was run, else with the first method's; speeds with `transformers` and
-    `plain`, each where it was run.
+    `transformers`, else of `plain`, else of the first method; speeds with `transformers` and
+    `plain`; each where it was run.
     """
     return [
         _record(run, runs, name, chosen, prompts, dtype)
@@ -163,7 +163,8 @@ def expected_answers(run: Run, runs: list[Run]) -> list[list[int]]:
     """What the answers of `run` are compared with."""
     if run.expected is not None:
         return run.expected
-    reference = next((run for run in runs if run.method == "transformers"), runs[0])
+    named = {run.method: run for run in runs}
+    reference = named.get("transformers") or named.get("plain") or runs[0]
     return [answer.ids for answer in reference.generations]
 
 

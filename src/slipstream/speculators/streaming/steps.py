@@ -1,4 +1,4 @@
-"""The parts of streams and their two step functions, which serve training and decoding alike.
+"""The parts of streams and their step functions, which serve training and decoding alike.
 
 Paper: section 2, Eqs. 1 to 4; what streams may know of the root, and scores of pairs of tokens, are
 additions of this project. Nothing here knows trees, drafts, losses or how the target is changed.
