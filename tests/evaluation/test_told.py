@@ -51,6 +51,19 @@ def test_batches_are_of_one_set_and_methods_are_told_which(target, capsys):
     assert records["plain", "all"]["details"] == ""
 
 
+def test_rows_of_a_forward_are_told(target):
+    """The nodes of a tree, of plain decoding one; of what counts no forwards, nothing."""
+    runs = compare(
+        {"plain": Plain(), "drafted": Speculative(untrained.unispec(), 8), "other": Plain()},
+        PROMPTS[:1], target, Sampling(), Limits(9), 1, 0,
+    )  # fmt: skip
+    runs[2].generations[0].statistics.target_rows = 0
+    result = comparison_result(summarise(runs, PROMPTS[:1], ""), runs, PROMPTS[:1])
+    (table,) = result.tables.values()
+    plain, other, drafted = (row["rows"] for row in table)
+    assert plain == 1.0 < drafted <= 8 and other is None
+
+
 def test_memory_of_stores_is_told_by_set_and_kept_stores_are_named(target):
     prompts = [replace(PROMPTS[0], text="w3 w5 w8 " * 9), PROMPTS[1]]
     methods = {

@@ -52,6 +52,7 @@ def columns(record: dict) -> dict[str, object]:
         "tau": _bounded(record, "tau"),
         "accepted": record["mean_accepted_draft_tokens"],
         "forwards": record["target_forwards"],
+        "rows": record["target_rows"] / steps if record["target_rows"] else None,
         "draft/verify/overhead": split if measured else None,
         "draft ms": 1000 * record["seconds_draft"] / steps if measured else None,
         "store MB": record["store_bytes"] / 1e6 if record["store_bytes"] else None,
