@@ -48,7 +48,7 @@ class EnumeratedChance:
     """A `Chance` whose numbers lie in a box; notes the breakpoints they were compared with.
 
     fixed: numbers that are given; values: of the axes that are not free, or were asked for; slot:
-    the place among the runs that go on together.
+    the place among the runs that go on together; deaf: what comes from now on does not matter.
     """
 
     current: ClassVar[list["EnumeratedChance"]] = []
@@ -58,7 +58,7 @@ class EnumeratedChance:
         self.cuts: dict[Axis, set[float]] = {}
         self.values: dict[Axis, float] = {}
         self.axes: dict[float, Axis] = {}
-        self.drafted = 0
+        self.drafted, self.deaf = 0, False
         self.free, self.known, table = _free(slot)
         table = table.clone()
         for axis in box.keys() | fixed.keys():
@@ -93,7 +93,7 @@ class EnumeratedChance:
 
     def compared(self, number: float, breakpoints: list[float]) -> None:
         axis = self.axes.get(number, self.known.get(number))
-        if axis is not None and axis not in self.fixed:
+        if axis is not None and axis not in self.fixed and not self.deaf:
             self.cuts.setdefault(axis, set()).update(breakpoints)
 
 

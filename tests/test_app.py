@@ -53,7 +53,8 @@ SHORT = "limits.max_new_tokens=24"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("train"), FEW)
+    few = "data.max_train_rows=8", "data.max_validation_rows=4", "data.batch_tokens=256"
+    return train(tmp_path_factory.mktemp("train"), FEW, *few)
 
 
 def test_train_writes_a_folder_that_infer_opens(trained, tmp_path):

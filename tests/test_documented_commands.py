@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -273,14 +274,19 @@ def keys_of(node: object) -> set[str]:
     return set(map(str, node)).union(*map(keys_of, node.values()))
 
 
+@cache
+def known_keys() -> set[str]:
+    """Those of all configs, and the names of these."""
+    files = [*(ROOT / "conf").rglob("*.yaml")]
+    known = {"NAME", "searchpath", *GROUPS, *(each.stem for each in files)}
+    return known.union(*(keys_of(OmegaConf.to_container(OmegaConf.load(each))) for each in files))
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_key_in_a_sentence_is_one_of_a_config(path):
     """Such as `drafter.keep=true`."""
-    files = [*(ROOT / "conf").rglob("*.yaml")]
-    known = {"NAME", "searchpath", *GROUPS, *(each.stem for each in files)}
-    known = known.union(*(keys_of(OmegaConf.to_container(OmegaConf.load(each))) for each in files))
     for key in re.findall(r"`\+?(\w+(?:\.\w+)+)=", FENCE.sub("", TEXTS[path])):
-        assert set(key.split(".")) <= known, key
+        assert set(key.split(".")) <= known_keys(), key
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

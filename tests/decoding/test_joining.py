@@ -1,5 +1,7 @@
 """Requests join and leave at random steps; their answers are those alone, in float64."""
 
+from collections.abc import Callable
+from functools import partial
 from itertools import cycle
 from random import Random
 
@@ -22,7 +24,8 @@ LIMITS = Limits(12)
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8)}
 
 
-def decoders(sampling: Sampling) -> dict[str, Decoder]:
+def decoders(sampling: Sampling) -> dict[str, Callable[[], Decoder]]:
+    """By name what makes a decoder."""
     target = tiny_target()
     target.model.generation_config.eos_token_id = 7
     speculator = tiny_speculator(target, transition_rank=3, copy_scores=True)
@@ -35,14 +38,13 @@ def decoders(sampling: Sampling) -> dict[str, Decoder]:
         "draft model": DraftModel(draft, 4),
         "draft model, gammatune": DraftModel(draft, 4, untrained.gammatune()),
     }
-    found: dict[str, Decoder] = {"plain": PlainDecoder(target, sampling, LIMITS)}
+    found = {"plain": partial(PlainDecoder, target, sampling, LIMITS)}
     for name, drafter in drafters.items():
-        found[name] = Engine(target, drafter, sampling, LIMITS, 9)
+        found[name] = partial(Engine, target, drafter, sampling, LIMITS, 9)
     if not sampling.greedy:
         verifier = SprinterVerifier(draft, SprinterConfig(("hidden",), (1.0,))).eval()
-        found["sprinter"] = SprinterDecoder(
-            target, draft, verifier, sampling, LIMITS, 1.0, 0.5, cap=4
-        )
+        settings = sampling, LIMITS, 1.0, 0.5, 4
+        found["sprinter"] = partial(SprinterDecoder, target, draft, verifier, *settings)
     return found
 
 
@@ -56,7 +58,7 @@ NAMES = [(name, kind) for kind, own in SAMPLINGS.items() for name in decoders(ow
 def test_requests_that_join_and_leave_are_answered_as_alone(name, kind):
     """Also of drafters that carry stores over, and of greedy ones whose trees have another size at
     every step: what is drafted decides nothing."""
-    decoder, random = decoders(SAMPLINGS[kind])[name], Random(3)
+    decoder, random = decoders(SAMPLINGS[kind])[name](), Random(3)
     prompts = [[random.randrange(VOCABULARY) for _ in range(n)] for n in (5, 1, 9, 3, 2, 14, 4)]
     alone = [decoder.generate(ids, seed).ids for seed, ids in enumerate(prompts)]
     if kind == "greedy":
@@ -90,7 +92,7 @@ def test_requests_that_join_and_leave_are_answered_as_alone(name, kind):
 def test_requests_of_one_batch_sample_each_in_its_own_way(name):
     samplings = [Sampling(), Sampling(0.7), Sampling(1.3, top_k=5), Sampling()]
     prompts = [[3, 1, 4], [9, 2], [6, 5, 3, 5, 8], [7, 7]]
-    mixed = decoders(Sampling())[name]
+    mixed = decoders(Sampling())[name]()
     requests = [
         mixed.request(ids, 11, sampling=sampling)
         for ids, sampling in zip(prompts, samplings, strict=True)
@@ -99,13 +101,13 @@ def test_requests_of_one_batch_sample_each_in_its_own_way(name):
     while mixed.running:
         mixed.step()
     for ids, sampling, request in zip(prompts, samplings, requests, strict=True):
-        assert request.answer.ids == decoders(sampling)[name].generate(ids, 11).ids
+        assert request.answer.ids == decoders(sampling)[name]().generate(ids, 11).ids
 
 
 @pytest.mark.parametrize("name", ["draft model", "deferred, drawn"])
 def test_trees_that_were_drawn_and_trees_that_were_not_join(name):
     """Greedy requests draw nothing, and with room for one more token alone nothing is drafted."""
-    decoder = decoders(SAMPLINGS["sampled"])[name]
+    decoder = decoders(SAMPLINGS["sampled"])[name]()
     prompts = [[3, 14, 15], [1, 2], [9], [5, 6, 5]]
     ways = [(Sampling(0.8), 12), (Sampling(0.8), 2), (Sampling(), 12), (Sampling(0.8), 11)]
     for order in ([0, 1, 2, 3], [1, 0, 2, 3], [2, 0, 1, 3], [2, 1, 3, 0]):
@@ -128,7 +130,7 @@ def test_trees_that_were_drawn_and_trees_that_were_not_join(name):
 
 
 def test_every_request_has_its_callback_and_its_limits():
-    decoder = decoders(Sampling())["deferred"]
+    decoder = decoders(Sampling())["deferred"]()
     told: list[list[int]] = [[], []]
     callbacks = [lambda token, *_, own=own: own.append(token) for own in told]
     answers = decoder.generate_batch([[1, 2], [3]], None, callbacks)

@@ -13,7 +13,7 @@ import torch
 from studies.approximation import approximation, drafted_positions, emitted_distribution
 from studies.sprinter_theory import Rates, expected_run_length, mean_run_length
 from tests.decoding.test_every_option_samples import PROMPT, VOCABULARY
-from tests.enumeration import EnumeratedChance, enumerated, fixed_first
+from tests.enumeration import EnumeratedChance, enumerated_together, fixed_first
 from tests.exhaustive import sparing
 from tests.tiny import VOCABULARY as WORDS
 from tests.tiny import tiny_target
@@ -27,7 +27,7 @@ from slipstream.speculators.checkpoint import save_speculator
 from slipstream.speculators.classifiers import FEATURES, SprinterConfig, SprinterVerifier, shape_of
 
 FIRST, COUNT = 0, 3
-COMPANIONS = ([2, 2, 0, 1, 2, 2, 1], [0])
+COMPANIONS = ([[2, 2, 0, 1, 2, 2, 1]], [[0]])  # before and after the prompts that are looked at
 TOLERANCE = 1e-12
 ALWAYS, NEVER = 1e-9, 1 - 1e-9
 
@@ -130,6 +130,23 @@ class Written:
 SAMPLINGS = [Sampling(1.0), Sampling(0.7, top_k=2, top_p=0.95)]
 
 
+def continuations(decoder: SprinterDecoder, together: int = 32) -> dict[tuple, float]:
+    """What may be written after the first token, and how probably; so many runs `together`, in a
+    batch with others of other lengths, or each alone."""
+    before, after = COMPANIONS if together > 1 else ([], [])
+
+    def outcomes(chances: list[EnumeratedChance]) -> list[tuple]:
+        prompts = [*before, *[PROMPT] * len(chances), *after]
+        seeds = [*[1] * len(before), *chances, *[2] * len(after)]
+        answers = zip(prompts, decoder.generate_batch(prompts, seeds), strict=True)
+        found = [answer.ids for ids, answer in answers if ids is PROMPT]
+        assert all(first == FIRST for first, *_ in found)
+        return [tuple(others) for _, *others in found]
+
+    fixed = fixed_first(decoder.target, PROMPT, decoder.sampling, FIRST)
+    return enumerated_together(outcomes, fixed, together)
+
+
 @pytest.mark.parametrize(
     ("batched", "cap", "features", "sampling"),
     sparing(
@@ -147,15 +164,7 @@ def test_every_continuation_has_the_probability_of_the_algorithm(
     written.go_on([*PROMPT, FIRST], 0, 1.0)
     assert min(written.kinds["kept"], written.kinds["doubted"]) > 0.1
     assert (written.kinds["capped"] > 0.02) == (cap == 1 or (cap == 2 and features == FEATURES))
-    prompts = [COMPANIONS[0], PROMPT, COMPANIONS[1]] if batched else [PROMPT]
-
-    def outcome(chance: EnumeratedChance) -> tuple:
-        seeds = [1, chance, 2] if batched else [chance]
-        first, *others = decoder.generate_batch(prompts, seeds)[prompts.index(PROMPT)].ids
-        assert first == FIRST
-        return tuple(others)
-
-    found = enumerated(outcome, fixed_first(decoder.target, PROMPT, decoder.sampling, FIRST))
+    found = continuations(decoder, together=32 if batched else 1)
     for continuation in found.keys() | written.found.keys():
         expected = written.found.get(continuation, 0.0)
         assert found.get(continuation, 0.0) == pytest.approx(expected, abs=TOLERANCE)
@@ -164,10 +173,7 @@ def test_every_continuation_has_the_probability_of_the_algorithm(
 def joint_of(decoder: SprinterDecoder, model) -> float:
     """Largest difference between the decoder's continuations and those of a model alone."""
     limits, decoder.limits = decoder.limits, Limits(3)
-    found = enumerated(
-        lambda chance: tuple(decoder.generate_batch([PROMPT], [chance])[0].ids[1:]),
-        fixed_first(decoder.target, PROMPT, decoder.sampling, FIRST),
-    )
+    found = continuations(decoder)
     decoder.limits = limits
     errors = []
     for first in range(VOCABULARY):
@@ -203,10 +209,7 @@ def test_a_control_keeps_tokens_by_chance(keep, chance):
     decoder = SprinterDecoder(
         like.target, like.draft, keep, Sampling(1.0), Limits(1 + COUNT), 1.0, 0.5, 20
     )
-    found = enumerated(
-        lambda chance: tuple(decoder.generate_batch([PROMPT], [chance])[0].ids[1:]),
-        fixed_first(decoder.target, PROMPT, decoder.sampling, FIRST),
-    )
+    found = continuations(decoder)
     written = Written(like)
     for continuation in product(range(VOCABULARY), repeat=COUNT):
         probability, text = 1.0, [*PROMPT, FIRST]

@@ -4,6 +4,7 @@ Exact sampling is tested by enumeration, as in `test_every_option_samples.py`: t
 of a prompt must come with the probabilities of one token per forward, wherever the rules stop.
 """
 
+from collections.abc import Callable
 from functools import partial
 from itertools import cycle, product
 
@@ -13,7 +14,7 @@ from tests.decoding.test_greedy_identity import batch_of, prompts
 from tests.decoding.test_sampling_table import COMPANIONS, SAMPLINGS
 from tests.drafters import untrained
 from tests.drafters.test_length_rules import CLASSIFIED, entropy_bound, head_of
-from tests.enumeration import enumerated, fixed_first
+from tests.enumeration import EnumeratedChance, enumerated_together, fixed_first
 from tests.exhaustive import sparing
 from tests.tiny import tiny_speculator, tiny_target
 
@@ -29,7 +30,7 @@ from slipstream.drafters.prompt_lookup import AdaptiveNgram
 from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.checkpoint import save_speculator
 
-VOCABULARY, COUNT, LONGER = 3, 3, 1
+VOCABULARY, COUNT, LONGER, TOGETHER = 3, 3, 1, 32
 PROMPT, FIRST = [0, 0, 2, 2], 1
 TOLERANCE = 1e-12
 NUM_TOKENS = 24
@@ -94,10 +95,6 @@ class Watched:
         return [lengths for lengths in own if lengths]
 
 
-class Enough(Exception):
-    """The enumerated prompt has all tokens that are looked at."""
-
-
 def expected(target, sampling: Sampling) -> torch.Tensor:
     """(3, 3, 3) probabilities of the sequences, each text anew through transformers' model."""
     texts, joint = torch.tensor([[*PROMPT, FIRST]]), torch.ones(1, dtype=torch.float64)
@@ -109,6 +106,17 @@ def expected(target, sampling: Sampling) -> torch.Tensor:
     return joint.reshape([VOCABULARY] * COUNT)
 
 
+def hearing(chance: EnumeratedChance) -> Callable:
+    """What follows the tokens that are looked at does not matter."""
+    emitted = []
+
+    def emit(token: int, *_) -> None:
+        emitted.append(token)
+        chance.deaf = len(emitted) > COUNT
+
+    return emit
+
+
 def largest_error(watched: Watched, setting: str, batched: bool = False) -> float:
     """Of the probabilities with which the engine emits the sequences."""
     sampling = SAMPLINGS[setting]
@@ -116,26 +124,18 @@ def largest_error(watched: Watched, setting: str, batched: bool = False) -> floa
     exact = expected(engine.target, sampling)
     assert 0 < exact.max() < 0.75
     found = torch.zeros_like(exact)
-    batch = [COMPANIONS[0], PROMPT, COMPANIONS[1]] if batched else [PROMPT]
+    before, after = ([COMPANIONS[0]], [COMPANIONS[1]]) if batched else ([], [])
 
-    def outcome(chance) -> tuple:
-        emitted: list[int] = []
-
-        def emit(token: int, *_) -> None:
-            emitted.append(token)
-            if len(emitted) == 1 + COUNT:
-                raise Enough
-
-        seeds = [chance if ids is PROMPT else 1 for ids in batch]
-        callbacks = [emit if ids is PROMPT else None for ids in batch]
-        with pytest.raises(Enough):
-            engine.generate_batch(batch, seeds, callbacks)
-        first, *others = emitted
-        assert first == FIRST
-        return tuple(others)
+    def outcomes(chances: list[EnumeratedChance]) -> list[tuple]:
+        batch = [*before, *[PROMPT] * len(chances), *after]
+        seeds = [*[1] * len(before), *chances, *[1] * len(after)]
+        callbacks = [*[None] * len(before), *map(hearing, chances), *[None] * len(after)]
+        answers = engine.generate_batch(batch, seeds, callbacks)[len(before) :][: len(chances)]
+        assert all(answer.ids[0] == FIRST for answer in answers)
+        return [tuple(answer.ids[1 : 1 + COUNT]) for answer in answers]
 
     fixed = fixed_first(engine.target, PROMPT, sampling, FIRST)
-    for emitted, probability in enumerated(outcome, fixed).items():
+    for emitted, probability in enumerated_together(outcomes, fixed, TOGETHER).items():
         found[emitted] += probability
     return float((found - exact).abs().max())
 
@@ -151,7 +151,7 @@ CASES = [
     for place, name in enumerate(RULES)
     for turn, setting in enumerate(SAMPLINGS)
 ]
-"""Each rule with each setting, alone and in a batch by turns."""
+"""Each rule with each setting, among prompts of its length and of others by turns."""
 
 
 def once(name: str, setting: str, batched: bool) -> bool:

@@ -65,13 +65,13 @@ def test_streams_draft_the_same(pair, schedule):
     small, large, _ = pair
     speculator = load_speculator("slipstream/small-streaming", small)
     ids = render_prompt(small.tokenizer, PROMPT)
-    expected = PlainDecoder(small, Sampling(), Limits(40)).generate(ids).ids
+    expected = PlainDecoder(small, Sampling(), Limits(24)).generate(ids).ids
     steps = []
     for target, own in (
         (small, speculator),
         (large, enlarged_speculator(speculator, small, large)),
     ):
-        engine = Engine(target, Streaming(own, schedule, 4), Sampling(), Limits(40), 8)
+        engine = Engine(target, Streaming(own, schedule, 4), Sampling(), Limits(24), 8)
         answer = engine.generate(ids)
         assert answer.ids == expected
         steps.append(answer.statistics.target_forwards)

@@ -168,17 +168,20 @@ def test_what_is_written(found, target, tmp_path):
     assert len(answers.splitlines()) == len(PROMPTS)
 
 
+SMALLEST = dict(points=[(1.2, 0.5)], limits=Limits(3))
+
+
 def test_rules_that_do_not_fit_are_left_out_and_named(study, target, capsys):
     """A head of another draft model, and a rule that is given as none."""
     lengths = dict(disco=LastRejected("slipstream/small-acceptance", 0.5), adaedl=None)
-    found = sprinter(target, PROMPTS, **(study | dict(lengths=lengths)))
+    found = sprinter(target, PROMPTS, **(study | SMALLEST | dict(lengths=lengths)))
     assert not {row["method"] for row in found.rows} & lengths.keys()
     assert "note: left out study.lengths.disco: speculator: " in capsys.readouterr().out
 
 
 def test_a_greedy_answer_is_the_reference_where_there_is_none(study, target, capsys):
     prompts = [Prompt(prompt.text, prompt.source) for prompt in PROMPTS]
-    found = sprinter(target, prompts, **study)
+    found = sprinter(target, prompts, **(study | SMALLEST))
     assert "3 of 3 prompts have no reference" in capsys.readouterr().out
     assert all(row["ROUGE-L"] >= 0 for row in found.rows)
 

@@ -14,6 +14,7 @@ from studies.sprinter_theory import (
     simulate_run_lengths,
     total_variation,
 )
+from tests.exhaustive import sparing
 from tests.studies import theorems
 from tests.studies.theorems import (
     acceptance_rate,
@@ -30,7 +31,7 @@ from slipstream.core.settings import check
 from slipstream.results.record import environment
 from slipstream.results.writer import write
 
-SETTINGS = range(20)
+SETTINGS = sparing([(seed,) for seed in range(20)], lambda seed: seed < 5)
 SIGMAS = 5
 """Standard errors that a right formula may be off by: one in 1.7 million draws would exceed it."""
 
@@ -54,7 +55,7 @@ def test_the_examples_of_the_docstrings():
     assert sum(outcome.attempted for outcome in outcomes) >= 12
 
 
-@pytest.mark.parametrize("seed", SETTINGS)
+@pytest.mark.parametrize(("seed",), SETTINGS)
 def test_theorems_1_and_7_against_simulation(seed):
     """Three criteria. Every token's frequency lies within 5 standard errors of theorem 1. The
     distance to p and the acceptance rate lie within 1 %: the distance of frequencies is measured
@@ -80,7 +81,7 @@ def test_theorems_1_and_7_against_simulation(seed):
     assert from_draft.double().mean().item() == pytest.approx(acceptance, rel=0.01)
 
 
-@pytest.mark.parametrize("seed", SETTINGS)
+@pytest.mark.parametrize(("seed",), SETTINGS)
 def test_theorems_2_and_3_against_simulation(seed):
     """Means lie within 1 %; with a million runs one standard error is below 0.2 % for every
     setting here. The share of runs of each length lies within 5 standard errors.
