@@ -52,7 +52,10 @@ class Spectra(Guessing):
 
     def said(self, logits: torch.Tensor, states: list["_Candidates"]) -> torch.Tensor:
         """(B, candidates, V) -> (B, candidates, 2): the likeliest token, and the likeliest one that
-        is no key of the forward dictionary yet, however far down; the first where all are keys."""
+        is no key of the forward dictionary yet, however far down; the first where all are keys.
+        (B, candidates, 1), the likeliest alone, if no other is asked for."""
+        if not self.unseen_probability:
+            return super().said(logits, states)
         likeliest = logits.argmax(-1)
         known: dict[int, torch.Tensor] = {}
         for own, state in zip(logits, states, strict=True):
@@ -129,7 +132,7 @@ class _Candidates(Branches):
         return [sequence[1:] for sequence in self.sequences]
 
     def extend(self, said: list[list[int]]) -> None:
-        for place, (likeliest, unseen) in enumerate(said):
-            new = unseen if self.chance.random() < self.unseen_probability else likeliest
-            self.sequences[place] = [*self.sequences[place][1:], new]
+        for place, (likeliest, *unseen) in enumerate(said):
+            asked = unseen and self.chance.random() < self.unseen_probability
+            self.sequences[place] = [*self.sequences[place][1:], unseen[0] if asked else likeliest]
             self.stored.add_candidate(self.sequences[place])
