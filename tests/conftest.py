@@ -2,16 +2,20 @@
 
 import gc
 import os
+import time
+from functools import partial
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "disabled")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of what tests start, too
 
+import pytest
 import torch
 import yaml
 from hypothesis import settings
 from tests.enumeration import chance  # noqa: F401
 
+from slipstream.evaluation import run
 from slipstream.targets import packed
 
 torch.set_num_threads(1)
@@ -19,6 +23,16 @@ torch.set_num_threads(1)
 # start as a process of its own reads them as users do.)
 yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 packed.MARGIN = 0.0  # tests are of reordered weights, whatever is faster on their machine
+run.row_costs = partial(
+    run.row_costs, repeats=1, counts=(1, 2)
+)  # hundreds of tables have such rows
+END = time.monotonic() + 60 * float(os.environ.get("SLIPSTREAM_TEST_MINUTES", "inf"))
+"""When the full products end, whatever is left of them: for machines that are slow or lent."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() > END and item.get_closest_marker("exhaustive"):
+        pytest.skip("SLIPSTREAM_TEST_MINUTES are over")
 
 
 def pytest_collection_finish() -> None:

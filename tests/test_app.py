@@ -48,13 +48,19 @@ def train(output, *overrides):
 
 
 FEW = "training.validation_prompts=2"
+FEWER = FEW, "data.max_train_rows=8", "data.max_validation_rows=4", "data.batch_tokens=256"
 SHORT = "limits.max_new_tokens=24"
+CORPORA = {
+    "rest": ["retrieval.corpus"],
+    "spectra_retrieval": ["retrieval.corpus"],
+    "combined_untrained": ["drafters.rest.retrieval.corpus"],
+}
+"""Where drafters have texts, for which the target may have to answer."""
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    few = "data.max_train_rows=8", "data.max_validation_rows=4", "data.batch_tokens=256"
-    return train(tmp_path_factory.mktemp("train"), FEW, *few)
+    return train(tmp_path_factory.mktemp("train"), *FEWER)
 
 
 def test_train_writes_a_folder_that_infer_opens(trained, tmp_path):
@@ -80,7 +86,7 @@ def test_train_writes_a_folder_that_infer_opens(trained, tmp_path):
 
 @pytest.mark.exhaustive
 def test_shared_mode_trains_and_writes_what_its_own_model_writes(tmp_path):
-    folder = train(tmp_path / "shared", "speculator=streaming_shared", FEW)
+    folder = train(tmp_path / "shared", "speculator=streaming_shared", *FEWER)
     common = [f"speculator_path={folder}", "num_prompts=2", SHORT, f"output_dir={tmp_path}"]
     records = app.infer(config_of("infer", "repeats=1", *common))
     assert all(record["identical"] == record["num_prompts"] for record in records)
@@ -119,9 +125,10 @@ def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path, batch_s
     ("name",), sparing(DRAFTERS, lambda name: name in ("streaming", "draft_model"))
 )
 def test_every_drafter_of_the_configs_gives_the_output_of_plain_decoding(tmp_path, name):
-    rule = ["length=gammatune"] if name == "adaptive" else []
+    more = ["length=gammatune"] if name == "adaptive" else []
+    more += [f"drafter.{key}.max_rows=100" for key in CORPORA.get(name, ())]
     given = "verify=true", "num_prompts=4", SHORT, f"output_dir={tmp_path}"
-    divergences = app.infer(config_of("infer", f"drafter={name}", *rule, *given))
+    divergences = app.infer(config_of("infer", f"drafter={name}", *more, *given))
     assert divergences == []
 
 
@@ -281,7 +288,7 @@ def test_fused_and_deferred_draft_the_same_trees():
 
 @pytest.mark.exhaustive
 def test_the_same_training_command_gives_the_same_speculator(trained, tmp_path):
-    again = train(tmp_path, FEW)
+    again = train(tmp_path, *FEWER)
     assert (again / "model.safetensors").read_bytes() == (
         trained / "model.safetensors"
     ).read_bytes()

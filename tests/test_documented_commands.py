@@ -45,7 +45,7 @@ FEW = {
 STAND_INS = ("target.name=slipstream/small-target", "target.dtype=float32")
 """For a model of the hub."""
 SMALL = {
-    "num_prompts": 2,
+    "num_prompts": 1,
     "repeats": 1,
     "max_new_tokens": 8,
     "budgets": [2, 4],

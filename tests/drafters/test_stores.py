@@ -234,6 +234,21 @@ def test_presets_have_the_settings_of_their_papers():
     assert (found.top_k, found.max_depth, found.threshold, found.trust) == (10, 10, 0.05, 1.0)
     assert (found.reading, found.prompt, found.keep) == ("product", False, False)
     assert (methods.unispec.budget, methods.token_recycling.budget) == (110, 80)
+    for name in ("lookahead", "token_recycling", "spectra", "unispec"):
+        assert build(methods[name].drafter).additions() == [], name
+    assert build(methods.spectra_likeliest.drafter).additions() == ["unseen_probability"]
+
+
+def test_tables_name_by_which_settings_a_drafter_goes_beyond_its_paper():
+    methods, target = config_of("infer", "methods=drafters").methods, tiny_target()
+    details = {
+        name: build(methods[name].drafter).attach(target).details
+        for name in ("anpd", "lookahead", "token_recycling", "unispec", "spectra", "combined_text")
+    }
+    spectra = "text, unseen_probability, order, chain, backward_share"
+    assert details == dict(anpd="", lookahead="text", token_recycling="prompt",
+                           unispec="prompt, trust", spectra=spectra,
+                           combined_text="unispec (prompt, trust)")  # fmt: skip
 
 
 def answered(drafter, target, prompt=PROMPT, budget: int = 14, **sampling):

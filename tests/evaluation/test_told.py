@@ -78,7 +78,7 @@ def test_memory_of_stores_is_told_by_set_and_kept_stores_are_named(target):
     assert [records[name, "all"]["details"] for name in methods] == [
         "",
         "stores kept",
-        "stores kept",
+        "stores kept, unispec (prompt), more (prompt)",
     ]
     text = markdown(comparison_result(list(records.values()), runs, prompts))
     assert " | stores kept |" in text

@@ -184,6 +184,10 @@ class Drafter(Settings, ABC):
     def attach(self, target: Target) -> Attached:
         """Load what it needs and check that it fits (`InputError`)."""
 
+    def additions(self) -> list[str]:
+        """By which settings it goes beyond its paper, or departs from it."""
+        return []
+
     def variants(self, attached: Attached) -> dict[str, Attached]:
         """What a calibration chooses between, `attached` among them."""
         return {type(self).__name__: attached}
@@ -254,6 +258,7 @@ class AttachedHost(Attached):
     def __init__(self, target: Target, settings: Drafter):
         super().__init__(target)
         self.settings, self.states = settings, []
+        self.details = ", ".join(settings.additions())
 
     def state(self, request: Request, budget: int) -> object:
         """What is kept of a new request."""

@@ -140,6 +140,9 @@ class Guessing(Drafter):
         follow each branch, the likeliest first."""
         return logits.argmax(-1, keepdim=True)
 
+    def additions(self) -> list[str]:
+        return ["text"] if self.text else []
+
     def attach(self, target: Target) -> "AttachedGuessing":
         return AttachedGuessing(target, self)
 

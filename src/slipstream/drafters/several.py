@@ -57,6 +57,8 @@ class AttachedSeveral(Attached):
         self.parts, self.new_record, self.session = parts, new_record, session
         self.draws = any(part.draws for part in parts.values())
         self.keeps = any(part.keeps for part in parts.values())
+        said = {name: part.details for name, part in parts.items()}
+        self.details = ", ".join(f"{name} ({own})" for name, own in said.items() if own)
         self.record = self.new_record()
 
     def memory(self) -> int:

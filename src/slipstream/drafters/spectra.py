@@ -43,6 +43,15 @@ class Spectra(Guessing):
     backward_share: PositiveShare
     sub_ngrams: bool
 
+    def additions(self) -> list[str]:
+        acting = {
+            "unseen_probability": not self.unseen_probability,
+            "order": self.order == "backward_first",
+            "chain": self.chain > self.ngram,
+            "backward_share": self.backward_share < 1,
+        }
+        return super().additions() + [name for name, acts in acting.items() if acts]
+
     def stored(self) -> "Dictionaries":
         return Dictionaries(self.ngram, self.guesses, self.sub_ngrams)
 

@@ -70,6 +70,10 @@ class UniSpec(Drafter):
         if sorted(self.ranks, reverse=True) != list(self.ranks):
             raise InputError("drafter.ranks: none may be above the one before")
 
+    def additions(self) -> list[str]:
+        trusted = self.trust in (0, 1)  # as Token Recycling and UNISPEC do
+        return ["prompt"] * self.prompt + ["trust"] * (not trusted)
+
     def attach(self, target: Target) -> "AttachedUniSpec":
         return AttachedUniSpec(target, self)
 
