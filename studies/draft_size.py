@@ -91,6 +91,7 @@ def draft_size(
                 "its tau": _tau(grid[other]) if other else "-",
                 "g* vs usual": 1 / usual_ratio if other else "-",
                 "its 95 %": f"{1 / usual_high:.3f} to {1 / usual_low:.3f}" if other else "-",
+                "details": ways[way].details,
             }
         )
         around += [

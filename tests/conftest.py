@@ -8,6 +8,7 @@ from functools import partial
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "disabled")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of what tests start, too
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # what the processor names need not be tried
 
 import pytest
 import torch

@@ -587,7 +587,6 @@ def test_one_layer_is_compiled_for_all(monkeypatch):
 @pytest.mark.exhaustive
 def test_time_to_compile_does_not_grow_with_the_layers(monkeypatch):
     monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
-    monkeypatch.setattr(torch._inductor.config.cpp, "vec_isa_ok", True)  # not tried by compiling
     seconds = []
     for layers in (4, 4, 16):  # the first also warms the compiler up
         torch._dynamo.reset()
