@@ -24,9 +24,8 @@ torch.set_num_threads(1)
 # start as a process of its own reads them as users do.)
 yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 packed.MARGIN = 0.0  # tests are of reordered weights, whatever is faster on their machine
-run.row_costs = partial(
-    run.row_costs, repeats=1, counts=(1, 2)
-)  # hundreds of tables have such rows
+# Below hundreds of tables stands what rows cost, which few tests look at.
+run.row_costs = partial(run.row_costs, repeats=1, counts=(1, 2))
 END = time.monotonic() + 60 * float(os.environ.get("SLIPSTREAM_TEST_MINUTES", "inf"))
 """When the full products end, whatever is left of them: for machines that are slow or lent."""
 
