@@ -71,8 +71,9 @@ class UniSpec(Drafter):
             raise InputError("drafter.ranks: none may be above the one before")
 
     def additions(self) -> list[str]:
-        trusted = self.trust in (0, 1)  # as Token Recycling and UNISPEC do
-        return ["prompt"] * self.prompt + ["trust"] * (not trusted)
+        # Token Recycling trusts not at all, UNISPEC wholly.
+        acting = {"prompt": self.prompt, "trust": self.trust not in (0, 1)}
+        return [name for name, acts in acting.items() if acts]
 
     def attach(self, target: Target) -> "AttachedUniSpec":
         return AttachedUniSpec(target, self)
