@@ -21,7 +21,8 @@ from slipstream.decoding.engine import Engine
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
 from slipstream.serving.counts import Counts
-from slipstream.serving.worker import Asked, Job, Worker
+from slipstream.serving.jobs import Asked, Job
+from slipstream.serving.worker import Worker
 
 PROMPTS, WARM, GROWTH = 2000, 200, 1.02
 """How many prompts, after how many the memory is first read, and by what it may have grown."""

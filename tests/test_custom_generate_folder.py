@@ -2,9 +2,11 @@
 for token; what it keeps, what it refuses, and `transformers serve` through it."""
 
 import builtins
+import gc
 import json
 import shutil
 import time
+import weakref
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -224,6 +226,10 @@ def test_two_folders_of_one_name_are_two_speculators(tmp_path):
         expected = model.generate(ids, **options).tolist()
         assert ours(model, ids, folder, **options).tolist() == expected
     assert "differs" in refused(lambda: ours(models[0], ids, folders[1], **options))
+    gone = weakref.ref(models.pop())
+    del model
+    gc.collect()
+    assert gone() is None  # and no drafter holds it
 
 
 def test_without_slipstream_one_sentence_says_what_to_install(model, batch, monkeypatch):

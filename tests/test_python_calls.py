@@ -93,6 +93,11 @@ def test_custom_generate_refuses_settings_it_would_not_keep(setting):
         )
 
 
+@pytest.mark.parametrize("drafter", [None, "prompt_lookup", "slipstream/small-streaming"])
+def test_custom_generate_refuses_what_is_no_drafter(model, ids, drafter):
+    assert refused(lambda: ours(model, ids, drafter)).startswith("drafter: give a Drafter")
+
+
 def test_the_shipped_speculator_through_transformers_generate(small):
     """As the README shows it: a plain transformers model, no tokenizer in sight."""
     model = AutoModelForCausalLM.from_pretrained(locate(small.name), dtype=torch.float32)

@@ -117,6 +117,9 @@ def test_settings_are_taken_and_unknown_ones_refused():
     assert ask(made(PromptLookup, most=1, max_ngram=2), text) == [[5]]
     said = refused(lambda: made(AdaptiveNgrams, ngram=2))
     assert said.startswith("additional_config.slipstream.ngram: unknown") and "max_ngram" in said
+    for wrong in ("4", None, 0, True, 1.5):
+        said = refused(lambda wrong=wrong: made(PromptLookup, max_ngram=wrong))
+        assert said.startswith("additional_config.slipstream.max_ngram: ")
 
 
 def test_vllm_makes_and_asks_it():

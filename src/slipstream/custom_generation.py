@@ -3,7 +3,7 @@ of a speculator."""
 
 import inspect
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -57,8 +57,11 @@ def custom_generate(
     ones padded, or transformers' output object with them. Raises `InputError` for all that it would
     not keep.
     """
-    if drafter is None:
-        raise InputError("drafter: name the drafter to decode with, e.g. drafter=Streaming(...)")
+    if not isinstance(drafter, Drafter):
+        raise InputError(
+            "drafter: give a Drafter to decode with, as Streaming(FOLDER), or the folder of a "
+            "speculator as custom_generate=FOLDER"
+        )
     config = generation_config
     _check_kept(config, [*logits_processor, *stopping_criteria], model_kwargs)
     streamer = _of_caller("streamer") if streamer is None else streamer
@@ -122,15 +125,14 @@ def generate_with_folder(
             )
     if options.get("stop_strings") or getattr(generation_config, "stop_strings", None):
         raise InputError("custom_generate: stop_strings is not supported; leave it out")
-    drafter = _drafter(str(named), times_of(locate(named)))
-    decoding = partial(custom_generate, drafter=drafter, streamer=streamer)
+    # Kept by the target, so that both go together.
+    known = vars(target_of(model)).setdefault("drafters_of_folders", {})
+    key = str(named), times_of(locate(str(named)))
+    if key not in known:
+        known.clear()
+        known[key] = from_pretrained(str(named))
+    decoding = partial(custom_generate, drafter=known[key], streamer=streamer)
     return type(model).generate(model, inputs, custom_generate=decoding, **told)
-
-
-@lru_cache(maxsize=4)
-def _drafter(name: str, _: tuple) -> Drafter:
-    """One for all calls, so that what was made for it is made once."""
-    return from_pretrained(name)
 
 
 def _check_kept(config, parts: Sequence, model_kwargs: dict) -> None:

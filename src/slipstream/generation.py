@@ -105,7 +105,7 @@ def stream(
 ) -> Generator[str, None, Generation]:
     """Answer one prompt as `generate` does: an iterator over pieces of the text, each as soon as
     it is decided. Closing it, or leaving it, ends the work. Its return value is the `Generation`.
-    Raises `InputError` at the call, before the first piece."""
+    The call reads the prompt, and raises `InputError` before the first piece."""
     if not _is_prompt(prompt):
         raise InputError("prompt: give one text, or messages with role and content")
     how = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
@@ -113,6 +113,7 @@ def stream(
     pieces: list[str] = []
     ids = render_prompt(decoder.target.tokenizer, prompt)
     request = decoder.request(ids, seed, lambda _, __, text: pieces.append(text))
+    decoder.start([request])
     return _pieces(decoder, request, pieces)
 
 
@@ -120,7 +121,6 @@ def _pieces(
     decoder: Decoder, request: Answering, pieces: list[str]
 ) -> Generator[str, None, Generation]:
     """What `pieces` is told of a request, step by step."""
-    decoder.start([request])
     while True:
         text = "".join(pieces)
         pieces.clear()

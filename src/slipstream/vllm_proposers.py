@@ -30,6 +30,12 @@ class _Proposer(ABC):
                 f"additional_config.slipstream.{min(unknown)}: unknown; the settings here are "
                 f"{', '.join(self.defaults)}"
             )
+        for name, value in given.items():
+            if type(self.defaults[name]) is int and (type(value) is not int or value < 1):
+                raise InputError(
+                    f"additional_config.slipstream.{name}: {value!r} must be a whole number, at "
+                    "least 1"
+                )
         self.settings = self.defaults | given
         self.most = vllm_config.speculative_config.num_speculative_tokens
         self.max_positions = vllm_config.model_config.max_model_len

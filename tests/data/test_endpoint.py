@@ -19,7 +19,8 @@ KEY = "not-to-be-told"
 
 
 class Server(ThreadingHTTPServer):
-    """Answers with the last word that it was asked, and the next one; the third time it is busy.
+    """Answers with the last word of the tokens it is asked, and the next one; the third time it is
+    busy.
 
     `asked`: paths, keys and bodies; `status`: what it answers instead, if anything.
     """
@@ -36,12 +37,9 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         server.asked.append((self.path, self.headers.get("Authorization"), body))
         busy = len(server.asked) == 3
-        chat = self.path.endswith("chat/completions")
-        text = body["messages"][-1]["content"] if chat else body["prompt"]
-        number = int(text.split()[-1][1:])
-        answer = f"w{number} w{number + 1}"
-        choice = {"finish_reason": "length" if number > 30 else "stop"}
-        choice |= {"message": {"content": answer}} if chat else {"text": answer}
+        number = next(token for token in reversed(body["prompt"]) if token > 4)
+        choice = {"text": f"w{number} w{number + 1}"}
+        choice["finish_reason"] = "length" if number > 30 else "stop"
         sent = server.content or json.dumps({"choices": [choice]})
         self.send_response(server.status or (503 if busy else 200))
         self.send_header("Content-Length", str(len(sent)))
@@ -65,10 +63,8 @@ def server(monkeypatch):
         thread.join()
 
 
-def ask(server, folder, prompts, template=True, told=None, **settings):
+def ask(server, folder, prompts, template=True, **settings):
     target = chatting_target()
-    target.tokenizer.chat_template_kwargs = told
-    target.tokenizer.chat_template += "{# enable_thinking #}"
     if not template:
         target.tokenizer.chat_template = None
     given = dict(endpoint=server.url, model="served", concurrency=3, key_variable="STUB_KEY")
@@ -93,7 +89,7 @@ def test_conversations_are_answered_by_the_server(server, tmp_path):
     assert [len(sample.supervised) for sample in found] == [1, 2, 1, 1, 3]
     assert len(server.asked) == 8 + 1  # the server was busy once
     path, key, body = server.asked[0]
-    assert (path, key) == ("/v1/chat/completions", f"Bearer {KEY}")
+    assert (path, key) == ("/v1/completions", f"Bearer {KEY}")
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("served", 8, 0.5)
     for file in tmp_path.iterdir():
         assert KEY not in file.read_text()
@@ -101,18 +97,12 @@ def test_conversations_are_answered_by_the_server(server, tmp_path):
     assert ask(server, tmp_path, prompts, temperature=[0.5]) == found and not server.asked
 
 
-def test_the_server_tells_its_template_what_ours_is_told(server, tmp_path):
-    told = {"enable_thinking": False}
-    ask(server, tmp_path, ["w5"], told=told)
-    ask(server, tmp_path, ["w6"], template=False, told=told)
-    given = [body.get("chat_template_kwargs") for *_, body in server.asked[:2]]
-    assert given == [told, None]
-
-
-def test_without_a_chat_template_texts_are_continued(server, tmp_path):
-    (sample,) = ask(server, tmp_path, ["w5 w6"], template=False)
-    assert sample.ids == [5, 6, 6, 7, 4] and sample.prompt_length == 2
-    assert server.asked[0][0] == "/v1/completions"
+def test_the_server_reads_what_the_target_would_whatever_template_it_has(server, tmp_path):
+    (chat,) = ask(server, tmp_path, ["w5"])
+    (text,) = ask(server, tmp_path, ["w5 w6"], template=False)
+    assert text.ids == [5, 6, 6, 7, 4] and text.prompt_length == 2
+    assert [body["prompt"] for *_, body in server.asked[:2]] == [chat.prompt, text.prompt]
+    assert chat.prompt == render_prompt(chatting_target().tokenizer, "w5") == [1, 5, 2]
 
 
 def test_answers_of_before_an_error_are_kept(server, tmp_path, monkeypatch):
@@ -128,7 +118,7 @@ def test_answers_of_before_an_error_are_kept(server, tmp_path, monkeypatch):
 
     monkeypatch.setattr(endpoint, "text_ids", failing)
     found = refused(lambda: ask(server, tmp_path / "parts", prompts))
-    assert found.startswith(f"data.regeneration.endpoint: {server.url}/chat/completions answered")
+    assert found.startswith(f"data.regeneration.endpoint: {server.url}/completions answered")
     assert "status 400" in found and KEY not in found
     (part,) = (tmp_path / "parts").iterdir()
     done = len(part.read_text().splitlines())
@@ -144,7 +134,7 @@ def test_what_others_were_asked_already_is_kept_after_an_error(server, tmp_path,
     ask_one, failed = endpoint.Endpoint._ask, threading.Event()
 
     def slow(own, session, question):
-        if question.prompt == "w5":
+        if 5 in question.ids:
             failed.set()
             raise InputError("the first one fails")
         failed.wait(60)
@@ -183,15 +173,13 @@ def test_what_is_no_answer_ends_with_one_sentence(server, tmp_path, content):
 def test_no_server_and_no_key(server, tmp_path, monkeypatch):
     monkeypatch.setattr(endpoint, "RETRIES", Retry(0))
     found = refused(lambda: ask(server, tmp_path, ["w5"], endpoint="http://127.0.0.1:1/v1"))
-    assert found.startswith("data.regeneration.endpoint: http://127.0.0.1:1/v1/chat/completions")
+    assert found.startswith("data.regeneration.endpoint: http://127.0.0.1:1/v1/completions")
     found = refused(lambda: ask(server, tmp_path, ["w5"], key_variable="NO_SUCH_KEY"))
     assert found.startswith("data.regeneration.key_variable: ")
 
 
-def test_the_prompt_is_what_the_target_reads(server, tmp_path):
-    target = chatting_target()
-    (sample,) = ask(server, tmp_path, ["w5"], key_variable=None)
-    assert sample.prompt == render_prompt(target.tokenizer, "w5")
+def test_a_server_that_asks_for_no_key(server, tmp_path):
+    ask(server, tmp_path, ["w5"], key_variable=None)
     assert server.asked[0][1] is None
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from tests.commands import refused
 from tests.tiny import tiny_target, tiny_tokenizer
-from tokenizers import Tokenizer, decoders
+from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE, WordPiece
 from transformers import PreTrainedTokenizerFast
 
@@ -214,7 +214,9 @@ def test_characters_that_never_become_whole_are_looked_at_now_and_then(small):
     """Some thousand first bytes of a character; special tokens are not looked at."""
     decoded, usual = [], small.tokenizer.decode
     tokenizer = SimpleNamespace(
+        all_special_tokens=["0"],
         all_special_ids=[0],
+        added_tokens_decoder={},
         convert_ids_to_tokens=small.tokenizer.convert_ids_to_tokens,
         decode=lambda ids, **how: decoded.append(len(ids)) or usual(ids, **how),
     )
@@ -236,6 +238,23 @@ def test_a_newline_that_is_a_byte_stops_at_once(stop, count):
     for token in (256, 10, 256, 10, 10, 256):
         answer.emit(token, drafted=False)
     assert answer.finished == "stop" and len(answer.ids) == count + (stop == "\n\n")
+
+
+def test_characters_that_bytes_spell_are_told_and_stopped_at_as_soon_as_they_are_whole():
+    target, pieces, spelled = tiny_target(vocab_size=512), [], [*"🚰".encode()]
+    target.tokenizer = with_bytes()
+    answer = Answer(target, Limits(), 40, lambda *told: pieces.append(told[2]))
+    broken = [256, *spelled, *spelled, *spelled[:2], 256, *spelled]
+    for token in broken:
+        answer.emit(token, drafted=False)
+    assert [place for place, piece in enumerate(pieces) if "🚰" in piece] == [4, 8, 15]
+    assert "".join(pieces) == answer.text() == " mill🚰🚰\ufffd\ufffd mill🚰"
+    for room, stop in ((40, "🚰"), (5, "🚰"), (7, "\ufffd")):
+        answer = Answer(target, Limits(stop=stop), room)
+        for token in broken:
+            answer.emit(token, drafted=False)
+        assert answer.finished == "stop" and len(answer.ids) == (7 if room == 7 else 5)
+        assert answer.text() == (" mill🚰" if room == 7 else " mill")
 
 
 @pytest.mark.parametrize("text", ["café 日本 🚰", r"\[/x] [bold]"])
@@ -263,8 +282,14 @@ def test_a_special_token_stops_where_it_is_asked_to():
     place = next(place for place in range(2, 12) if ids[place] not in ids[:place])
     word = f"w{ids[place]}"
     target.tokenizer.add_special_tokens({"additional_special_tokens": [word]})
-    found = PlainDecoder(target, Sampling(), Limits(12, word)).generate([3, 1, 4])
-    assert found.finished == "stop" and found.ids == ids[: place + 1] and word not in found.text
+    without_role = tiny_tokenizer()
+    without_role.add_tokens(AddedToken(word, special=True))
+    assert word not in without_role.all_special_tokens
+    for tokenizer in (target.tokenizer, without_role):
+        target.tokenizer = tokenizer
+        found = PlainDecoder(target, Sampling(), Limits(12, word)).generate([3, 1, 4])
+        assert found.finished == "stop" and found.ids == ids[: place + 1]
+        assert word not in found.text
 
 
 def test_blanks_are_told_as_they_are_in_the_text(small):

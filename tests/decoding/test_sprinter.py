@@ -465,3 +465,18 @@ def test_a_draft_model_that_is_not_finite_is_named():
 def test_a_control_may_keep_all_or_nothing_in_whole_numbers(keep):
     decoder = SprinterDecoder(*parts()[:2], keep, Sampling(1.0), Limits(3), 1.0, 0.5, 5)
     assert decoder.verifier is None and decoder.kept == float(keep)
+
+
+@pytest.mark.parametrize("kept", [0.0, 1.0])
+def test_requests_are_sampled_as_each_asks(kept):
+    """Beside others that ask otherwise; with one token to choose from no chance is left."""
+    decoder = SprinterDecoder(*parts()[:2], kept, Sampling(1.0), Limits(8), 1.0, 0.5, 5)
+    narrow = [decoder.request(PROMPT, seed, sampling=Sampling(1.0, top_k=1)) for seed in range(5)]
+    wide = [decoder.request(PROMPT, seed) for seed in range(5)]
+    decoder.start([*narrow, *wide])
+    while decoder.running:
+        decoder.step()
+    assert len({tuple(request.answer.ids) for request in narrow}) == 1
+    assert len({tuple(request.answer.ids) for request in wide}) > 1
+    with pytest.raises(InputError, match=r"^sampling.temperature: SPRINTER samples"):
+        decoder.start([decoder.request(PROMPT, sampling=Sampling(0.0))])

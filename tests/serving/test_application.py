@@ -22,9 +22,10 @@ from slipstream.serving import application, connections
 from slipstream.serving.application import Application, Open
 from slipstream.serving.connections import Connection
 from slipstream.serving.counts import Board, Counts
+from slipstream.serving.jobs import Told
 from slipstream.serving.ray_app import LocalBackend
 from slipstream.serving.server import Server
-from slipstream.serving.worker import Told, Worker
+from slipstream.serving.worker import Worker
 
 BODY = {"prompt": "w9 w10 w11", "max_tokens": 4}
 
@@ -62,6 +63,11 @@ def test_a_key_is_asked_for(served):
         assert found.json()["error"]["code"] == "invalid_api_key"
         assert httpx.get(f"{url}/v1/models").status_code == 401
     assert post(url).status_code == 200
+    bare, lower = (
+        httpx.get(f"{url}/v1/models", headers={"Authorization": sent})
+        for sent in ("secret", "bearer secret")
+    )
+    assert (bare.status_code, lower.status_code) == (401, 200)
     models = httpx.get(f"{url}/v1/models", headers={"Authorization": "Bearer secret"})
     assert models.json()["data"][0]["id"] == "mine"
     for name, status in (("mine", 200), ("other/one", 404)):

@@ -11,8 +11,8 @@ from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.serving.counts import Board, Counts
+from slipstream.serving.jobs import Job, Told
 from slipstream.serving.server import EngineLoop, OpenJobs, Spec
-from slipstream.serving.worker import Job, Told
 
 
 class Pool:

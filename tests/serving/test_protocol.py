@@ -6,6 +6,7 @@ import pytest
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
+from slipstream.serving.jobs import Told
 from slipstream.serving.protocol import (
     NEUTRAL,
     ApiError,
@@ -14,7 +15,6 @@ from slipstream.serving.protocol import (
     Shape,
     parsed,
 )
-from slipstream.serving.worker import Told
 
 ASKED = {ChatRequest: {"messages": [{"role": "user", "content": "x"}]}}
 ASKED[CompletionRequest] = {"prompt": "x"}
@@ -33,6 +33,8 @@ def test_options_that_ask_for_nothing_pass(kind):
     harmless = dict(user="me", metadata={"a": "b"}, store=True, service_tier="auto")
     assert jobs(kind, **harmless, parallel_tool_calls=False, generation_config="{}")
     assert jobs(kind, tools=[], tool_choice="none", function_call="none")
+    assert [jobs(kind, seed=seed)[0].seed for seed in (-(2**63), 2**63 - 1)]
+    assert jobs(kind, stream_options={"include_usage": None})
     assert jobs(kind, stream_options={"include_usage": True, "include_obfuscation": False})
     assert [job.sampling.top_k for job in jobs(kind, top_k=-1) + jobs(kind, top_k=5)] == [None, 5]
 

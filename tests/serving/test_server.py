@@ -14,7 +14,9 @@ from tests.serving.conftest import PLACES
 
 from slipstream import generate
 from slipstream.assets import PROMPTS
+from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import read_rows
+from slipstream.targets.loading import load_target
 
 TEXTS = [
     row.prompt
@@ -156,6 +158,18 @@ def test_plain_completions_have_no_chat_template(server):
     )
     assert "".join(each.choices[0].text for each in pieces) == found.choices[0].text
     assert found.usage.prompt_tokens < ask(server, "SELECT", max_tokens=1).usage.prompt_tokens
+
+
+def test_a_prompt_may_come_as_its_tokens(server):
+    tokenizer = load_target("slipstream/small-target").tokenizer
+    ids, chat = render_prompt(tokenizer, TEXTS[0]), ask(server, TEXTS[0], max_tokens=8)
+    given = dict(model="slipstream", prompt=ids, max_tokens=8)
+    found = server.client().completions.create(**given)
+    assert found.choices[0].text == chat.choices[0].message.content
+    assert found.usage.prompt_tokens == len(ids) == chat.usage.prompt_tokens
+    for wrong in ([], [-1], [len(tokenizer)], [1.5], ["a"]):
+        with pytest.raises(openai.BadRequestError, match="prompt"):
+            server.client().completions.create(**given | {"prompt": wrong})
 
 
 def test_models_and_health(server):

@@ -20,8 +20,9 @@ from slipstream.drafters.streaming import Streaming
 from slipstream.serving import adapting
 from slipstream.serving.adapting import TRIAL, TRIED, AdaptingEngine
 from slipstream.serving.counts import POSITIONS, Counts, Exposed
+from slipstream.serving.jobs import Asked, Job, Told
 from slipstream.serving.server import Server
-from slipstream.serving.worker import Asked, Job, Told, Worker
+from slipstream.serving.worker import Worker
 
 LIMITS, BUDGET = Limits(16), 8
 
@@ -79,6 +80,24 @@ def run(own: Worker, clients: list[Client], random: Random | None = None) -> int
 
 def words(count: int, random: Random) -> list[int]:
     return [random.randrange(8, VOCABULARY) for _ in range(count)]
+
+
+def test_a_request_whose_logits_are_not_finite_fails_alone():
+    """Others that are answered beside it, or whose prompts are being read, go on."""
+    own = worker(engine("prompt lookup", Limits(10)), rows=4)
+    plain = PlainDecoder(own.decoder.target, Sampling(), Limits(10))
+    given = [words(count, Random(9)) for count in (3, 4, 25)]
+    expected = [plain.generate(each) for each in given]
+    told = [each.ids for each in expected]
+    spoiled = next(t for t in told[0][2:-1] if t not in [*told[1], *told[2], *given[2]])
+    own.decoder.target.model.get_input_embeddings().weight.data[spoiled] = torch.nan
+    clients = [Client(each, limits=Limits(10)) for each in (*given, [*given[1], spoiled])]
+    run(own, clients)
+    assert [client.end.failed for client in clients] == [True, False, False, True]
+    assert clients[0].text and clients[0].text in expected[0].text
+    for client, each in zip(clients[1:3], expected[1:], strict=True):
+        assert client.text == each.text and client.asked.request.answer.ids == each.ids
+    assert own.counts["error"] == 2 and own.counts["prompt_tokens"] == sum(map(len, given))
 
 
 @pytest.mark.parametrize("kind", ["deferred", "fused", "prompt lookup"])

@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from slipstream.core.files import appended, line_of, lines_of, locked, write_text
 from slipstream.core.processes import launched
-from slipstream.data.rows import Messages
 
 log = logging.getLogger(__name__)
 WAIT_SECONDS = 0.5
@@ -25,10 +24,8 @@ WAIT_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be answered. prompt: as the row has it; ids: its tokens; temperature, seed: how
-    this answer is drawn."""
+    """What is to be answered: the tokens `ids`; temperature, seed: how this answer is drawn."""
 
-    prompt: str | Messages
     ids: list[int]
     temperature: float
     seed: int

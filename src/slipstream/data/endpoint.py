@@ -17,7 +17,7 @@ from requests.adapters import HTTPAdapter, Retry
 from slipstream.core.errors import InputError
 from slipstream.data.answers import Answered, Answerer, Question
 from slipstream.data.rendering import render_sample, text_ids
-from slipstream.data.rows import messages_of
+from slipstream.decoding.answer import special_tokens
 
 FIELD = "data.regeneration.endpoint"
 # Waits 1, 2, 4, 8 seconds, or as long as the server says: where it is busy, restarts, or fails.
@@ -37,7 +37,8 @@ class Endpoint(Answerer):
     """The model that the server at `url` ('http://host:port/v1') calls `model`, `concurrency`
     prompts at a time. key_variable: the environment variable that holds the key, None for no key.
 
-    With a chat template the server is given messages, and renders them itself; else the text.
+    The server is given the tokens of the prompt, so that it reads what the target would, whatever
+    chat template it has itself.
     """
 
     url: str
@@ -94,26 +95,24 @@ class Endpoint(Answerer):
         return session
 
     def _ask(self, session: requests.Session, question: Question) -> Answered:
-        chat = self.tokenizer.chat_template is not None or not isinstance(question.prompt, str)
-        given = {"messages": messages_of(question.prompt)} if chat else {"prompt": question.prompt}
-        if chat and (told := getattr(self.tokenizer, "chat_template_kwargs", None)):
-            given["chat_template_kwargs"] = told
-        body = given | {
+        body = {
             "model": self.model,
+            "prompt": question.ids,
             "max_tokens": min(self.max_new_tokens, self.max_positions - len(question.ids)),
             "temperature": question.temperature,
             "seed": question.seed,
         }
-        url = f"{self.url.rstrip('/')}/{'chat/completions' if chat else 'completions'}"
+        url = f"{self.url.rstrip('/')}/completions"
         try:
             response = session.post(url, json=body, timeout=TIMEOUT)
             response.raise_for_status()
             choice = response.json()["choices"][0]
-            text = (choice["message"]["content"] if chat else choice["text"]) or ""
+            text = choice["text"] or ""
         except requests.HTTPError as error:
             raise InputError(
                 f"{FIELD}: {url} answered with status {error.response.status_code}; check model, "
-                "key and the server's own log, and start again: answers so far are kept"
+                "key and the server's own log (it must take prompts as tokens), and start again: "
+                "answers so far are kept"
             ) from None
         except (requests.RequestException, KeyError, IndexError, TypeError) as error:
             raise InputError(
@@ -132,8 +131,6 @@ class Endpoint(Answerer):
             with suppress(InputError):  # templates that render answers otherwise
                 sample = render_sample(tokenizer, "a", "a")
                 after = sample.ids[sample.prompt_length :]
-                added = tokenizer.added_tokens_decoder.items()
-                special = {number for number, token in added if token.special}
-                special -= {tokenizer.unk_token_id}
+                special = {*special_tokens(tokenizer).values()} - {tokenizer.unk_token_id}
                 usual = next((token for token in after if token in special), usual)
         return [] if usual is None else [usual]

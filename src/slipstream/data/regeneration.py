@@ -84,10 +84,10 @@ class Regeneration(Settings):
         num_answers = num_cut = 0
         while asked := {n: own for n, own in enumerate(written) if own.ask(tokenizer)}:
             questions = [
-                Question(own.said, own.ids, *self._drawn(number, seed, own.ids))
+                Question(own.ids, *self._drawn(number, seed, own.ids))
                 for number, own in asked.items()
             ]
-            texts = [[each.prompt, each.ids] for each in questions]
+            texts = [[own.said, own.ids] for own in asked.values()]
             path = folder / f"{key_of(settings, list(asked), texts)}.jsonl"
             answers = kept_answers(path, questions, answerer, field)
             for own, answer in zip(asked.values(), answers, strict=True):
@@ -155,9 +155,9 @@ class Conversation:
 
     def take(self, answer: Answered, tokenizer) -> None:
         """The answer to what was asked last."""
-        start, self.ids = len(self.ids), self.ids + answer.ids
-        self.too_long = len(self.ids) > self.most
-        if answer.ids and not self.too_long:
+        start, ids = len(self.ids), self.ids + answer.ids
+        self.ids, self.too_long = ids[: self.most], len(ids) > self.most
+        if answer.ids:
             self.spans.append((start, len(self.ids)))
         if self.too_long or not answer.ended:
             self._turns = iter(())

@@ -22,6 +22,7 @@ from jinja2 import TemplateError
 from slipstream.core.errors import InputError
 from slipstream.core.templates import FIELD, Argument, check_arguments
 from slipstream.data.rows import Messages, check_messages, check_text, messages_of
+from slipstream.decoding.answer import special_tokens
 
 BREAK = "\ufdd0"
 """Put into a spelled special token, so that it is none; a noncharacter, which no text has."""
@@ -236,9 +237,7 @@ def _broken(tokenizer, part):
 @lru_cache(maxsize=8)
 def _markers(tokenizer, size: int) -> re.Pattern:
     """Finds any special token of a tokenizer of `size` tokens, but single characters."""
-    added = tokenizer.added_tokens_decoder.values()
-    known = {each.content for each in added if each.special} | set(tokenizer.all_special_tokens)
-    spelled = sorted(known, key=len, reverse=True)
+    spelled = sorted(special_tokens(tokenizer), key=len, reverse=True)
     return re.compile("|".join(re.escape(each) for each in spelled if len(each) > 1) or "(?!)")
 
 

@@ -9,7 +9,7 @@ from slipstream.core.settings import Count, Settings, Text
 from slipstream.decoding.statistics import Statistics
 from slipstream.targets.target import Target
 
-BYTE = re.compile("<0x[89A-F][0-9A-F]>")
+BYTE = re.compile("<0x([89A-F][0-9A-F])>")
 """A token that is one of the bytes of a character."""
 PATIENCE = 16
 """Characters that stay incomplete for longer are looked at every so many tokens."""
@@ -97,14 +97,14 @@ class Answer:
             raise InputError("stop: the target has no tokenizer to find texts with; leave it out")
         self.tokenizer, self.limits, self.room = target.tokenizer, limits, room
         self.end_ids = target.end_ids if limits.end_ids is None else limits.end_ids
-        special = getattr(self.tokenizer, "all_special_tokens", ())  # which texts leave out
-        stops = [stop for stop in limits.stop if stop in special]
-        self._stop_ids = {self.tokenizer.convert_tokens_to_ids(stop) for stop in stops}
+        special = special_tokens(self.tokenizer) if limits.stop else {}  # which texts leave out
+        self._stop_ids = {special[stop] for stop in limits.stop if stop in special}
         self.callback = callback
         self.ids: list[int] = []
         self.drafted = 0
         self.finished: str | None = None
-        self._stream = TextStream(self.tokenizer)
+        told = self.tokenizer is not None and (limits.stop or callback is not None)
+        self._stream = TextStream(self.tokenizer) if told else None
         self._told = 0
 
     def emit(self, token: int, drafted: bool) -> None:
@@ -113,11 +113,11 @@ class Answer:
             return
         self.ids.append(token)
         self.drafted += drafted
-        if self.tokenizer is not None and (self.limits.stop or self.callback is not None):
+        if self._stream is not None:
             self._stream.add(token)
         if token in self.end_ids:
             self.finished = "end"
-        elif token in self._stop_ids or self._stop_at(self._stream.text) is not None:
+        elif token in self._stop_ids or self._stopped(len(self.ids) >= self.room):
             self.finished = "stop"
         elif len(self.ids) >= self.room:
             self.finished = "length"
@@ -130,9 +130,15 @@ class Answer:
         """Without special tokens, cut before a stop string; "" without a tokenizer."""
         if self.tokenizer is None:
             return ""
-        told = self.limits.stop or self.callback is not None
+        told = self._stream is not None
         text = self._stream.whole() if told else decoded(self.tokenizer, self.ids)
         return text[: self._stop_at(text)]
+
+    def _stopped(self, last: bool) -> bool:
+        """Whether a stop string is there; last: what is no whole character yet will not be one."""
+        if not self.limits.stop:
+            return False
+        return self._stop_at(self._stream.whole() if last else self._stream.text) is not None
 
     def _stop_at(self, text: str) -> int | None:
         """Where the first stop string begins."""
@@ -142,8 +148,16 @@ class Answer:
         """The part of the text that tokens to come will not change."""
         if self.finished is not None:
             return self.text()
-        text = self._stream.text
+        text = "" if self._stream is None else self._stream.text
         return text[: len(text) - max(_begun(text, stop) for stop in (*self.limits.stop, ""))]
+
+
+def special_tokens(tokenizer) -> dict[str, int]:
+    """The special tokens of a tokenizer by their texts; transformers' `all_special_tokens` are
+    those alone that have a role, as to end an answer."""
+    added = tokenizer.added_tokens_decoder.items()
+    named = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+    return {token.content: number for number, token in added if token.special} | dict(named)
 
 
 def decoded(tokenizer, ids: Sequence[int]) -> str:
@@ -158,15 +172,16 @@ class TextStream:
     the last whole characters; characters that stay incomplete are looked at now and then.
 
     A tokenizer says of some tokens only together how they are spelled, so the tokens since the last
-    whole characters are decoded with some before them, and what those alone give is left out. Of a
-    run of bytes (`<0xNN>`) it says so at its end. Special tokens have no text.
+    whole characters are decoded with some before them, and what those alone give is left out.
+    Bytes (`<0xNN>`) are decoded once they are whole characters. Special tokens have no text.
     """
 
     def __init__(self, tokenizer):
         self.tokenizer, self.text = tokenizer, ""
         self._recent: list[int] = []
         self._known = 0
-        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        self._special = frozenset(special_tokens(tokenizer).values())
+        self._bytes = b""
         self._incomplete = False
 
     def add(self, token: int) -> None:
@@ -176,8 +191,11 @@ class TextStream:
         waiting = len(self._recent) - self._known
         if self._incomplete and waiting > PATIENCE and waiting % PATIENCE:
             return
-        if BYTE.fullmatch(self.tokenizer.convert_ids_to_tokens(token) or ""):
-            return
+        if byte := BYTE.fullmatch(self.tokenizer.convert_ids_to_tokens(token) or ""):
+            self._bytes += bytes.fromhex(byte[1])
+            if not _whole(self._bytes):
+                return
+        self._bytes = b""
         before, now = self._both()
         self._incomplete = now.endswith(INCOMPLETE)
         if len(now) > len(before) and not self._incomplete:
@@ -193,7 +211,17 @@ class TextStream:
         """Of the last known tokens, and with those after them."""
         parts = self._recent[: self._known], self._recent
         before, now = (decoded(self.tokenizer, own) for own in parts)
+        if not now.startswith(before):  # bytes that are no character spoil the run they are in
+            before, now = "", decoded(self.tokenizer, self._recent[self._known :])
         return before, now
+
+
+def _whole(content: bytes) -> bool:
+    """Whether bytes are whole characters."""
+    try:
+        return bool(content.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def _begun(text: str, stop: str) -> int:

@@ -11,6 +11,7 @@ from threading import RLock
 
 import torch
 
+from slipstream.core.errors import enough_memory
 from slipstream.core.sampling import Chance, Sampling
 from slipstream.core.transfer import on_device, right_padded
 from slipstream.core.trees import Trees
@@ -43,6 +44,9 @@ class Decoder(ABC):
         """Answer `prompt_ids`; raises `InputError` for a prompt beyond the target's context."""
         return self.generate_batch([prompt_ids], [seed], [callback])[0]
 
+    @enough_memory(
+        "batch_size", "lower it, give fewer prompts at a time, or a smaller limits.max_new_tokens"
+    )
     def generate_batch(
         self,
         prompts: list[list[int]],

@@ -44,6 +44,11 @@ class Answering(Request):
     def finished(self) -> bool:
         return self.answer.finished is not None
 
+    @property
+    def failed(self) -> bool:
+        """Whether the target decided no token for it."""
+        return self.answer.finished == "failed"
+
     def numbers_on(self, device: torch.device) -> torch.Tensor:
         """(answer.room, 1 + siblings): for each place the uniform number that decides, and those
         that keep drawn children; brought to `device` once."""
@@ -61,8 +66,10 @@ class Answering(Request):
             self.room = 0
 
     def emit(self, token: int, drafted: bool) -> None:
-        """The answer goes on with this token; `InputError` where the target decides none."""
+        """The answer goes on with this token; `InputError` where the target decides none, and the
+        request has failed."""
         if token == NOT_FINITE:
+            self.answer.finished = "failed"
             raise InputError(
                 "target: its logits are NaN or infinite; compute in another target.dtype (float16 "
                 "overflows), or copy its files again"

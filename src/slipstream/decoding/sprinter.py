@@ -13,7 +13,7 @@ from os import PathLike
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.sampling import Sampling
+from slipstream.core.sampling import Sampling, distributions
 from slipstream.core.settings import Inside, Positive, Share, Size, checked
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
@@ -55,11 +55,7 @@ class SprinterDecoder(Decoder):
         cap: Size,
     ):
         super().__init__(target, sampling, limits, budget=cap + 1)
-        if sampling.greedy:
-            raise InputError(
-                "sampling.temperature: SPRINTER samples, as its verifier was trained to; set it "
-                "above 0"
-            )
+        _check_sampled(sampling)
         draft = of_same_vocabulary(draft, target, "draft")
         self.draft, self.threshold, self.cap = draft, threshold, cap
         if isinstance(verifier, int | float):
@@ -88,6 +84,8 @@ class SprinterDecoder(Decoder):
         compile_like(draft, target)
 
     def _session(self, requests: Sequence[Answering], longest: int) -> "_Reader":
+        for request in requests:
+            _check_sampled(request.sampling)
         return _Reader(self.draft, longest, len(requests), ahead=self.budget)
 
     def _step(self, batch: Batch) -> None:
@@ -108,7 +106,7 @@ class SprinterDecoder(Decoder):
             ends = [max(0, len(own) - 1) for own in unseen]
             logits = self.target.logits(rows.hidden[range(len(ends)), ends])
             finite = logits.amax(-1).isfinite().tolist()
-            probabilities = self.sampling.probabilities(logits)
+            probabilities = distributions([request.sampling for request in requests], logits)
         for place in asking:
             request, last = requests[place], probabilities[place]
             if not finite[place]:
@@ -144,8 +142,8 @@ class SprinterDecoder(Decoder):
                 raise InputError(
                     "draft: its logits are not finite; give it another dtype, or another draft"
                 )
-            drawn_from = self.sampling.probabilities(logits)
             asking = [requests[place] for place in running]
+            drawn_from = distributions([request.sampling for request in asking], logits)
             pairs = zip(asking, drawn_from, strict=True)
             tokens = [request.chance.draw(own) for request, own in pairs]
             verdicts = self._acceptable(asking, normed, logits, tokens)
@@ -171,6 +169,13 @@ class SprinterDecoder(Decoder):
     def _goes_on(self, request: Answering) -> bool:
         """Whether the draft model may write on, and the text still fits it."""
         return not request.finished and len(request.tokens) <= self.draft.max_positions
+
+
+def _check_sampled(sampling: Sampling) -> None:
+    if sampling.greedy:
+        raise InputError(
+            "sampling.temperature: SPRINTER samples, as its verifier was trained to; set it above 0"
+        )
 
 
 class _Reader(CachedModel, Session):

@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.serving.counts import Board, Counts, Exposed
+from slipstream.serving.jobs import Told
 from slipstream.serving.protocol import (
     ApiError,
     Asking,
@@ -32,7 +33,6 @@ from slipstream.serving.protocol import (
     parsed,
     refusal,
 )
-from slipstream.serving.worker import Told
 
 log = logging.getLogger("slipstream.serving")
 LARGEST_BODY, BODY_SECONDS = 4 << 20, 30
@@ -116,8 +116,9 @@ class Application:
         return Response(generate_latest(exposed), media_type=CONTENT_TYPE_LATEST)
 
     def _check_key(self, request: Request) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self.key and not hmac.compare_digest(given.encode(), self.key.encode()):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        known = hmac.compare_digest(given.strip().encode(), (self.key or "").encode())
+        if self.key and not (known and scheme.lower() == "bearer"):
             sentence = "the key is missing or wrong; send it as Authorization: Bearer KEY"
             raise ApiError(401, sentence, code="invalid_api_key")
 

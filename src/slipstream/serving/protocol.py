@@ -16,7 +16,7 @@ from slipstream.core.settings import MOST, nearest, shown
 from slipstream.core.templates import Argument, check_arguments
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Limits
-from slipstream.serving.worker import Job, Told
+from slipstream.serving.jobs import Job, Told
 
 MOST_CHOICES, MOST_STOPS, MOST_ARGUMENTS = 16, 16, 16
 UNREAD = """
@@ -123,11 +123,12 @@ class Message(Lenient):
 
 
 class StreamOptions(Lenient):
-    include_usage: bool = False
+    include_usage: bool | None = False
 
 
 Arguments = Annotated[dict[str, Any], Field(max_length=MOST_ARGUMENTS)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Token = Annotated[int, Field(ge=0)]
 
 
 class Asking(Lenient):
@@ -140,12 +141,12 @@ class Asking(Lenient):
     top_k: int | None = Field(None, ge=-1)
     n: int | None = Field(1, ge=1, le=MOST_CHOICES)
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
-    seed: int | None = Field(None, ge=-(2**62), lt=2**62)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
 
-    def asked(self) -> tuple[Messages | str, dict[str, Argument] | None]:
-        """Messages for the chat template, with arguments of it, or a text as it is."""
+    def asked(self) -> tuple[Messages | str | list[int], dict[str, Argument] | None]:
+        """Messages for the chat template, with arguments of it, or a text or tokens as they are."""
         raise NotImplementedError
 
     def jobs(self, model: str, sampling: Sampling, limits: Limits) -> list[Job]:
@@ -188,9 +189,9 @@ class ChatRequest(Asking):
 
 
 class CompletionRequest(Asking):
-    prompt: str
+    prompt: str | Annotated[list[Token], Field(min_length=1)]
 
-    def asked(self) -> tuple[str, None]:
+    def asked(self) -> tuple[str | list[int], None]:
         return self.prompt, None
 
 

@@ -23,8 +23,9 @@ from slipstream.configuration import build as instantiate
 from slipstream.configuration import check_config
 from slipstream.serving.application import Application, Open
 from slipstream.serving.counts import Board, Counts
+from slipstream.serving.jobs import Asked, Job, Told
 from slipstream.serving.server import Serve
-from slipstream.serving.worker import Asked, Job, Told, Worker
+from slipstream.serving.worker import Worker
 
 CONF = os.path.join(os.path.dirname(__file__), *[os.pardir] * 3, "conf")
 

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from slipstream.commands import Decoding
 from slipstream.configuration import build
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, enough_memory
 from slipstream.core.settings import Budget, Ge, Le, Settings, Size, Text
 from slipstream.decoding.calibration import undrafted
 from slipstream.drafters.base import Drafter
@@ -32,7 +32,8 @@ from slipstream.serving.adapting import AdaptingEngine
 from slipstream.serving.application import Application, Open
 from slipstream.serving.connections import Connection
 from slipstream.serving.counts import Board, Counts
-from slipstream.serving.worker import Asked, Job, Told, Worker
+from slipstream.serving.jobs import Asked, Job, Told
+from slipstream.serving.worker import Worker
 from slipstream.targets.compiled import compile_target
 
 HOSTS = ("127.0.0.1", "0.0.0.0", "::")
@@ -132,7 +133,8 @@ class Server(Settings):
         else:
             decoder = AdaptingEngine(target, attached, *given, config.budget)
             if self.adaptive:
-                decoder.measure(self.max_running)
+                with enough_memory("server.max_running", "lower it"):
+                    decoder.measure(self.max_running)
         return Worker(decoder, self.max_running, self.prefill_rows, counts)
 
 

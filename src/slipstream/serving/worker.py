@@ -10,72 +10,17 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import chain
 
 from slipstream.core.errors import InputError
-from slipstream.core.sampling import Sampling
-from slipstream.core.templates import Argument
-from slipstream.data.rendering import render_prompt, text_ids
-from slipstream.data.rows import Messages
-from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering
 from slipstream.serving.counts import Counts
+from slipstream.serving.jobs import Asked, Told
 from slipstream.targets.reading import PREFILL_ROWS
 
 log = logging.getLogger(__name__)
 NOT_STARTED = "requests could not start; they are answered with an error, the others go on"
 FAILED = "the server failed to answer; try again"
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is asked for, as it travels to a worker. prompt: messages for the chat template, or a
-    plain text; streamed: whether pieces are wanted before the end; arguments: of the template."""
-
-    prompt: Messages | str
-    sampling: Sampling
-    limits: Limits
-    seed: int
-    streamed: bool
-    arguments: dict[str, Argument] | None = None
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a worker tells of a job. accepted: it will be answered; text: what the answer goes on
-    with; finish_reason, and counts of tokens: at the end; refused: why there is no answer."""
-
-    accepted: bool = False
-    text: str = ""
-    finish_reason: str | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    drafted: int = 0
-    rejected: int = 0
-    refused: str | None = None
-    failed: bool = False
-
-    @property
-    def last(self) -> bool:
-        return self.finish_reason is not None or self.refused is not None
-
-
-@dataclass(eq=False)
-class Asked:
-    """A job with its request. tell: passes on what is decided; gone: whether nobody waits for it
-    any more; pieces: text that is still to be told; the last three: what was counted of it."""
-
-    job: Job
-    tell: Callable[[Told], None]
-    gone: Callable[[], bool]
-    request: Answering | None = None
-    prompt_tokens: int = 0
-    pieces: list[str] = field(default_factory=list)
-    tokens: int = 0
-    rows: int = 0
-    forwards: int = 0
 
 
 class Worker:
@@ -106,11 +51,7 @@ class Worker:
                     f"max_tokens: the model's context has {target.max_positions} tokens; ask for "
                     "fewer"
                 )
-            self._check_length(job.prompt)
-            if isinstance(job.prompt, str):
-                ids = text_ids(target.tokenizer, job.prompt, add_special_tokens=True)
-            else:
-                ids = render_prompt(target.tokenizer, job.prompt, job.arguments)
+            ids = job.ids(target, self.most_bytes)
             told = job.seed, lambda _, __, text: asked.pieces.append(text)
             asked.request = self.decoder.request(ids, *told, job.sampling, job.limits)
             asked.prompt_tokens = len(ids)
@@ -123,16 +64,6 @@ class Worker:
             return False
         asked.tell(Told(accepted=True))
         return True
-
-    def _check_length(self, prompt: Messages | str) -> None:
-        """`InputError` for a prompt that is too long whatever its tokens are: to find them would
-        take long."""
-        texts = [prompt] if isinstance(prompt, str) else chain(*map(dict.values, prompt))
-        if (size := sum(len(text.encode()) for text in texts)) > self.most_bytes:
-            raise InputError(
-                f"prompt: {size} bytes do not fit the target's context of "
-                f"{self.decoder.target.max_positions} tokens; shorten it"
-            )
 
     def take(self, asked: Asked) -> None:
         """A prepared request waits until it is started; one whose client had gone is counted."""
@@ -176,8 +107,14 @@ class Worker:
             self._tell()
         except Exception:
             log.exception("a step failed; its requests are answered with an error")
-            concerned = [*self.running.values(), *([self.reading[0]] if self.reading else [])]
-            self.decoder.running, self.reading = None, None
+            self.decoder.running = None
+            if any(request.failed for request in self.running):  # the others begin anew from there
+                self._tell()
+                self.waiting.extendleft(reversed(self.running.values()))
+                concerned = []
+            else:
+                concerned = [*self.running.values(), *([self.reading[0]] if self.reading else [])]
+                self.reading = None
             self.running.clear()
             self._fail(concerned)
         self.counts["running"] = len(self.running) + (self.reading is not None)
@@ -239,9 +176,13 @@ class Worker:
             return True
         except StopIteration:
             self.running |= {asked.request: asked for asked in fresh}
-            self.counts["prompt_tokens"] += sum(asked.prompt_tokens for asked in fresh)
+            read = [asked.prompt_tokens for asked in fresh if not asked.tokens]
+            self.counts["prompt_tokens"] += sum(read)
         except InputError as error:  # of a drafter that does not take the sampling of one
-            if len(fresh) == 1:
+            if fresh[0].request.failed and len(fresh) == 1:
+                log.error("a prompt failed: %s", error)
+                self._fail(fresh)
+            elif len(fresh) == 1:
                 fresh[0].tell(Told(refused=str(error)))
             else:  # at the head of those that wait, should one of them fail in its turn
                 self.waiting.extendleft(reversed(fresh))
@@ -258,7 +199,10 @@ class Worker:
     def _tell(self) -> None:
         for request, asked in list(self.running.items()):
             self._count(asked)
-            if request.finished:
+            if request.failed:
+                del self.running[request]
+                self._fail([asked])
+            elif request.finished:
                 del self.running[request]
                 self._end(asked, "length" if request.answer.finished == "length" else "stop")
             elif asked.job.streamed:
