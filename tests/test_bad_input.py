@@ -204,6 +204,9 @@ SCRIPTS = [
     ("infer.py", ["drafter=magic"], "the nearest is drafter="),
     ("infer.py", ["target=owner/name"], "give target=hub target.name=owner/name"),
     ("infer.py", ["experiment=evidence/trees"], "it is now study=trees"),
+    ("infer.py", ["study=trees", "batch_size=2"], "batch_size: study= does not use it"),
+    ("infer.py", ["calibrate=true", "batch_size=8"], "batch_size: calibrate= does not use it"),
+    ("infer.py", ["calibrate=true", "num_prompts=8"], "give calibration.num_prompts"),
     (
         "infer.py",
         ["methods=drafters", "methods.auto.candidates.rest=null"],

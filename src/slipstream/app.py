@@ -11,8 +11,12 @@ from slipstream.core.errors import InputError
 
 TASKS = ("verify", "chat", "calibrate", "study", "prompt")
 """What `infer` may be asked for in place of a comparison, one at a time."""
-UNREAD_BY_STUDIES = "drafter methods budget batch_size repeats calibration leave_out_unfit".split()
-"""Keys of a comparison; a study that has them names them."""
+OF_A_COMPARISON = "methods budget batch_size repeats leave_out_unfit".split()
+UNREAD = {
+    "study": [*OF_A_COMPARISON, "drafter", "calibration"],
+    "calibrate": [*OF_A_COMPARISON, "num_prompts"],
+}
+"""Keys that these take no notice of; a study that has some of them names them."""
 
 
 def _checked(config: DictConfig, own: type[Command]) -> DictConfig:
@@ -78,8 +82,8 @@ def infer(config: DictConfig) -> list:
         raise InputError(f"{tasks[0]}: cannot be combined with {tasks[1]}; leave one of them out")
     if config.prompt is not None and not config.prompt.strip():
         raise InputError("prompt: it is empty; give some text")
-    if config.study is not None:
-        _check_study(config)
+    if tasks and tasks[0] in UNREAD:
+        _check_read(config, tasks[0])
     if config.threads:
         torch.set_num_threads(config.threads)
     output = Path(config.output_dir)
@@ -110,15 +114,17 @@ def infer(config: DictConfig) -> list:
         return measure(config, target, sampling, limits)
 
 
-def _check_study(config: DictConfig) -> None:
-    """`InputError` for a key on the command line that the study takes no notice of."""
+def _check_read(config: DictConfig, task: str) -> None:
+    """`InputError` for a key on the command line that `task` takes no notice of."""
     from hydra.core.hydra_config import HydraConfig
 
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    reads = str(OmegaConf.to_container(config.study, resolve=False))
+    reads = str(OmegaConf.to_container(config.study, resolve=False)) if task == "study" else ""
     for name in (each.lstrip("+~").partition("=")[0].partition(".")[0] for each in given):
-        if name in UNREAD_BY_STUDIES and f"${{{name}" not in reads:
-            raise InputError(f"{name}: this study does not use it, or sets its own; leave it out")
+        if name in UNREAD[task] and f"${{{name}" not in reads:
+            remedy = f"give calibration.{name}" if name in ("num_prompts", "repeats") else ""
+            remedy = remedy if task == "calibrate" and remedy else "leave it out"
+            raise InputError(f"{name}: {task}= does not use it, or has its own; {remedy}")
 
 
 def serve(config: DictConfig) -> None:

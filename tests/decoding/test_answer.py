@@ -44,6 +44,7 @@ def test_the_end_token_inside_an_accepted_path_ends_the_answer():
     assert generation.ids == free[:length] and generation.finished == "end"
     assert generation.statistics.tokens == length
     assert generation.statistics.tau <= length - 1
+    assert generation.accepted == (length - 1,) and generation.statistics.drafted == length - 1
 
 
 def test_stop_strings_cut_the_text_in_the_middle_of_an_accepted_path(small):

@@ -19,7 +19,17 @@ from slipstream.data.datastore import TrainingTexts
 from slipstream.decoding import calibrated, calibration
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibrated import calibration_key, described, kept_calibration
-from slipstream.decoding.calibration import Curve, Drift, Point, calibrate, chosen
+from slipstream.decoding.calibration import (
+    Calibration,
+    Curve,
+    Drift,
+    Point,
+    calibrate,
+    candidates,
+    chosen,
+    fastest,
+    measured,
+)
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.acceptance_length import AnyRejected
@@ -27,6 +37,7 @@ from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.rest import Rest
 from slipstream.drafters.streaming import Streaming
+from slipstream.drafters.suffix_decoding import SuffixDecoding
 from slipstream.drafters.suffixes import Retrieval
 from slipstream.speculators.checkpoint import save_speculator
 
@@ -54,6 +65,12 @@ def points(noise: float = 0.0) -> list[Point]:
     ]
 
 
+def once(points: dict[str, list[Point]], plain: Point) -> Calibration:
+    """What is chosen where a second measurement says what the first one did."""
+    again = {(way, each.budget): each for way, own in points.items() for each in own}
+    return chosen(points, plain, again)
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_the_size_found_is_within_five_percent_of_the_best(noise):
     best = max(tau(budget) / seconds(budget) for budget in range(2, 65))
@@ -76,14 +93,44 @@ def test_few_points_are_enough(count):
 def test_plain_decoding_is_chosen_where_no_size_beats_it():
     plain = Point(1, 0.008, 1.0)
     slow = [Point(each.budget, 10 * each.seconds, each.tau) for each in points()]
-    found = chosen({"slow": slow}, plain)
+    found = once({"slow": slow}, plain)
     assert found.plain and found.budget == 1 and found.speedup == 1.0
-    found = chosen({"slow": slow, "fast": points()}, plain)
+    found = once({"slow": slow, "fast": points()}, plain)
     assert found.way == "fast" and not found.plain and found.speedup > 2
 
 
+def test_the_fitted_and_the_measured_best_are_measured_once_more():
+    """Tokens jump at twelve nodes, as Lookahead's do: the fit promises what no size holds."""
+    steps = [Point(each.budget, 0.01, 1.2 + 0.8 * (each.budget >= 12)) for each in points()]
+    fitted, best = fastest({"steps": steps})[1].budget, 12
+    assert candidates({"steps": steps}) == {("steps", fitted), ("steps", best)} and fitted != best
+    again = {("steps", fitted): Point(fitted, 0.02, 2.0), ("steps", best): Point(best, 0.011, 2.0)}
+    found = chosen({"steps": steps}, Point(1, 0.01, 1.0), again)
+    assert (found.budget, found.seconds, found.speedup) == (best, 0.011, pytest.approx(2 / 1.1))
+    slow = {size: Point(size[1], 0.03, 2.0) for size in again}
+    assert chosen({"steps": steps}, Point(1, 0.01, 1.0), slow).plain
+
+
+@pytest.mark.parametrize("kept", [0, 1000])
+def test_a_drafter_that_learns_is_measured_as_it_is_in_use(kept):
+    """What one size taught it the next one does not find; what a prompt did, the next prompt."""
+    target, asked = tiny_target(), []
+    attached = SuffixDecoding(4, 2.0, 0.05, kept).attach(target)
+
+    class Seen(Engine):
+        def generate(self, prompt_ids, seed=0, callback=None):
+            asked.append((self.budget, prompt_ids[0], len(attached.kept[-1]) > 0))
+            return super().generate(prompt_ids, seed, callback)
+
+    engines = {("", g): Seen(target, attached, Sampling(), Limits(6), g) for g in (2, 4)}
+    measured(engines, [[7, 8], [1, 2]], 1)
+    turns = [(2, 7), (2, 1), (4, 7), (4, 1)] if kept else [(2, 7), (4, 7), (2, 1), (4, 1)]
+    assert [each[:2] for each in asked[2:]] == turns  # after a warm-up
+    assert [each[2] for each in asked[2:]] == [bool(kept) and first == 1 for _, first in turns]
+
+
 def test_what_was_calibrated_is_found_again(tmp_path):
-    path, found = tmp_path / "kept" / "key.json", chosen({"a": points()}, Point(1, 0.01, 1.0))
+    path, found = tmp_path / "kept" / "key.json", once({"a": points()}, Point(1, 0.01, 1.0))
     write_json(path, asdict(found))
     assert kept_calibration(path) == found
     assert "calibrate=true" in refused(lambda: kept_calibration(path.with_name("other.json")))
@@ -100,7 +147,7 @@ def corpus_of(path: str) -> Retrieval:
     [{"budget": 0}, {"budget": None}, {"seconds": math.nan}, {"points": None}, {"another": 1}],
 )
 def test_a_calibration_of_other_values_is_refused(tmp_path, wrong):
-    path, found = tmp_path / "key.json", chosen({"a": points()}, Point(1, 0.01, 1.0))
+    path, found = tmp_path / "key.json", once({"a": points()}, Point(1, 0.01, 1.0))
     write_json(path, asdict(found) | wrong)
     assert "cannot be read" in refused(lambda: kept_calibration(path))
 

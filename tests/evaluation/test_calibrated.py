@@ -71,8 +71,8 @@ def test_a_device_that_slows_down_while_it_decodes_is_noticed_once(clock, tmp_pa
 
 def test_where_no_draft_pays_decoding_is_plain_and_says_so(tmp_path, capsys):
     target = tiny_target()
-    slow = [Point(2, 0.05, 1.2), Point(4, 0.06, 1.3)]
-    method = method_of(target, tmp_path, chosen({"PromptLookup": slow}, Point(1, 0.01, 1.0)))
+    slow = {("PromptLookup", 2): Point(2, 0.05, 1.2)}
+    method = method_of(target, tmp_path, chosen({}, Point(1, 0.01, 1.0), slow))
     assert "no draft of PromptLookup beats plain decoding" in capsys.readouterr().out
     plain = PlainDecoder(target, Sampling(), LIMITS)
     for prompt in PROMPTS:

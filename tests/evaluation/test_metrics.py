@@ -77,3 +77,5 @@ def test_the_bootstrap_tells_a_difference_from_noise():
 def test_answers_without_a_forward_say_nothing_of_a_rate():
     """Drawn alone, which happens among few, they would make it no number."""
     assert rate_interval([0, 4, 6], [0, 2, 2]) == rate_interval([4, 6], [2, 2]) == (2.0, 3.0)
+    low, high = rate_interval([18, 18, 18], [2, 2, 0])  # one that never asked counts, too
+    assert low == 9 and high >= 27

@@ -60,6 +60,17 @@ needs_rounding = pytest.mark.skipif(
 )
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_a_rows_rounding_does_not_depend_on_other_rows():
+    module, rows = (
+        RoundedLinear(torch.randn(32, 48), torch.randn(32)),
+        torch.randn(5, 48).bfloat16(),
+    )
+    alone = [module(row[None]) for row in rows]
+    rows[0, 3] = 300.0  # an outlier, as some tokens have
+    assert torch.equal(module(rows)[1:], torch.cat(alone[1:]))
+
+
 @needs_rounding
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("kind", "bias"), CASES)

@@ -1,12 +1,13 @@
 """How many nodes a draft should have on this device, with this model and this drafter.
 
 A few prompts are decoded with trees of several sizes g. Seconds of a step s(g) and tokens of a step
-tau(g) are fitted, and the size g* with the most tokens a second is chosen, or plain decoding where
-no size beats it (`calibrated.py` keeps the choice). Source: UNISPEC, section 3, "Device-aware
-calibration"; s(g) is the whole step here, drafting included, so that it holds for drafters that
-take time, too.
+tau(g) are fitted, which gives the size g* with the most tokens a second. Source: UNISPEC, section
+3, "Device-aware calibration"; s(g) is the whole step here, drafting included, so that it holds for
+drafters that take time, too. Then g*, the best size measured and plain decoding are measured once
+more, and the fastest of them is chosen (`calibrated.py` keeps the choice).
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 
@@ -31,6 +32,8 @@ POWER = 3
 """Degree of the polynomial that is fitted to the tokens of a step."""
 BEYOND, WIDEST = 1.5, 512
 """While the largest size measured is the best, one so many times as large is tried, up to this."""
+Size = tuple[str, int]
+"""A way to draft, and a number of nodes."""
 DRIFT, STEPS_TO_JUDGE = 0.25, 64
 """Reported: STEPS_TO_JUDGE steps whose time is off the calibrated one by more than this share."""
 
@@ -93,8 +96,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Calibration(Settings):
-    """The best of some ways to draft. way: its name; budget: g*, 1 where plain decoding is best;
-    seconds: of its step, fitted; speedup: over plain decoding, whose step takes `plain_seconds`;
+    """The best of some ways to draft. way: its name; budget: its nodes, 1 where plain decoding is
+    best; seconds: of its step; speedup: over plain decoding, whose step takes `plain_seconds`;
     points: what was measured, by way."""
 
     way: str
@@ -123,28 +126,36 @@ def calibrate(
     budgets: list[int],
     repeats: int,
 ) -> Calibration:
-    """Decode `prompts` with every drafter and budget, and plainly, `repeats` times, interleaved;
-    while the largest size is the best, larger ones follow. Raises `InputError` for budgets that are
+    """Decode `prompts` with every drafter and budget, and plainly, `repeats` times; while the
+    largest size is the best, larger ones follow; then the best ones once more, which decides.
+    Raises `InputError` for budgets that are
     not ascending, or below 2."""
     if not budgets or min(budgets) < 2 or sorted(set(budgets)) != list(budgets):
         raise InputError("calibration.budgets: give sizes of at least 2, in ascending order")
     points: dict[str, list[Point]] = {way: [] for way in drafters}
-    asked, plain = list(product(drafters, budgets)), None
-    while asked:
-        decoders: dict[tuple[str, int], Decoder] = {
+    plain: Point | None = None
+
+    def measure(sizes: Iterable[Size]) -> dict[Size, Point]:
+        """What they are like, in seconds of the first round."""
+        nonlocal plain
+        decoders: dict[Size, Decoder] = {
             (way, budget): Engine(target, drafters[way], sampling, limits, budget)
-            for way, budget in asked
+            for way, budget in sizes
         }
         decoders["plain", 1] = undrafted(target, next(iter(drafters.values())), sampling, limits)
         found = measured(decoders, prompts, repeats)
-        now = point_of(1, found["plain", 1])
+        now = point_of(1, found.pop(("plain", 1)))
         plain = plain or now
-        for way, budget in asked:  # in seconds of the first round
-            point = point_of(budget, found[way, budget])
-            seconds = point.seconds * plain.seconds / now.seconds
-            points[way].append(replace(point, seconds=seconds))
+        made = {size: point_of(size[1], each) for size, each in found.items()}
+        pace = plain.seconds / now.seconds
+        return {size: replace(each, seconds=each.seconds * pace) for size, each in made.items()}
+
+    asked = list(product(drafters, budgets))
+    while asked:
+        for (way, _), point in measure(asked).items():
+            points[way].append(point)
         asked = [(way, larger) for way in dict(asked) if (larger := _beyond(points[way]))]
-    return chosen(points, plain)
+    return chosen(points, plain, measure(candidates(points)))
 
 
 def undrafted(target: Target, drafter: Attached, sampling: Sampling, limits: Limits) -> Decoder:
@@ -163,9 +174,17 @@ def _beyond(points: list[Point]) -> int | None:
     return min(WIDEST, round(BEYOND * largest.budget))
 
 
-def chosen(points: dict[str, list[Point]], plain: Point) -> Calibration:
-    """The way and size of the highest fitted rate, or plain decoding where that is higher."""
+def candidates(points: dict[str, list[Point]]) -> set[Size]:
+    """The fastest size as fitted and the fastest as measured: what a fit says between the points
+    may be wrong, and the best of many measured sizes was lucky, too."""
     way, best = fastest(points)
+    sizes = {(way, point.budget): point.rate for way, own in points.items() for point in own}
+    return {(way, best.budget), max(sizes, key=sizes.get)}
+
+
+def chosen(points: dict[str, list[Point]], plain: Point, again: dict[Size, Point]) -> Calibration:
+    """The fastest of the sizes that were measured once more, or plain decoding."""
+    (way, _), best = max(again.items(), key=lambda each: each[1].rate)
     if best.rate <= plain.rate:
         way, best = "plain", plain
     speedup = best.rate / plain.rate
@@ -179,9 +198,11 @@ def fastest(points: dict[str, list[Point]]) -> tuple[str, Point]:
 
 
 def measured(
-    decoders: dict[tuple[str, int], Decoder], prompts: list[list[int]], repeats: int
-) -> dict[tuple[str, int], list[Statistics]]:
-    """Each decoder's statistics by prompt, summed over repeats; interleaved, after a warm-up."""
+    decoders: dict[Size, Decoder], prompts: list[list[int]], repeats: int
+) -> dict[Size, list[Statistics]]:
+    """Each decoder's statistics by prompt, summed over repeats, after a warm-up; interleaved prompt
+    by prompt, but where a drafter learns from its answers, which it then does from all prompts in
+    turn, pass by pass."""
     found = {key: [Statistics() for _ in prompts] for key in decoders}
     compiled = any(decoder.target.compiled for decoder in decoders.values())
     # Twice, since buffers that grow for one of them forget the graphs of those before.
@@ -189,15 +210,21 @@ def measured(
         # Compiled steps wait for the first rows of each shape.
         for prompt in prompts if decoder.target.compiled else prompts[:1]:
             decoder.generate(prompt)
-    turns, kept = list(product(range(repeats), enumerate(prompts), decoders.items())), Part(prompts)
-    for seed, (place, prompt), (key, decoder) in track(turns, "calibrating"):
+    # What one size has taught a drafter, which serves them all, the next one does not find.
+    engines = [decoder for decoder in decoders.values() if isinstance(decoder, Engine)]
+    learns, last = any(engine.attached.learns for engine in engines), len(prompts) - 1
+    asked, kept = list(enumerate(prompts)), Part(prompts)
+    order = (decoders.items(), asked) if learns else (asked, decoders.items())
+    for seed, *turn in track(list(product(range(repeats), *order)), "calibrating"):
+        (key, decoder), (place, prompt) = turn if learns else reversed(turn)
 
-        def took(decoder=decoder, prompt=prompt, seed=seed) -> dict:
-            if isinstance(decoder, Engine):  # one drafter serves all budgets
+        def took(decoder=decoder, prompt=prompt, seed=seed, first=place == 0) -> dict:
+            if isinstance(decoder, Engine) and (first or not learns):
                 decoder.attached.forget()
             return asdict(decoder.generate(prompt, seed).statistics)
 
-        found[key][place] += Statistics(**kept.kept((seed, place, *key), took))
+        anew = learns and not kept.has(seed, last, *key)
+        found[key][place] += Statistics(**kept.kept((seed, place, *key), took, anew))
     return found
 
 

@@ -60,11 +60,12 @@ class Engine(Decoder):
                 below = rows.kept_from, staged
             batch.cache.commit(verified.paths, verified.counts, below)
         width, lengths = batch.drafted, batch.cache.lengths
+        before = [request.answer.drafted for request in verified.requests]
         self._decided(batch, verified)
         decided = [len(own) for own in verified.host()]
         batch.cache.learn([sum(pair) for pair in zip(lengths, decided, strict=True)])
-        for request, count in zip(verified.requests, decided, strict=True):
-            request.count(width, count - 1)
+        for request, drafted in zip(verified.requests, before, strict=True):
+            request.count(width, request.answer.drafted - drafted)
 
     def _begin_next(self, batch: Batch, verified: Verified) -> None:
         """Let the device go on with the next forward while the host learns what was decided, and

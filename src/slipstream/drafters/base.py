@@ -165,6 +165,11 @@ class Attached(ABC):
         """A session for requests whose trees will have up to `budget` nodes."""
         return self.session(self, requests, budget)
 
+    @property
+    def learns(self) -> bool:
+        """Whether drafts depend on the answers to earlier prompts."""
+        return self.keeps or (self.length is not None and self.length.carries)
+
     def memory(self) -> int:
         """Bytes of the stores that drafts are looked up in."""
         return 0

@@ -59,6 +59,11 @@ class DraftLength(Settings):
     section, looks_at = "length", "nothing"
     threshold: float | None = None
 
+    @property
+    def carries(self) -> bool:
+        """Whether lengths depend on the answers to earlier prompts."""
+        return False
+
     def attach(self, model: Target | None = None) -> Self:
         """For a drafter at work, with its draft model if it has one; what is carried from prompt to
         prompt is its own."""
@@ -152,6 +157,10 @@ class _Counting(DraftLength, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.forget()
+
+    @property
+    def carries(self) -> bool:
+        return self.carry
 
     def start(self) -> Self:
         request = super().start()

@@ -44,7 +44,7 @@ class AttachedSeveral(Attached):
     prompts. Prompts that are answered at the same time share it without harm: it changes which
     tokens are drafted, and no answer depends on that. new_record: makes an empty record."""
 
-    mergeable = False
+    mergeable, learns = False, True
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class Calibrating(Settings):
         found = calibrate(target, variants, ids, sampling, limits, self.budgets, self.repeats)
         result = calibration_result(found)
         show(result)
-        speedup = f"{found.speedup:.2f}x plain decoding as fitted"
+        speedup = f"{found.speedup:.2f}x plain decoding, measured once more"
         best = f"best: {found.way} with {found.budget} nodes, {speedup}"
         none = "no size beats plain decoding: budget=auto decodes plainly"
         print(none if found.plain else best)

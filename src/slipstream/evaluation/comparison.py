@@ -123,7 +123,10 @@ def compare(
                     run.store_bytes[source] = max(run.store_bytes.get(source, 0), store_bytes)
                     progress.advance(task, len(batch))
         for name in names:
-            median = [sorted(own, key=took)[len(own) // 2] for own in tries[name]]
+            # of an even number of runs either of the middle two, by chance
+            middle = [(repeats - chance.randrange(2)) // 2 for _ in batches]
+            sides = zip(tries[name], middle, strict=True)
+            median = [sorted(own, key=took)[place] for own, place in sides]
             answers = dict(zip(chain(*batches), chain(*median), strict=True))
             runs[name].generations = [answers[place] for place in range(len(ids))]
     for name, method in methods.items():

@@ -22,8 +22,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.decoding.statistics import Statistics
-from slipstream.drafters.base import Attached, Drafter
-from slipstream.drafters.draft_length import DraftLength
+from slipstream.drafters.base import Drafter
 from slipstream.evaluation.exactness import DraftlessReference, PlainReference, Reference
 from slipstream.targets.loading import load_target, of_same_vocabulary
 from slipstream.targets.target import Target
@@ -128,9 +127,7 @@ class Speculative(Method):
 
     @property
     def learns(self) -> bool:
-        own = self._attached
-        ruled = own.length is not None and type(own.length).forget is not DraftLength.forget
-        return ruled or type(own).forget is not Attached.forget
+        return self._attached.learns
 
     @property
     def details(self) -> str:

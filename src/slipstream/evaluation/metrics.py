@@ -65,10 +65,15 @@ def bootstrap(statistic: Callable, *columns: Sequence[float]) -> tuple[float, fl
 
 
 def rate_interval(amounts: Sequence[float], units: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of sum(amounts) / sum(units), such as tokens per forward or per second; rows of
-    0 units are left out (ValueError where there are no others)."""
-    told = [pair for pair in zip(amounts, units, strict=True) if pair[1]]
-    return bootstrap(lambda a, u, axis: a.sum(axis) / u.sum(axis), *zip(*told, strict=True))
+    """95 % interval of sum(amounts) / sum(units), such as tokens per forward or per second;
+    ValueError where no row has units."""
+    least, usual = min(each for each in units if each), sum(amounts) / sum(units)
+
+    def rate(amounts, units, axis=-1):
+        total = units.sum(axis)  # 0 where the rows drawn have none, which say nothing
+        return np.where(total > 0, amounts.sum(axis) / np.maximum(total, least), usual)
+
+    return bootstrap(rate, amounts, units)
 
 
 def ratio_interval(

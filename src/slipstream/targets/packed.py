@@ -64,7 +64,8 @@ class PackedLinear(nn.Module):
 
 class RoundedLinear(nn.Module):
     """A frozen linear layer (in -> out) of 8-bit weights and inputs: it reads half of what bfloat16
-    weights take. For drafts, which need not be exact; weights have one scale a row, inputs one."""
+    weights take. For drafts, which need not be exact; weights and inputs have one scale a row, so
+    that no row is coarser for what stands in another."""
 
     SIZE, ZERO = 127, 128
 
@@ -82,13 +83,15 @@ class RoundedLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""
         precise = rows.float()
-        scale = max(float(precise.abs().amax()), 1e-12) / self.SIZE
+        scales = precise.abs().amax(-1, keepdim=True).clamp_(min=1e-12) / self.SIZE
         # What is cut off after the point rounds to the nearest.
-        rounded = (precise * (1 / scale)).add_(self.ZERO + 0.5).to(torch.uint8)
-        return torch.ops.onednn.qlinear_pointwise(
-            rounded, scale, self.ZERO, self.packed, self.scales, self.zeros,
-            self.bias, 1.0, 0, rows.dtype, "none", [], "",
+        rounded = (precise / scales).add_(self.ZERO + 0.5).to(torch.uint8)
+        found = torch.ops.onednn.qlinear_pointwise(
+            rounded, 1.0, self.ZERO, self.packed, self.scales, self.zeros,
+            None, 1.0, 0, rows.dtype, "none", [], "",
         )  # fmt: skip
+        found = found.mul_(scales.to(rows.dtype))
+        return found if self.bias is None else found.add_(self.bias)
 
 
 def rounding_available() -> bool:
