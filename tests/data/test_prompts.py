@@ -18,7 +18,7 @@ from slipstream.targets.loading import load_target
 
 
 class Hub(HubSource):
-    def rows(self, split: str) -> list[Row]:
+    def rows(self, split: str, _: bool) -> list[Row]:
         return [Row(f"{split} {n // 2}", f"{n}", self.source) for n in range(6)]
 
 

@@ -100,6 +100,31 @@ def test_conversations_are_prompts_with_their_last_answer(tmp_path):
     assert "line 2: messages: the last one is not of the assistant" in found
 
 
+def test_a_conversation_is_read_whole_where_its_first_words_are_named_too(tmp_path):
+    """As in UltraChat: the prompt is the first message."""
+    row = {"prompt": "One?", "prompt_id": "a", "messages": CONVERSATION[1:]}
+    found = read_rows(written(tmp_path, json.dumps(row)), "train", False)
+    assert found == [Row(CONVERSATION[1:4], "Four.", "rows")]
+    both = json.dumps(row | {"completion": "Two."})
+    assert read_rows(written(tmp_path, both), "train") == [Row("One?", "Two.", "rows")]
+
+
+def test_what_would_not_be_learned_is_refused(tmp_path):
+    called = [*CONVERSATION[:4], CONVERSATION[4] | {"tool_calls": [{"name": "f"}]}]
+    path = written(tmp_path, json.dumps({"messages": called}))
+    assert "the answer has 'tool_calls'" in refused(lambda: read_rows(path, "train"))
+    assert read_rows(path, "train", False)  # the target answers itself
+    path = written(tmp_path, json.dumps({"messages": CONVERSATION, "tools": [{"name": "f"}]}))
+    assert "line 1 has 'tools'" in refused(lambda: read_rows(path, "train", False))
+    path = written(tmp_path, json.dumps({"messages": CONVERSATION, "tools": None}))
+    assert read_rows(path, "train")
+
+
+def test_a_set_without_completions_asks_for_the_targets_own():
+    source = HubSource("team/set", "{a}", "", "set")
+    assert "data.regenerate=true" in refused(lambda: source.rows("train"))
+
+
 def test_a_system_text_goes_before_the_prompt(tmp_path):
     path = written(tmp_path, '{"system": "Be brief.", "prompt": "One?", "completion": "Two."}')
     assert read_rows(path, "train") == [Row(CONVERSATION[:2], "Two.", "rows")]

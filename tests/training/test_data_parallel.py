@@ -24,7 +24,8 @@ def train(folder, output, *overrides) -> dict[str, torch.Tensor]:
         "trainer.accelerator=cpu", "trainer.val_check_interval=null",
         "trainer.check_val_every_n_epoch=1000", "training.learning_rate=1e-3",
         "speculator=streaming_paper",
-        "speculator.copy_scores=true", "logger=csv", "seed=3", f"output_dir={output}", *overrides,
+        "speculator.copy_scores=true", "speculator.root_rank=8", "speculator.root_dropout=0.5",
+        "logger=csv", "seed=3", f"output_dir={output}", *overrides,
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -136,7 +136,7 @@ def test_medusa(world, tmp_path, own_heads):
     head, _, told = card.partition("---\n# ")
     assert head.startswith("---\nlibrary_name: slipstream\n") and "base_model" not in head
     assert told.startswith("Medusa speculator") and "validation tau" in told
-    assert "the first 2 validation prompts" in told
+    assert "2 validation prompts, evenly spread" in told
     mixed = [
         f"target.name={world}/bfloat16",
         "target.dtype=bfloat16",

@@ -15,6 +15,7 @@ from slipstream.core.files import load_tensors, locked, save_tensors
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.data.refill import OwnAnswers
 from slipstream.training.resuming import state_of
+from slipstream.training.speculator import SpeculatorTraining
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +149,30 @@ def test_a_finished_run_whose_folder_is_gone_writes_it_again(world, tmp_path, in
     assert weights(model) == before and load_tensors(last)["global_step"] == steps
 
 
+@pytest.mark.parametrize("best", ["moved", "damaged", "gone"])
+def test_a_run_may_move_and_its_best_state_with_it(world, tmp_path, monkeypatch, capsys, best):
+    """The second of four states is best; without its file the best of what follows is kept."""
+    taus = iter([1.0, 3.0, 2.0, 2.5])
+    monkeypatch.setattr(
+        SpeculatorTraining,
+        "on_validation_epoch_end",
+        lambda module: module.log("validation/tau", next(taus), prog_bar=True),
+    )
+    own = "data.batch_tokens=16", "trainer.num_sanity_val_steps=0"
+    train(world, tmp_path / "one", "trainer.max_steps=6", *own)
+    (tmp_path / "one").rename(tmp_path / "two")
+    path = tmp_path / "two" / "checkpoints" / "best.ckpt"
+    if best == "damaged":
+        path.write_bytes(path.read_bytes()[:-20])
+    elif best == "gone":
+        path.unlink()
+    train(world, tmp_path / "two", *own)
+    assert load_tensors(path)["global_step"] == (4 if best == "moved" else 8)
+    score = "3.000" if best == "moved" else "2.500"
+    assert f"(best state, {score})" in capsys.readouterr().out.splitlines()[-1]
+    assert not (tmp_path / "one").exists()
+
+
 def test_without_a_best_state_the_last_one_is_saved(world, tmp_path):
     """Not that of the last validation."""
     given = "callbacks.best=null", "trainer.max_steps=3"
@@ -179,3 +204,20 @@ def test_a_run_goes_on_after_epochs_that_end_before_their_last_batch(world, tmp_
     state = next((tmp_path / "all").glob("*step=4.ckpt"))
     again = train(world, tmp_path / "again", *given, f"resume={state.as_posix()!r}")
     assert weights(again) == weights(whole)
+
+
+def test_the_rate_falls_to_zero_however_few_steps_there_are(world, tmp_path):
+    """Of four steps two warm up, though more were asked for."""
+    train(world, tmp_path / "out", "training.warmup_steps=20", "data.batch_tokens=32")
+    schedule = load_tensors(tmp_path / "out" / "checkpoints" / "last.ckpt")["lr_schedulers"][0]
+    assert schedule["_last_lr"][0] == 0.0
+
+
+def test_prompts_that_are_trained_on_and_validated_are_counted(world, tmp_path, caplog):
+    """As with one file for both."""
+    own = f"data.path={world}/rows/train.jsonl", "trainer.max_steps=1"
+    train(world, tmp_path / "out", *own)
+    assert "8 of 8 validation prompts are trained on as well" in caplog.text
+    caplog.clear()
+    train(world, tmp_path / "apart", "trainer.max_steps=1")
+    assert "trained on as well" not in caplog.text

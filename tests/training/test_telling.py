@@ -11,9 +11,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import wandb
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
-from tests.commands import ROOT
+from tests.commands import ROOT, refused
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
 from slipstream.data.rendering import Sample
@@ -24,7 +25,7 @@ from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.targets.loading import load_target
 from slipstream.training.callbacks import _masked
 from slipstream.training.speculator import SpeculatorTraining
-from slipstream.training.tracking import tracked, wandb_logger
+from slipstream.training.tracking import log_settings, tracked, wandb_logger
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_the_model_card_tells_what_was_measured_and_how(run):
     (tau,) = re.findall(r"^- validation tau: (\d\.\d{3})$", card, re.M)
     rows = list(csv.DictReader((run[0] / "metrics" / "metrics.csv").open()))
     assert tau in {f"{float(row['validation/tau']):.3f}" for row in rows if row["validation/tau"]}
-    assert "the first 1 validation prompts, greedy, with trees of" in card
+    assert "1 validation prompts, evenly spread over them, greedy, with trees of" in card
     (command,) = re.findall(r"^- command: `(.*)`$", card, re.M)
     assert command.startswith("python train.py debug=quick target.name=target data=jsonl ")
     assert "data.path=rows" in command and str(run[0].parent) not in card
@@ -118,6 +119,25 @@ def test_only_wandb_is_given_the_config(tmp_path, monkeypatch):
     assert (run.project, run.name, run.tags) == ("slipstream", "first", ("small",))
     run.finish()
     assert found == {"training": {"learning_rate": 1.25e-3}, "seed": 5}
+
+
+def test_wandb_is_offline_where_it_cannot_be_asked(tmp_path, monkeypatch, caplog):
+    """A key is known, and there is no network, or the key has expired."""
+
+    def login(**_):
+        raise wandb.errors.AuthenticationError("the host cannot be reached. Try later")
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(wandb, "login", login)
+    own = wandb_logger("slipstream", str(tmp_path))
+    assert own._wandb_init["mode"] == "offline" and "the host cannot be reached" in caplog.text
+
+    def refuse(_):
+        raise wandb.errors.CommError("no such entity")
+
+    monkeypatch.setattr(own, "log_hyperparams", refuse)
+    text = refused(lambda: log_settings(own, {}))
+    assert text.startswith("logger.wandb: no such entity; set WANDB_MODE=offline")
 
 
 @pytest.mark.parametrize("text", [r"\[/x]", "[/green]", "[bold]", "a\\", "[link=x"])

@@ -43,10 +43,16 @@ class HubSource(Settings):
     splits: dict[Literal[SPLITS], Text] = field(default_factory=dict)
     revision: Text | None = None
 
-    def rows(self, split: str) -> list[Row]:
-        """Download `split` and render it; raises as `loading` does."""
+    def rows(self, split: str, completion_required: bool = True) -> list[Row]:
+        """Download `split` and render it; raises as `loading` does, and where completions are
+        required and it has none."""
         from datasets import load_dataset
 
+        if completion_required and not self.completion:
+            raise InputError(
+                f"data.hub: {self.source} is taken without completions; let the target answer with "
+                "data.regenerate=true"
+            )
         with loading(self.name):
             given = self.splits.get(split, split)
             return [
@@ -78,7 +84,7 @@ class TextSource(Settings):
     data_files: Text | None = None
     revision: Text | None = None
 
-    def rows(self, split: str) -> list[Row]:
+    def rows(self, split: str, completion_required: bool = True) -> list[Row]:
         """Stream `split` and divide its texts. Raises `InputError` as `loading` does, and where no
         text is long enough."""
         from datasets import load_dataset

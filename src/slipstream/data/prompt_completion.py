@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import lightning as L
 
-from slipstream.core.errors import InputError, enough_memory
+from slipstream.core.errors import InputError, enough_memory, naming
 from slipstream.core.processes import num_processes
 from slipstream.core.settings import Amount, Count, Seed, Text, set_to
 from slipstream.data.batches import TokenBatches
@@ -20,7 +20,7 @@ from slipstream.data.rendering import (
     check_generation_markers,
     render_sample,
 )
-from slipstream.data.rows import Row, by_prompt, messages_of, spread
+from slipstream.data.rows import Row, by_prompt, messages_of, named, spread
 from slipstream.data.sources import HubSets, Kinds, Paths, Sources, copying_rows
 from slipstream.targets.target import Target
 
@@ -106,7 +106,7 @@ class PromptCompletionData(L.LightningDataModule):
                 # of the row of most messages: a template may render later turns in a way of its own
                 row = max(rows, key=lambda row: len(messages_of(row.prompt)))
                 check_generation_markers(tokenizer, row.prompt, row.completion)
-                samples = [render_sample(tokenizer, row.prompt, row.completion) for row in rows]
+                samples = [_rendered(tokenizer, row) for row in rows]
             if count := self.generated_rows[split]:
                 more = self.sources.synthetic(count, split)
                 sampled = replace(self.regeneration, temperature=1.0)
@@ -115,6 +115,13 @@ class PromptCompletionData(L.LightningDataModule):
             self.loaders[split] = TokenBatches(
                 self.samples[split], self.batch_tokens, self.seed, shuffle=split == "train"
             )
+        trained = {tuple(sample.prompt) for sample in self.samples["train"]}
+        validation = self.samples["validation"]
+        if known := sum(tuple(sample.prompt) in trained for sample in validation):
+            log.warning(
+                "%d of %d validation prompts are trained on as well: what validation says of them "
+                "is not what others will have", known, len(validation),
+            )  # fmt: skip
 
     @property
     def longest(self) -> int:
@@ -168,3 +175,9 @@ class PromptCompletionData(L.LightningDataModule):
                 "check the completions, data.max_length and data.max_new_tokens"
             )
         return kept
+
+
+def _rendered(tokenizer, row: Row) -> Sample:
+    """A row as tokens; `InputError` names a row that cannot be rendered."""
+    with naming(named(row.prompt)):
+        return render_sample(tokenizer, row.prompt, row.completion)

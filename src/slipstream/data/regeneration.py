@@ -10,14 +10,14 @@ from pathlib import Path
 from random import Random
 from typing import Annotated
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, naming
 from slipstream.core.files import key_of
 from slipstream.core.settings import Len, NotNegative, Positive, Settings, Size, Text
 from slipstream.data.answers import Answered, Question, kept_answers
 from slipstream.data.endpoint import Endpoint
 from slipstream.data.refill import OwnAnswers
 from slipstream.data.rendering import Sample, render_prompt
-from slipstream.data.rows import Messages
+from slipstream.data.rows import Messages, named
 from slipstream.decoding.answer import decoded
 from slipstream.targets.target import Target
 
@@ -144,7 +144,8 @@ class Conversation:
         said = next(self._turns, None)
         if said is None:
             return False
-        ids = render_prompt(tokenizer, said)
+        with naming(named(said)):
+            ids = render_prompt(tokenizer, said)
         if len(ids) >= self.most:
             self.too_long, self._turns = True, iter(())
             return False

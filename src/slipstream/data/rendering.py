@@ -142,7 +142,8 @@ def render_sample(tokenizer, prompt: str | Messages, completion: str) -> Sample:
             raise InputError(
                 "target.tokenizer: its chat template renders a prompt differently once its answer "
                 "or another turn follows, so the supervised tokens cannot be told; use a template "
-                "in which every turn leaves the ones before it as they are"
+                "in which every turn leaves the ones before it as they are, or, if it is this row "
+                "alone, an answer that begins with no line break"
             )
         ids = after
         spans.append((len(before), len(after)))

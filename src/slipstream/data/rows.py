@@ -26,6 +26,8 @@ LONGEST_LINE = 2**26
 """Bytes of a line; no context of any model is as long."""
 Messages = list[dict[str, str]]
 """A conversation: the role ('system', 'user', 'assistant') and the content of each message."""
+UNLEARNED = "tool_calls", "reasoning_content"
+"""What an answer may have beside its content, and a template writes in a way of its own."""
 MBPP = (
     "You are an expert Python programmer, and here is your task: {text} Your code should pass "
     "these tests:\n\n{tests}\n"
@@ -49,7 +51,17 @@ class Row:
     @property
     def prompt_text(self) -> str:
         """The text of the prompt; of a conversation that of its messages, one after the other."""
-        return "\n".join(message["content"] for message in messages_of(self.prompt))
+        return text_of(self.prompt)
+
+
+def text_of(prompt: str | Messages) -> str:
+    """The text of a prompt; of a conversation that of its messages, one after the other."""
+    return "\n".join(message["content"] for message in messages_of(prompt))
+
+
+def named(prompt: str | Messages) -> str:
+    """What errors call a prompt: its first words, by which it is found."""
+    return f"data: the row that begins {' '.join(text_of(prompt).split())[:60]!r}"
 
 
 def messages_of(prompt: str | Messages) -> Messages:
@@ -150,6 +162,10 @@ def _parse_line(where: str, line: bytes, source: str, completion_required: bool)
             "that line"
         ) from error
     record, later = _as_row(record if isinstance(record, dict) else {})
+    if record.get("tools"):
+        raise InputError(f"{where} has 'tools', which nothing here tells a model; leave them out")
+    if record.get("messages") and not isinstance(record.get("completion"), str):
+        record = record | {"prompt": None}  # of the conversation its first words, in some sets
     if isinstance(record.get("prompt"), list):  # a conversation, as TRL has it
         answer = record.get("completion") or []
         if not isinstance(answer, list):
@@ -213,6 +229,12 @@ def _of_messages(messages: object, source: str, completion_required: bool) -> Ro
         return Row(messages, "", source)
     if len(messages) == 1:
         raise InputError("messages: the only one is an answer to nothing; leave the row out")
+    for name in UNLEARNED:
+        if completion_required and messages[-1].get(name):
+            raise InputError(
+                f"messages: the answer has {name!r}, which would not be learned; write it into "
+                "the content as the model would, or leave the row out"
+            )
     return Row(messages[:-1], messages[-1]["content"], source)
 
 

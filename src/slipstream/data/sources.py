@@ -40,7 +40,7 @@ class Sources:
         """The rows of each file or data set."""
         if self.paths:
             return [read_rows(path, split, completion_required) for path in self.paths]
-        return [source.rows(split) for source in self.hub]
+        return [source.rows(split, completion_required) for source in self.hub]
 
     def synthetic(self, count: int, split: str) -> list[Row]:
         """`count` of the prompts that ship."""

@@ -87,13 +87,14 @@ class DraftingSpeculator(Speculator):
 
     @abstractmethod
     def losses(
-        self, target: Target, batch: Batch, step: int | None = None, num_segments: int | None = None
+        self, target: Target, batch: Batch, seed: int | None = None, num_segments: int | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """What is minimised, and the means to log by name ('loss', 'accuracy' and others).
 
-        It runs the forwards that it needs. step: number of the optimiser step, from which all that
-        is random is drawn (a resumed run draws the same), None in validation. num_segments: parts
-        of a completion that are worked on one after the other, None for all at once.
+        It runs the forwards that it needs. seed: of all that is random, of this batch alone, so
+        that a resumed run draws the same; the same in all processes; None in validation.
+        num_segments: parts of a completion that are worked on one after the other, None for all at
+        once.
         """
 
     def adapted(self, target: Target) -> Target:

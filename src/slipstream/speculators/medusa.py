@@ -79,7 +79,7 @@ class MedusaSpeculator(DraftingSpeculator):
         return [target.head] * len(self.blocks) if self.heads is None else self.heads
 
     def losses(
-        self, target: Target, batch: Batch, step: int | None = None, num_segments: int | None = None
+        self, target: Target, batch: Batch, seed: int | None = None, num_segments: int | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The cross-entropy of each head, head k weighted by decay^k.
 

@@ -23,7 +23,7 @@ from slipstream.core.settings import Amount, set_to
 from slipstream.data.rendering import Sample
 from slipstream.training.checkpoints import go_back_to_last_step
 from slipstream.training.memory import MemoryEstimate, largest_batch, step_bytes
-from slipstream.training.resuming import random_state, set_random_state
+from slipstream.training.resuming import kept_in
 from slipstream.training.sharding import ShardedTarget
 from slipstream.training.together import SAVE_SECONDS, end_after
 
@@ -80,7 +80,7 @@ def _masked(sample: Sample, tokenizer) -> Text:
 
 class SaveWhenInterrupted(L.Callback):
     """Keeps what `resume=auto` goes on from: on any signal or exception (but bad input) it saves a
-    checkpoint, and every checkpoint has the random numbers of the last optimiser step's end.
+    checkpoint, which says that nothing was begun since the last optimiser step.
 
     The first Ctrl-C waits for the end of the batch, as Lightning does on SIGTERM: an optimiser step
     that is broken off cannot be resumed. A second one does not wait. With several processes none
@@ -92,7 +92,6 @@ class SaveWhenInterrupted(L.Callback):
     def __init__(self, path: str):
         self.path = Path(path)
         self.interrupted = self.stepping = self.terminated = self.requeued = False
-        self.random = random_state()
 
     def setup(self, trainer: L.Trainer, *_, **__) -> None:
         connector = trainer._signal_connector
@@ -120,7 +119,9 @@ class SaveWhenInterrupted(L.Callback):
             trainer._signal_connector.received_sigterm = True  # and Lightning ends the run
 
     def on_load_checkpoint(self, trainer: L.Trainer, _, checkpoint: dict) -> None:
-        self.random = checkpoint.get("random", self.random)
+        for callback in trainer.checkpoint_callbacks:
+            if state := checkpoint["callbacks"].get(callback.state_key):
+                kept_in(Path(callback.dirpath), state)
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if not trainer.global_step and trainer.is_global_zero:  # of the run that was here before
@@ -128,14 +129,11 @@ class SaveWhenInterrupted(L.Callback):
             before = *folder.glob("*.ckpt"), *folder.parent.glob("hpc_ckpt_*.ckpt")
             for path in filter(Path.is_file, (*before, folder / "finished.json")):
                 path.unlink()
-        if trainer.global_step:
-            set_random_state(self.random)
         # Lightning forgets the place in the data where an epoch had ended.
         loop = trainer.fit_loop
         if states := loop._combined_loader_states_to_load:
             loop._combined_loader._load_state_dicts(states)
             loop._combined_loader_states_to_load = []
-        self.random = random_state()
         if trainer.world_size == 1 and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._wait)  # Lightning's teardown takes it back
 
@@ -158,8 +156,7 @@ class SaveWhenInterrupted(L.Callback):
         self.stepping = True
 
     def on_train_batch_end(self, trainer: L.Trainer, *_) -> None:
-        if self.stepping:
-            self.stepping, self.random = False, random_state()
+        self.stepping = False
         self._answer_signals(trainer)
 
     def on_exception(self, trainer: L.Trainer, _, exception: BaseException) -> None:
@@ -179,7 +176,6 @@ class SaveWhenInterrupted(L.Callback):
         trainer.strategy.save_checkpoint(state, self.path)
 
     def on_save_checkpoint(self, trainer: L.Trainer, _, checkpoint: dict) -> None:
-        checkpoint["random"] = self.random
         go_back_to_last_step(trainer, checkpoint)
 
 

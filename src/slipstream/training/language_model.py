@@ -112,7 +112,7 @@ class LanguageModelTraining(TrainingModule):
         )
         return AutoModelForCausalLM.from_config(config), tokenizer
 
-    def losses(self, batch: Batch, step: int | None) -> tuple[torch.Tensor, dict]:
+    def losses(self, batch: Batch, seed: int | None) -> tuple[torch.Tensor, dict]:
         """The cross-entropy, or the KL divergence from the teacher."""
         loss = completion_loss(self.model, self.teacher, batch)
         return loss, {"loss": loss}
@@ -222,7 +222,7 @@ class FineTuning(TrainingModule):
         self.lora, self.target.checkpointing = lora, checkpointing
         self.model = self.target.model
 
-    def losses(self, batch: Batch, step: int | None) -> tuple[torch.Tensor, dict]:
+    def losses(self, batch: Batch, seed: int | None) -> tuple[torch.Tensor, dict]:
         loss = _mean(completion_losses(self.target, batch))
         return loss, {"loss": loss}
 

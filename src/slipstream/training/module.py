@@ -1,9 +1,11 @@
 """What all Lightning modules here share: checks, optimiser, schedule, log, what checkpoints hold.
 
-The learning rate rises linearly over the warm-up and then falls linearly to zero.
+The learning rate rises linearly over the warm-up, half of the steps at most, and then falls
+linearly to zero.
 """
 
 import math
+import time
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.core.errors import InputError
-from slipstream.core.processes import mean_over_processes, num_processes
+from slipstream.core.files import key_of
+from slipstream.core.processes import mean_over_processes, num_processes, process_rank
 from slipstream.core.resuming import check_same
 from slipstream.data.prompt_completion import PromptCompletionData
 from slipstream.targets.target import Target
@@ -39,6 +42,7 @@ class TrainingModule(L.LightningModule):
         self.strict_loading = not self.checkpointed
         self.data: PromptCompletionData | None = None
         self.run: dict[str, object] = {}  # what it is a run of: `resuming.identity`
+        self._before, self._started = 0.0, time.perf_counter()
 
     def prepare(self, data: PromptCompletionData) -> None:
         """Render the data (and let the target answer it, where asked to); fail early if nothing is
@@ -54,9 +58,15 @@ class TrainingModule(L.LightningModule):
         """What validation takes beside the weights, about."""
         return 0
 
-    def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """What is minimised, and the means to log by name; step: None in validation."""
+    def losses(self, batch, seed: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """What is minimised, and the means to log by name; seed: of what is drawn for this batch,
+        the same in all processes, None in validation."""
         raise NotImplementedError
+
+    @property
+    def training_seconds(self) -> float:
+        """Since the first step, those of a run that this one goes on with included."""
+        return self._before + time.perf_counter() - self._started
 
     def groups(self) -> list[dict]:
         """Parameter groups of the optimiser: all that is trained."""
@@ -68,6 +78,7 @@ class TrainingModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         """Have the last step validated, too, also by a run that goes on from there."""
+        self._started = time.perf_counter()
         trainer, loop = self.trainer, self.trainer.fit_loop.epoch_loop
         usual, last = loop._should_check_val_fx, trainer.estimated_stepping_batches
 
@@ -77,8 +88,11 @@ class TrainingModule(L.LightningModule):
 
         loop._should_check_val_fx = due
 
-    def training_step(self, batch, _: int) -> torch.Tensor:
-        loss, means = self.losses(batch, self.global_step)
+    def training_step(self, batch, number: int) -> torch.Tensor:
+        # Of each batch for itself, so that a run that goes on draws what it would have drawn.
+        seed = int(key_of(self.data.seed, self.current_epoch, number), 16) % 2**62
+        torch.manual_seed(seed + process_rank())
+        loss, means = self.losses(batch, seed)
         self.log_means("train", means, batch)
         return loss
 
@@ -111,7 +125,7 @@ class TrainingModule(L.LightningModule):
             betas=self.betas,
         )
         steps = total_steps(self.trainer, len(self.data.train_dataloader()))
-        factor = partial(schedule, warmup=self.warmup_steps, total=steps)
+        factor = partial(schedule, warmup=min(self.warmup_steps, steps // 2), total=steps)
         rates = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": rates}
 
@@ -119,6 +133,7 @@ class TrainingModule(L.LightningModule):
         state = checkpoint["state_dict"]
         kept = {name: tensor for name, tensor in state.items() if self.checkpointed in name}
         checkpoint["state_dict"], checkpoint["run"] = kept, self.run
+        checkpoint["seconds"] = self.training_seconds
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         """Raise `InputError` for the checkpoint of another run, or of other tensors."""
@@ -128,6 +143,7 @@ class TrainingModule(L.LightningModule):
                 "has written, or null"
             )
         check_same(checkpoint["run"], self.run)
+        self._before = checkpoint.get("seconds", 0.0)
         found = checkpoint["state_dict"]
         for name, tensor in self.state_dict().items():
             shape = getattr(found.get(name), "shape", None)

@@ -1,6 +1,7 @@
 """Which state a training goes on from, and whether it is one of the same run."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import lightning as L
@@ -102,6 +103,27 @@ def _steps(path: Path) -> int:
         ) from error
 
 
+def kept_in(folder: Path, state: dict) -> None:
+    """Let the `state` of a `ModelCheckpoint` say of what it kept where that is now: in `folder`, if
+    the run's folder was moved. What is missing or damaged is forgotten, so that the best of the
+    steps to come is kept."""
+
+    def found(known: str) -> str:
+        for path in (folder / Path(known).name, Path(known)):
+            with suppress(InputError):
+                return known and str(path) if _steps(path) else ""
+        return ""
+
+    kept = {path: found(path) for path in state["best_k_models"]}
+    state["best_k_models"] = {kept[path]: own for path, own in state["best_k_models"].items()}
+    state["best_k_models"].pop("", None)
+    for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
+        state[name] = found(state[name])
+    state["dirpath"] = str(folder)
+    if not state["best_model_path"]:
+        state["best_model_score"] = None
+
+
 class Finished:
     """The note of a run that has ended; it stands beside its checkpoints."""
 
@@ -124,15 +146,3 @@ class Finished:
 
     def note(self) -> None:
         write_json(self.path, {"run": self.run, "until": self.until})
-
-
-def random_state() -> dict[str, object]:
-    """States of the random generators (CPU and CUDA) that a training step may draw from."""
-    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
-
-
-def set_random_state(state: dict[str, object]) -> None:
-    """Go on with the numbers that came next; on other devices than then, those of the CPU alone."""
-    torch.set_rng_state(state["cpu"])
-    if len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])

@@ -3,7 +3,6 @@
 import re
 import shlex
 import sys
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,8 +24,9 @@ from slipstream.core.resuming import BY_CTRL_C, TERMINATED
 from slipstream.targets.packed import packing_available
 from slipstream.training.module import epoch_batches
 from slipstream.training.resuming import Finished, check_settings, data_of, identity, state_of
+from slipstream.training.sharding import ShardedTarget
 from slipstream.training.together import end_alone, launch
-from slipstream.training.tracking import log_once, tracked
+from slipstream.training.tracking import log_once, log_settings, tracked
 
 ROOM = (
     "lower data.batch_tokens or data.max_length, raise training.num_segments, or set "
@@ -55,7 +55,11 @@ def train(config: DictConfig) -> Path:
         )
     check_trainer(trainer, config.trainer)
     launch(trainer, output)
-    parts = {"target": build(config.target), "speculator": build(config.get("speculator"))}
+    own = {}  # what answers before the first step is where it is trained then
+    if OmegaConf.select(config, "target.device") == "auto":
+        strategy = trainer.strategy
+        own = {} if isinstance(strategy, ShardedTarget) else {"device": str(strategy.root_device)}
+    parts = {"target": build(config.target, **own), "speculator": build(config.get("speculator"))}
     module = build(config.training, **{name: part for name, part in parts.items() if part})
     content, data = recorded(config), build(config.data)
     run = identity(module, content)
@@ -74,7 +78,7 @@ def train(config: DictConfig) -> Path:
         going_on = f"from {state}" if state else "nothing to go on from, so it is a new run"
         print(f"resume: {going_on}")
     for logger in tracked(trainer.loggers):
-        logger.log_hyperparams(content)
+        log_settings(logger, content)
     with lightning_in_one_sentence(config.trainer):
         start(trainer, module, data, state, output)
     folder = finish(trainer, module, output, content)
@@ -91,7 +95,6 @@ def start(
     A run that is interrupted ends the process, with 143 (SIGTERM) or 130 (Ctrl-C), and one that
     lost a process of several with 1.
     """
-    started = time.perf_counter()
     try:
         with enough_memory("training", ROOM):
             trainer.fit(module, datamodule=data, ckpt_path=state, weights_only=True)
@@ -104,7 +107,6 @@ def start(
         sys.exit(TERMINATED)
     except SystemExit as ended:  # Lightning's answer to Ctrl-C
         sys.exit(BY_CTRL_C if ended.code == 1 else ended.code)
-    module.training_seconds = time.perf_counter() - started
 
 
 @contextmanager

@@ -49,7 +49,7 @@ model.generate(ids, custom_generate=THIS, trust_remote_code=True)  # of transfor
 ```
 """
 TAU = """- tau: tokens per forward of the target (plain decoding has 1), counted while it decoded \
-the first {prompts} validation prompts, greedy, with trees of {budget} nodes
+{prompts} validation prompts, evenly spread over them, greedy, with trees of {budget} nodes
 """
 
 
@@ -133,8 +133,8 @@ class SpeculatorTraining(TrainingModule):
     def validation_bytes(self) -> int:
         return merged_bytes(self.speculator.adapted(self.target)) if self.shared else 0
 
-    def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        return self.speculator.losses(self.target, batch, step, self.num_segments)
+    def losses(self, batch, seed: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return self.speculator.losses(self.target, batch, seed, self.num_segments)
 
     def training_step(self, batch: Batch, number: int) -> torch.Tensor:
         loss = super().training_step(batch, number)

@@ -11,9 +11,11 @@ from pathlib import Path
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, first_sentence
 from slipstream.core.files import write_atomically
 from slipstream.core.settings import Text
+
+log = logging.getLogger(__name__)
 
 
 class Metrics(CSVLogger):
@@ -67,7 +69,7 @@ def wandb_logger(
 
     mode = os.environ.get("WANDB_MODE")
     if mode is None:
-        mode = "online" if wandb.login(prompt=False) else "offline"
+        mode = "online" if _logged_in() else "offline"
     try:
         settings = wandb.Settings(silent=True, init_timeout=30, project=project, mode=mode)
     except (wandb.Error, ValueError) as error:
@@ -75,6 +77,29 @@ def wandb_logger(
         raise InputError(f"logger.wandb: {said}; mend it, or give logger=csv") from error
     given = dict(project=project, save_dir=save_dir, name=name, tags=tags)
     return WandbLogger(**given, mode=mode, settings=settings)
+
+
+def _logged_in() -> bool:
+    """Whether W&B knows the user and can be reached; asked without waiting for input."""
+    import wandb
+
+    try:
+        return wandb.login(prompt=False)
+    except wandb.Error as error:
+        log.warning("W&B is offline (%s); `wandb sync` sends the run later", first_sentence(error))
+        return False
+
+
+def log_settings(logger: WandbLogger, content: dict) -> None:
+    """Begin the run of W&B, with these settings; `InputError` where that is not to be had."""
+    import wandb
+
+    try:
+        logger.log_hyperparams(content)
+    except wandb.Error as error:
+        raise InputError(
+            f"logger.wandb: {first_sentence(error)}; set WANDB_MODE=offline, or give logger=csv"
+        ) from error
 
 
 def tracked(loggers: list) -> list[WandbLogger]:

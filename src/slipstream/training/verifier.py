@@ -133,9 +133,9 @@ class VerifierTraining(TrainingModule):
             f"acceptable: {shares}"
         )
 
-    def losses(self, batch, step: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def losses(self, batch, seed: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss, scores = self.verifier.losses(*batch)
-        if step is None:
+        if seed is None:
             for place, auroc in enumerate(self.aurocs):
                 auroc.update(scores[:, place].sigmoid(), (batch[1][:, place] >= 0.5).int())
         return loss, {"loss": loss}

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from slipstream.core.errors import InputError
+from slipstream.core.processes import num_processes, process_rank
 from slipstream.speculators.base import Batch
 from slipstream.speculators.losses import guess_means
 from slipstream.speculators.streaming.config import StreamingConfig
@@ -75,7 +76,7 @@ class StreamingSpeculator(StreamSteps):
         return fewer
 
     def losses(
-        self, target: Target, batch: Batch, step: int | None = None, num_segments: int | None = None
+        self, target: Target, batch: Batch, seed: int | None = None, num_segments: int | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Eq. 6, with the losses of the pruning head and of the scores of pairs."""
         config, target, main, unknown = self.config, self.adapted(target), 0.0, None
@@ -86,10 +87,12 @@ class StreamingSpeculator(StreamSteps):
             main = 1.0 if config.main_weight is None else config.main_weight
             losses = shared_losses(target, self, batch, main, weights, num_segments)
         else:
-            if step is not None:
-                # Not from the global generator, so that a resumed run draws the same.
-                generator = torch.Generator().manual_seed(step)
-                unknown = torch.rand(len(batch.ids), generator=generator) < config.root_dropout
+            if seed is not None:
+                # For all processes, each of which has every n-th row of their common batch.
+                rows, count = len(batch.ids), num_processes()
+                generator = torch.Generator().manual_seed(seed)
+                drawn = torch.rand((rows + 1) * count, generator=generator)
+                unknown = drawn[process_rank() :: count][:rows] < config.root_dropout
             losses = lossless_losses(target, self, batch, weights, num_segments, unknown)
         means = guess_means(losses.streams, losses.accuracies, "stream")
         means["pruning_loss"] = losses.pruning
