@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import queue
 import socket
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -24,7 +26,7 @@ from slipstream.serving.connections import Connection
 from slipstream.serving.counts import Board, Counts
 from slipstream.serving.jobs import Told
 from slipstream.serving.ray_app import LocalBackend
-from slipstream.serving.server import Server
+from slipstream.serving.server import Server, Spec
 from slipstream.serving.worker import Worker
 
 BODY = {"prompt": "w9 w10 w11", "max_tokens": 4}
@@ -94,6 +96,8 @@ def test_a_refusal_in_the_midst_of_others_is_the_whole_answer(served):
 class Scripted(Open):
     """A backend that tells what it was given."""
 
+    crowded = False
+
     def __init__(self, *news: tuple[int, Told]):
         self.news, self.closed, self.board = news, False, Board(4, 1)
 
@@ -138,6 +142,19 @@ def test_more_choices_than_there_will_ever_be_places_for_are_refused():
     found = Scripted().post(n=5)
     assert found.status_code == 400 and found.json()["error"]["param"] == "n"
     assert found.json()["error"]["message"].startswith("n: this server answers 4 choices at most")
+
+
+def test_jobs_of_clients_that_have_gone_do_not_pile_up():
+    """A busy worker has not seen yet that they are gone; their places are free."""
+    backend, waiting = Scripted(), queue.SimpleQueue()
+    backend.crowded = True
+    assert backend.post().status_code == 429
+    spec = SimpleNamespace(request_queue=waiting, board=Board(2, 1))
+    crowded = []
+    for _ in range(3):
+        crowded.append(Spec.crowded.fget(spec))
+        waiting.put(None)
+    assert crowded == [False, False, True]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -72,7 +72,7 @@ class Open:
 
 class Application:
     """The routes over a `backend`: its `open` takes jobs, and places for them on its `board`, and
-    gives an `Open`. model: the name it is served under; sampling, limits: of requests that ask for
+    gives an `Open`; where it is `crowded`, free places are not to be taken. model: the name it is served under; sampling, limits: of requests that ask for
     none; key: what clients must show, None for none."""
 
     def __init__(self, backend, model: str, sampling: Sampling, limits: Limits, key: str | None):
@@ -130,7 +130,7 @@ class Application:
         if len(jobs) > (most := len(self.backend.board.owners)):
             sentence = f"n: this server answers {most} choices at most; ask for fewer"
             raise ApiError(400, sentence, "n")
-        if (places := self.backend.board.take(len(jobs))) is None:
+        if self.backend.crowded or (places := self.backend.board.take(len(jobs))) is None:
             raise ApiError(
                 429, "too many requests are waiting; try again in a moment", code="queue_full"
             )

@@ -71,7 +71,9 @@ def application(config: DictConfig) -> FastAPI:
 
 class LocalBackend:
     """As many jobs at a time as `board` has places, waiting ones among them, are answered by
-    `worker`, which counts on it, in a thread of this process."""
+    `worker`, which counts on it, in a thread of this process that sees at once who has gone."""
+
+    crowded = False
 
     def __init__(self, worker: Worker, board: Board):
         self.board = board

@@ -162,6 +162,12 @@ class Spec(OpenAISpec):
         for path, endpoint, methods in self.application.routes:
             self.add_endpoint(path, endpoint, methods)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether no worker has seen yet that the clients of many jobs have gone: their places are
+        free again, but they still wait."""
+        return self.request_queue.qsize() >= len(self.board.owners)
+
     def open(self, jobs: list[Job], places: list[tuple[int, int]]) -> "OpenJobs":
         opened = OpenJobs(self, places)
         for index, (job, place) in enumerate(zip(jobs, places, strict=True)):
