@@ -72,8 +72,9 @@ class Open:
 
 class Application:
     """The routes over a `backend`: its `open` takes jobs, and places for them on its `board`, and
-    gives an `Open`; where it is `crowded`, free places are not to be taken. model: the name it is served under; sampling, limits: of requests that ask for
-    none; key: what clients must show, None for none."""
+    gives an `Open`; where it is `crowded`, no places are to be taken. model: the name it is served
+    under; sampling, limits: of requests that ask for none; key: what clients must show, None for
+    none."""
 
     def __init__(self, backend, model: str, sampling: Sampling, limits: Limits, key: str | None):
         self.backend, self.model, self.key = backend, model, key
