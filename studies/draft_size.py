@@ -7,7 +7,14 @@ import numpy as np
 
 from slipstream.core.errors import InputError
 from slipstream.core.settings import Budget, Count
-from slipstream.decoding.calibration import Curve, calibrate, fastest, measured, point_of
+from slipstream.decoding.calibration import (
+    Curve,
+    calibrate,
+    candidates,
+    fastest,
+    measured,
+    point_of,
+)
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Drafter
@@ -67,7 +74,8 @@ def draft_size(
         against = {g: speed_ratio(each, grid[own], False) for g, each in grid.items()}
         best = max({*searched, own}, key=lambda g: points[g].rate)
         ratio, low, high = speed_ratio(grid[own], grid[best], False)
-        calibrated = 1 + sum(map(len, found.points.values()))  # plain decoding, and every way
+        again = 1 + len(candidates(found.points))  # and plain decoding, as at first
+        calibrated = 1 + sum(map(len, found.points.values())) + again
         share = len(warm_up) / len(others) * calibrated / len(searched)
         other = usual.get(name)
         usual_ratio, usual_low, usual_high = against[other or own]
