@@ -122,8 +122,8 @@ def _check_read(config: DictConfig, task: str) -> None:
     reads = str(OmegaConf.to_container(config.study, resolve=False)) if task == "study" else ""
     for name in (each.lstrip("+~").partition("=")[0].partition(".")[0] for each in given):
         if name in UNREAD[task] and f"${{{name}" not in reads:
-            remedy = f"give calibration.{name}" if name in ("num_prompts", "repeats") else ""
-            remedy = remedy if task == "calibrate" and remedy else "leave it out"
+            own = task == "calibrate" and name in ("num_prompts", "repeats")
+            remedy = f"give calibration.{name}" if own else "leave it out"
             raise InputError(f"{name}: {task}= does not use it, or has its own; {remedy}")
 
 

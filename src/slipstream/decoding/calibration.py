@@ -128,8 +128,7 @@ def calibrate(
 ) -> Calibration:
     """Decode `prompts` with every drafter and budget, and plainly, `repeats` times; while the
     largest size is the best, larger ones follow; then the best ones once more, which decides.
-    Raises `InputError` for budgets that are
-    not ascending, or below 2."""
+    Raises `InputError` for budgets that are not ascending, or below 2."""
     if not budgets or min(budgets) < 2 or sorted(set(budgets)) != list(budgets):
         raise InputError("calibration.budgets: give sizes of at least 2, in ascending order")
     points: dict[str, list[Point]] = {way: [] for way in drafters}
@@ -174,12 +173,12 @@ def _beyond(points: list[Point]) -> int | None:
     return min(WIDEST, round(BEYOND * largest.budget))
 
 
-def candidates(points: dict[str, list[Point]]) -> set[Size]:
+def candidates(points: dict[str, list[Point]]) -> list[Size]:
     """The fastest size as fitted and the fastest as measured: what a fit says between the points
     may be wrong, and the best of many measured sizes was lucky, too."""
     way, best = fastest(points)
-    sizes = {(way, point.budget): point.rate for way, own in points.items() for point in own}
-    return {(way, best.budget), max(sizes, key=sizes.get)}
+    rates = {(name, each.budget): each.rate for name, own in points.items() for each in own}
+    return sorted({(way, best.budget), max(rates, key=rates.get)})
 
 
 def chosen(points: dict[str, list[Point]], plain: Point, again: dict[Size, Point]) -> Calibration:
