@@ -64,6 +64,9 @@ def draft_size(
         ways = drafter.variants(drafter.attach(target))
         found = calibrate(target, ways, warm_up, GREEDY, LIMITS, budgets, repeats)
         way, fitted = fastest(found.points)
+        if not found.plain:  # what was measured once more decides
+            way = found.way
+            fitted = Curve(tuple(found.points[way])).at(found.budget)
         own = fitted.budget
         near = {own} | {own + sign * each for each in deviations for sign in (-1, 1)}
         near = sorted(size for size in near if size >= 2)

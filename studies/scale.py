@@ -88,7 +88,7 @@ def scale(
                 rows += json.loads(kept.read_text(encoding="utf-8"))
                 continue
             sampling = Sampling(temperature)
-            calibrations, widest = Path(folder) / "calibrations", max(budgets)
+            calibrations, widest = Path(folder) / f"calibrations-{key}", max(budgets)
             for drafter in drafters.values():
                 own = calibration_path(calibrations, large, drafter, sampling)
                 if not own.exists():

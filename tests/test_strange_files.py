@@ -70,7 +70,7 @@ def open_calibration(folder: Path) -> None:
 
 
 def open_answers(folder: Path) -> None:
-    questions = [Question("w1", [1], 0.0, 0), Question("w2", [2], 0.0, 1)]
+    questions = [Question([1], 0.0, 0), Question([2], 0.0, 1)]
     found = kept_answers(folder / "answers.jsonl", questions, All7(), "cache_dir")
     assert all(type(token) is int and 0 <= token < 40 for each in found for token in each.ids)
 
@@ -247,7 +247,7 @@ def test_any_bytes_open_or_are_refused(kind, name, whole, tmp_path):
 def test_kept_answers_that_are_no_tokens_are_answered_anew(tmp_path, ids):
     line = line_of({"prompt": 1, "ids": ids, "ended": True})
     (tmp_path / "answers.jsonl").write_text(f"{line}\n")
-    questions = [Question("w1", [1], 0.0, 0), Question("w2", [2], 0.0, 1)]
+    questions = [Question([1], 0.0, 0), Question([2], 0.0, 1)]
     found = kept_answers(tmp_path / "answers.jsonl", questions, All7(), "cache_dir")
     assert found == [Answered([7], True)] * 2 and type(found[1].ids[0]) is int
 

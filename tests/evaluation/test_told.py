@@ -122,6 +122,10 @@ def test_the_baseline_is_the_same_model_without_what_its_config_asks_for_besides
     baseline.prepare(target, Sampling(), Limits(4))
     assert loaded == target.loading | {"packed": False}
     assert theirs.model.generation_config.repetition_penalty in (None, 1.0) and theirs.end_ids
+    lookup = methods.Transformers(prompt_lookup_num_tokens=3)
+    monkeypatch.setattr(methods, "load_target", None)
+    lookup.prepare(target, Sampling(), Limits(4))  # with the same weights, which are there once
+    assert lookup.target is baseline.target
     assert "methods.transformers=null" in refused(
         lambda: baseline.prepare(target, Sampling(), Limits(4, "."))
     )

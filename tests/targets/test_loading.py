@@ -20,7 +20,7 @@ from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.checkpoint import load_speculator, save_speculator
 from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
 from slipstream.targets.fingerprints import fingerprint, vocabulary_of
-from slipstream.targets.loading import load_target
+from slipstream.targets.loading import load_target, target_of
 from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.packed import PackedLinear
 
@@ -107,6 +107,10 @@ def test_a_template_is_told_its_arguments_for_good(tmp_path):
     assert load_speculator(saved, told)
     with pytest.raises(InputError, match=r"is told \{'brief': True\}; set target.chat_template"):
         load_speculator(saved, plain)
+    given = load_target(str(folder), device="cpu", chat_template="w7 {{ messages[0]['content'] }}")
+    with pytest.raises(InputError, match=r"with another chat template .*json has it"):
+        load_speculator(saved, given)
+    assert given.tokenizer.own_template and not getattr(told.tokenizer, "own_template", False)
     for wrong in ({"a b": True}, {1: 2}, {"brief": None}):
         said = refused(str(folder), chat_template_kwargs=wrong)
         assert said.startswith("target.chat_template_kwargs: ") and "must be a name" in said
@@ -115,6 +119,30 @@ def test_a_template_is_told_its_arguments_for_good(tmp_path):
 def test_another_config_gives_another_fingerprint(folder, tmp_path):
     other = save_tiny_target(tmp_path, rms_norm_eps=1e-3)
     assert differing(prints(folder), prints(other)) == {"config"}
+
+
+def test_what_scripts_set_in_a_config_makes_no_other_model(folder):
+    """Nor does a field of a later version that says nothing."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    before = target_of(model).fingerprint
+    model.config.pad_token_id, model.config.output_hidden_states = 2, True
+    model.config.attention_dropout, model.config.initializer_range = 0.1, 0.5
+    model.config.architectures, model.config.of_later_versions = ["Other"], None
+    assert fingerprint(target_of(model)) == before
+    model.config.rope_parameters = model.config.rope_parameters | {"rope_theta": 5.0}
+    assert differing(fingerprint(target_of(model)), before) == {"config"}
+
+
+def test_weights_saved_in_bfloat16_are_the_same_opened_in_float16(folder, tmp_path):
+    target = load_target(str(folder), dtype="bfloat16", device="cpu", packed=False)
+    with torch.no_grad():
+        target.model.lm_head.weight[:4] *= 1e-4  # float16 has no such numbers exactly
+    target.model.save_pretrained(tmp_path)
+    one, other = (
+        target_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()).fingerprint
+        for dtype in (torch.bfloat16, torch.float16)
+    )
+    assert one == other
 
 
 def test_a_loaded_target_is_frozen_named_and_computes_what_was_saved(folder):

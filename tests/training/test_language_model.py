@@ -95,6 +95,7 @@ def test_a_draft_model_learns_what_its_teacher_says(first, rows, tmp_path):
     assert module.losses(batch, None)[0].item() == pytest.approx(divergence.item(), rel=1e-4)
     assert divergence > 0.01
     assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    assert module.beside == sum(parameter.nbytes for parameter in teacher.parameters())
 
 
 def test_a_teacher_of_another_vocabulary_is_refused(first, rows, tmp_path):

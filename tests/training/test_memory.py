@@ -47,7 +47,7 @@ def compare(world, output, monkeypatch, own):
     found = {}
 
     def counted(trainer, module):
-        batch = largest_batch(trainer.datamodule.train_dataloader())
+        batch = largest_batch(trainer.datamodule.train_dataloader(), 1)
         with PeakMemory() as memory:
             module.losses(batch, 0)[0].backward()
         module.zero_grad(set_to_none=True)

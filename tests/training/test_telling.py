@@ -107,6 +107,10 @@ def test_the_model_card_names_a_target_of_the_hub(tmp_path, name, base):
     card = (tmp_path / "model" / "README.md").read_text()
     assert (f"\nbase_model: {name}\n---\n# Title" in card) == base and f"- target: {name}, " in card
     assert "- tau: " not in card and "trained on up to 33 tokens" in card
+    assert "chat_template=TEMPLATE" not in card
+    target.tokenizer.own_template = True
+    module.save(tmp_path / "model", "# Title\n\n- data: x\n")
+    assert "chat_template=TEMPLATE" in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_only_wandb_is_given_the_config(tmp_path, monkeypatch):

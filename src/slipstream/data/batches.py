@@ -90,11 +90,16 @@ class ResumableBatches(ABC):
             )
         made_for = self.made_for or num_processes()
         generator = torch.Generator().manual_seed(self.seed + (epoch if self.shuffle else 0))
-        batches = self.order(generator, made_for)
-        if len(batches) > 1 and len(batches[-1]) < made_for:
+        batches = self.in_order(generator, made_for)
+        return [batches[i] for i in torch.randperm(len(batches), generator=generator)]
+
+    def in_order(self, generator: torch.Generator, processes: int) -> list[list[int]]:
+        """As `order`, and each batch has a row for every process."""
+        batches = self.order(generator, processes)
+        if len(batches) > 1 and len(batches[-1]) < processes:
             *batches, before, last = batches
             batches.append(before + last)
-        return [batches[i] for i in torch.randperm(len(batches), generator=generator)]
+        return batches
 
 
 class TokenBatches(ResumableBatches):

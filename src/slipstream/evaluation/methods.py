@@ -4,10 +4,12 @@ Every method is given token ids and returns a `Generation`; how often and in whi
 `comparison.py`'s business.
 """
 
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -200,6 +202,10 @@ class Sprinter(Method):
             )
 
 
+_ORDINARY: WeakValueDictionary[str, Target] = WeakValueDictionary()
+"""Targets in the ordinary layout of their weights, one for all methods of transformers."""
+
+
 class Transformers(Method):
     """transformers' own `generate` on the same weights, as its users have it.
 
@@ -220,7 +226,11 @@ class Transformers(Method):
                 "limits.end_ids say; leave its methods out, as with methods.transformers=null"
             )
         dtype, device = str(target.dtype).removeprefix("torch."), target.device.type
-        self.target = load_target(target.name, dtype, device, packed=False, **target.loading)
+        key = json.dumps([target.name, dtype, device, target.loading], default=str)
+        self.target = _ORDINARY.get(key)
+        if self.target is None:
+            self.target = load_target(target.name, dtype, device, packed=False, **target.loading)
+            _ORDINARY[key] = self.target
         # What a model's own config may ask for besides, such as penalties, is left out, as by us.
         ends = sorted(self.target.end_ids)
         self.target.model.generation_config = GenerationConfig(eos_token_id=ends or None)

@@ -129,6 +129,13 @@ def load_speculator(folder: str | Path, target: Target) -> Speculator:
             f"speculator: {folder} was trained for a target with {kind or 'unquantised'} weights; "
             f"set target.quantization={kind or 'null'}, or train a speculator for this one"
         )
+    template = getattr(target.tokenizer, "chat_template", None)
+    if differs == {"tokenizer"} and config.get("chat_template") != template:
+        raise InputError(
+            f"speculator: {folder} was trained with another chat template than that of "
+            f"{target.name or 'this target'}; open the target with it, target.chat_template= (from "
+            f"Python, load_target(..., chat_template=...)), as {folder / CONFIG} has it"
+        )
     told = config.get(FIELD, {})
     if differs == {"tokenizer"} and told != (getattr(target.tokenizer, FIELD, None) or {}):
         raise InputError(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 
 import torch
 
@@ -9,11 +10,15 @@ from slipstream.core.errors import InputError
 from slipstream.targets import quantized
 from slipstream.targets.target import Target
 
-# What a model's config says that does not make it another model.
-VOLATILE = {
-    *("_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"),
-    "quantization_config",
-}
+VOLATILE = re.compile(
+    "_name_or_path|dtype|torch_dtype|transformers_version|use_cache|quantization_config"
+    "|architectures|pretraining_tp|.*_token_id|.*dropout|.*pdrop|layerdrop|init_.*|initializer_.*"
+    "|output_.*|return_dict.*|summary_.*"
+)
+"""What a model's config says that makes it no other model: what scripts set beside it, and what
+training alone reads."""
+SMALLEST = 2.0**-14
+"""Weights below it do not count: float16 rounds them otherwise."""
 
 
 def vocabulary_of(target: Target) -> dict[str, int]:
@@ -38,12 +43,13 @@ def fingerprint(target: Target) -> dict[str, str]:
     """SHA-256 digests of a target's config, tokenizer and weights, and how it is quantised, if so.
 
     Of each weight tensor its name, shape and up to 4,096 evenly spaced values count, rounded to
-    bfloat16, so that the dtype it was saved in makes no difference. `load_target` takes it before
-    it casts, so neither does the dtype it is used in. Of quantised weights their scales count.
-    Raises `InputError` for weights that are not all finite.
+    bfloat16, so that the dtype it was saved in makes no difference, nor, for weights that bfloat16
+    has, the one it was opened in. `load_target` takes it before it casts. Of quantised weights
+    their scales count. Raises `InputError` for weights that are not all finite.
     """
     said = target.model.config.to_diff_dict()
-    config = {key: value for key, value in said.items() if key not in VOLATILE}
+    told = {key: value for key, value in said.items() if value is not None}
+    config = {key: value for key, value in told.items() if not VOLATILE.fullmatch(key)}
     weights = hashlib.sha256()
     for name, tensor in sorted(_state(target.model).items()):
         if not tensor.is_floating_point():
@@ -60,6 +66,7 @@ def fingerprint(target: Target) -> dict[str, str]:
                 "copy or download its files again"
             )
         sample = flat[:: max(1, -(-len(flat) // 4096))].to(torch.bfloat16).cpu()
+        sample = sample.masked_fill(sample.abs() < SMALLEST, 0.0)
         weights.update(f"{name}{tuple(tensor.shape)}".encode())
         weights.update(sample.view(torch.int16).numpy().tobytes())
     parts = {"config": _digest(config), "tokenizer": tokenizer_digest(target)}

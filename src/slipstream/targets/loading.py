@@ -112,6 +112,7 @@ def load_target(
     _check_content(model, found["missing_keys"], architecture or {}, name)
     say_what_is_left_out(model, name)
     if chat_template is not None:
+        tokenizer.own_template = chat_template != tokenizer.chat_template
         tokenizer.chat_template = chat_template
     quantized.settle(model, DTYPES[dtype], reorder=packed and dtype == "bfloat16")
     if adapter is not None:

@@ -52,13 +52,14 @@ class RunSummary(L.Callback):
 def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEstimate:
     """Of a run's largest batch, in each process."""
     trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
-    weights, count = sum(p.nbytes for p in module.parameters()), sharers(trainer)
+    weights, count = module.beside + sum(p.nbytes for p in module.parameters()), sharers(trainer)
     if count > 1:
         layers = sum(p.nbytes for p in module.target.family.layers.parameters())
         weights += layers // count - layers
     mixed = "mixed" in str(trainer.precision)
     with set_to(ALONE, True):
-        batch = largest_batch(trainer.datamodule.train_dataloader())
+        loader = trainer.datamodule.train_dataloader()
+        batch = largest_batch(loader, loader.made_for or trainer.world_size)
         step = step_bytes(module.empty_step, batch, mixed, module.device.type)
     return MemoryEstimate(weights, 2 * trained, max(step, module.validation_bytes()))
 

@@ -92,6 +92,7 @@ class LanguageModelTraining(TrainingModule):
                 setattr(self.tokenizer, setting, getattr(self.teacher.tokenizer, setting, None))
             self.teacher.model.requires_grad_(False)
             self.teacher = self.teacher.of_vocabulary(self.model.config.vocab_size)
+            self.beside = sum(p.nbytes for p in self.teacher.model.parameters())
         data.prepare(self.tokenizer, self.teacher)
         self.data = data
 

@@ -129,7 +129,9 @@ def step_bytes(step_of: Callable[[], Step], batch: Batch, mixed: bool, device: s
     return memory.peak
 
 
-def largest_batch(batches) -> Batch:
-    """Of `TokenBatches` the one whose streams, padded to the longest answer, are most."""
-    found = map(batches.batch, batches.order(torch.Generator().manual_seed(0), 1))
+def largest_batch(batches, processes: int) -> Batch:
+    """What the first of several processes gets of the batch of `TokenBatches` whose streams, padded
+    to the longest answer, are most."""
+    order = batches.in_order(torch.Generator().manual_seed(0), processes)
+    found = (batches.batch(rows[::processes]) for rows in order)
     return max(found, key=lambda batch: (batch.supervised.sum(1).max() * len(batch.ids)).item())

@@ -33,6 +33,7 @@ class TrainingModule(L.LightningModule):
     description = "Trained by Slipstream, next-token loss on completions."
     checkpointed = ""
     runs_target = True  # in steps, whose numbers must go with the target's
+    beside = 0  # bytes of models that are no part of the module, and on its device, too
     betas = (0.9, 0.999)
 
     def __init__(self, learning_rate: float, weight_decay: float = 0.0, warmup_steps: int = 0):

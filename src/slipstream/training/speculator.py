@@ -44,9 +44,13 @@ never change an answer; speed depends on the device and was not measured in trai
 ```python
 import slipstream  # THIS: this folder, or its hub id; TARGET: the target's
 
-print(slipstream.generate("...", target=TARGET, drafter=THIS).text)
+{opens}print(slipstream.generate("...", target=TARGET, drafter=THIS).text)
 model.generate(ids, custom_generate=THIS, trust_remote_code=True)  # of transformers
 ```
+"""
+OWN_TEMPLATE = """from slipstream.targets.loading import load_target
+
+TARGET = load_target(TARGET, chat_template=TEMPLATE)  # that of config.json here, not its own
 """
 TAU = """- tau: tokens per forward of the target (plain decoding has 1), counted while it decoded \
 {prompts} validation prompts, evenly spread over them, greedy, with trees of {budget} nodes
@@ -175,9 +179,11 @@ class SpeculatorTraining(TrainingModule):
         writes = "its weights and its output stay what they are"
         if self.shared:
             writes = "what they write together is no longer that model's output"
+        own = getattr(self.target.tokenizer, "own_template", False)
         tau = TAU.format(prompts=self.validation_prompts, budget=self.validation_budget)
         return CARD.format(
             base=f"base_model: {name}\n" if hub else "",
+            opens=OWN_TEMPLATE if own else "",
             card=card,
             tau=tau if "- validation tau: " in card else "",
             name=name,
