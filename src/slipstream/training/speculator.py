@@ -135,7 +135,10 @@ class SpeculatorTraining(TrainingModule):
         return self.speculator.adapted(self.target) is not self.target
 
     def validation_bytes(self) -> int:
-        return merged_bytes(self.speculator.adapted(self.target)) if self.shared else 0
+        """The last step's gradients, and the copies that decode: of the speculator, and of a target
+        that learns."""
+        own = sum(parameter.nbytes for parameter in self.speculator.parameters())
+        return 2 * own + (merged_bytes(self.speculator.adapted(self.target)) if self.shared else 0)
 
     def losses(self, batch, seed: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         return self.speculator.losses(self.target, batch, seed, self.num_segments)
