@@ -54,6 +54,11 @@ def _remedy(error: Exception) -> str:
     beside = getattr(error.__cause__, "parent_node", None)
     if overridden and isinstance(beside, DictConfig):
         return nearest(overridden[1].rpartition(".")[2], [str(key) for key in beside])
+    if type(error).__name__ == "OverrideParseException" or "Ambiguous value" in str(error):
+        return (
+            "a value with brackets, commas, quotes or ~ is quoted for the shell and for Hydra, "
+            "as \"prompt='What\\'s [this], then?'\""
+        )
     name = getattr(error, "missing_cfg_file", None) or ""
     if name in RENAMED:
         return f"it is now {RENAMED[name]}"

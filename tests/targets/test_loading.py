@@ -105,10 +105,10 @@ def test_a_template_is_told_its_arguments_for_good(tmp_path):
     speculator = MedusaSpeculator(told, MedusaConfig(num_heads=1))
     saved = save_speculator(tmp_path / "heads", speculator, told, 8, "")
     assert load_speculator(saved, told)
-    with pytest.raises(InputError, match=r"is told \{'brief': True\}; set target.chat_template"):
+    with pytest.raises(InputError, match="with another chat_template_kwargs than"):
         load_speculator(saved, plain)
     given = load_target(str(folder), device="cpu", chat_template="w7 {{ messages[0]['content'] }}")
-    with pytest.raises(InputError, match=r"with another chat template .*json has it"):
+    with pytest.raises(InputError, match="with another chat_template than"):
         load_speculator(saved, given)
     assert given.tokenizer.own_template and not getattr(told.tokenizer, "own_template", False)
     for wrong in ({"a b": True}, {1: 2}, {"brief": None}):

@@ -88,6 +88,9 @@ class PromptCompletionData(L.LightningDataModule):
             if self.regenerate:
                 tables = [[own[-1] for own in by_prompt(table)] for table in tables]
             rows = [row for table in tables for row in spread(table, cap)]
+            if len(rows) < (given := sum(map(len, tables))):
+                most = f"data.max_{split}_rows={cap}"
+                log.warning("took %d of %d %s rows (%s)", len(rows), given, split, most)
         if split == "train":
             rows += copying_rows(rows, self.copying_rows, self.seed)
         return rows
@@ -105,7 +108,8 @@ class PromptCompletionData(L.LightningDataModule):
             else:
                 # of the row of most messages: a template may render later turns in a way of its own
                 row = max(rows, key=lambda row: len(messages_of(row.prompt)))
-                check_generation_markers(tokenizer, row.prompt, row.completion)
+                with naming(named(row.prompt)):
+                    check_generation_markers(tokenizer, row.prompt, row.completion)
                 samples = [_rendered(tokenizer, row) for row in rows]
             if count := self.generated_rows[split]:
                 more = self.sources.synthetic(count, split)

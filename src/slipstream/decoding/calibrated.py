@@ -26,8 +26,8 @@ def kept_calibration(path: Path) -> Calibration:
     """What was calibrated and written to `path`; `InputError` where nothing was."""
     if not path.is_file():
         raise InputError(
-            "budget: nothing was calibrated for this device, model and drafter; run the same "
-            "command with calibrate=true first, or give a number"
+            "budget: nothing was calibrated for this device, model, dtype, sampling and drafter; "
+            "run the same command with calibrate=true first, or give a number"
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ def described(part: object, within: tuple[int, ...] = ()) -> object:
     if isinstance(part, str | Path):
         with suppress(OSError):  # of a text that is too long for a path
             weights = Path(locate(part)) / WEIGHTS
-            return [str(part), sum_of(weights)] if weights.is_file() else str(part)
+            return sum_of(weights) if weights.is_file() else str(part)  # however it is spelled
         return str(part)
     if part is None or isinstance(part, int | float | bool):
         return part

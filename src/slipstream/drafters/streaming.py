@@ -99,6 +99,10 @@ class Streaming(Drafter):
         return found
 
 
+OWN_MODEL = "output of its own fine-tuned model, not the target's"
+"""Said of shared streams wherever they decode."""
+
+
 class AttachedStreaming(Attached):
     """The streams of `speculator` for one target, drafting by one schedule."""
 
@@ -112,6 +116,8 @@ class AttachedStreaming(Attached):
         additions = speculator.config.additions(schedule)
         additions = [each for each in additions if settings.pairs or each == "root"]
         self.details = f"{schedule}: {', '.join(additions) or 'no additions'}"
+        if speculator.shared:
+            self.details += f", {OWN_MODEL}"
         self.length = settings.length and settings.length.attach()
         self._made: dict[int, tuple[StreamingSpeculator, list[LayerVisitor]]] = {}
         self.merged = self.pairs = None

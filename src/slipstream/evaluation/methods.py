@@ -249,6 +249,7 @@ class Transformers(Method):
             self.options["assistant_model"] = draft.model
         if self.prompt_lookup_num_tokens:
             self.options["prompt_lookup_num_tokens"] = self.prompt_lookup_num_tokens
+        self.forwards = 0  # others of the same model count, too, each from its own beginning
         self.target.model.register_forward_pre_hook(self._count)
 
     def _count(self, *_) -> None:

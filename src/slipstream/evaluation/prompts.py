@@ -150,7 +150,7 @@ def fitting(prompts: list[Prompt], target: Target, cut_to: int | None = None) ->
         if count := sum(one != other for one, other in zip(prompts, cut, strict=True)):
             print(f"note: {count} of {given} prompts are cut to {cut_to} tokens")
         prompts = [prompt for prompt in cut if prompt.question]  # some may be cut to nothing
-    kept = [p for p in prompts if len(render_prompt(target.tokenizer, p.text)) <= room]
+    kept = [p for p in prompts if 1 <= len(render_prompt(target.tokenizer, p.text)) <= room]
     if not kept:
         raise InputError(
             f"data: no prompt fits the target's context of {target.max_positions} tokens; choose "
@@ -158,7 +158,7 @@ def fitting(prompts: list[Prompt], target: Target, cut_to: int | None = None) ->
         )
     if len(kept) < given:
         left_out = f"{given - len(kept)} of {given} prompts are left out"
-        print(f"note: {left_out}; they have more than {room} tokens")
+        print(f"note: {left_out}; they have no tokens, or more than {room}")
     return kept
 
 

@@ -15,6 +15,7 @@ from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.decoder import Decoder
+from slipstream.drafters.streaming import OWN_MODEL
 from slipstream.evaluation.comparison import compare, summarise
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
@@ -49,13 +50,14 @@ def tell(decoder: Decoder, prompt: str | Messages, seed: int) -> Generation:
         console.print(Text(piece, style=style), end="", soft_wrap=True)
 
     generation = decoder.generate(render_prompt(decoder.target.tokenizer, prompt), seed, show)
-    numbers = generation.statistics
+    numbers, attached = generation.statistics, getattr(decoder, "attached", None)
     console.print(
         f"\n\n{numbers.tokens} tokens in {1000 * numbers.seconds:.0f} ms "
         f"({numbers.tokens_per_second:.0f} tokens/s), {numbers.drafted} of them drafted, "
         f"tau {numbers.tau:.2f}, finished by {generation.finished}; "
         "[green]accepted drafts[/green], [bold yellow]the target's own tokens[/bold yellow]"
-        + ("" if decoder.exact else "; approximate: not the target's exact output"),
+        + ("" if decoder.exact else "; approximate: not the target's exact output")
+        + (f"; {OWN_MODEL}" if OWN_MODEL in getattr(attached, "details", "") else ""),
         highlight=False,
         soft_wrap=True,
     )
@@ -158,8 +160,10 @@ def verify_methods(
             if divergence is not None:
                 found.append(divergence)
                 print(divergence.sentence())
+    own = [name for name, method in methods.items() if method.reference]
     print(
         f"verify: {count - len(found)} of {count} answers are identical to plain decoding "
         f"({str(target.dtype).removeprefix('torch.')})"
+        + (f"; of {', '.join(own)} to that of its own model, which is not the target" * bool(own))
     )
     return found

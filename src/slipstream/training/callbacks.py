@@ -23,6 +23,7 @@ from slipstream.core.settings import Amount, set_to
 from slipstream.data.rendering import Sample
 from slipstream.training.checkpoints import go_back_to_last_step
 from slipstream.training.memory import MemoryEstimate, largest_batch, step_bytes
+from slipstream.training.module import total_steps
 from slipstream.training.resuming import kept_in
 from slipstream.training.sharding import ShardedTarget
 from slipstream.training.together import SAVE_SECONDS, end_after
@@ -46,6 +47,9 @@ class RunSummary(L.Callback):
             f"{100 * data.supervised_share:.1f} % of their tokens supervised\n"
             "first sample, supervised tokens in green:"
         )
+        steps = total_steps(trainer, len(data.train_dataloader()))
+        if steps < 2 * module.warmup_steps:
+            console.print(f"note: {steps} steps are few; raise trainer.max_epochs or max_steps")
         console.print(_masked(samples[0], data.tokenizer))
 
 

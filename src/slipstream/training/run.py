@@ -177,6 +177,8 @@ def precision(given: str | int, accelerator: str, target_dtype: str) -> str | in
     if given == "auto":
         on_cpu = accelerator == "cpu" or not (torch.cuda.is_available() or accelerator != "auto")
         slow = on_cpu and not packing_available(torch.bfloat16)
+        if slow and target_dtype == "bfloat16":
+            print("note: this CPU emulates bfloat16; target.dtype=float32 trains much faster here")
         return "32-true" if slow and target_dtype == "float32" else "bf16-mixed"
     if str(given).endswith("16-true"):
         raise InputError(

@@ -39,7 +39,8 @@ tags: [speculative-decoding]
 {card}{tau}- target: {name}, for which alone it is; {writes}
 - limits: trained on up to {longest} tokens; for prompts unlike its data drafts are worse, and \
 never change an answer; speed depends on the device and was not measured in training: \
-`python infer.py speculator_path=THIS` does, beside plain decoding
+`python infer.py target=hub target.name=TARGET drafter={kind} speculator_path=THIS` does, beside \
+plain decoding
 
 ```python
 import slipstream  # THIS: this folder, or its hub id; TARGET: the target's
@@ -183,12 +184,16 @@ class SpeculatorTraining(TrainingModule):
         if self.shared:
             writes = "what they write together is no longer that model's output"
         own = getattr(self.target.tokenizer, "own_template", False)
-        tau = TAU.format(prompts=self.validation_prompts, budget=self.validation_budget)
+        tau = ""
+        if "- validation tau: " in card:
+            measured = min(self.validation_prompts, len(self.data.samples["validation"]))
+            tau = TAU.format(prompts=measured, budget=self.validation_budget)
         return CARD.format(
             base=f"base_model: {name}\n" if hub else "",
             opens=OWN_TEMPLATE if own else "",
             card=card,
-            tau=tau if "- validation tau: " in card else "",
+            tau=tau,
+            kind=self.speculator.kind,
             name=name,
             writes=writes,
             longest=self.data.longest,
