@@ -73,6 +73,8 @@ def compare(world, output, monkeypatch, own):
 
 def test_a_target_that_processes_share_is_said_to_be_shared(monkeypatch, capsys):
     data = SimpleNamespace(samples={"train": [None]}, supervised_share=0.5, tokenizer=None)
+    data.train_dataloader = lambda: []
+    monkeypatch.setattr(callbacks, "total_steps", lambda *_: 3)
     strategy = ShardedTarget.__new__(ShardedTarget)
     trainer = SimpleNamespace(
         strategy=strategy, world_size=4, is_global_zero=True, datamodule=data
@@ -80,9 +82,10 @@ def test_a_target_that_processes_share_is_said_to_be_shared(monkeypatch, capsys)
     monkeypatch.setattr(callbacks, "memory_estimate", lambda *_: "1.00 GiB")
     monkeypatch.setattr(callbacks, "_masked", lambda *_: "")
     module = torch.nn.Linear(2, 2)
-    module.runs_target = True
+    module.runs_target, module.warmup_steps = True, 2
     callbacks.RunSummary().on_fit_start(trainer, module)
-    assert "1.00 GiB, its layers over 4 processes" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1.00 GiB, its layers over 4 processes" in said and "note: 3 steps are few" in said
     trainer.strategy = None
     callbacks.RunSummary().on_fit_start(trainer, module)
     assert "shared" not in capsys.readouterr().out

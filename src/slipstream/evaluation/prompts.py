@@ -158,7 +158,7 @@ def fitting(prompts: list[Prompt], target: Target, cut_to: int | None = None) ->
         )
     if len(kept) < given:
         left_out = f"{given - len(kept)} of {given} prompts are left out"
-        print(f"note: {left_out}; they have no tokens, or more than {room}")
+        print(f"note: {left_out}; they have more than {room} tokens, or none")
     return kept
 
 

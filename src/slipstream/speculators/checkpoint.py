@@ -282,7 +282,6 @@ def push_to_hub(folder: str | Path, repo_id: str, private: bool | None = None) -
     private: whether a new one is, None for the owner's default. Raises `InputError` for a folder
     that is no speculator, and where the hub does not take it.
     """
-    import httpx
     from huggingface_hub import HfApi
 
     folder, api = located(folder), HfApi()
@@ -292,7 +291,7 @@ def push_to_hub(folder: str | Path, repo_id: str, private: bool | None = None) -
         api.upload_folder(
             repo_id=repo_id, folder_path=folder, commit_message="Upload with Slipstream"
         )
-    except (OSError, ValueError, httpx.HTTPError) as error:
+    except Exception as error:  # of a network, anything can be wrong
         raise InputError(
             f"repo_id: {folder} cannot be uploaded as {repo_id!r} ({first_sentence(error)}); log "
             "in with hf auth login, and give OWNER/NAME of a place where you may write"
