@@ -137,7 +137,7 @@ def load_speculator(folder: str | Path, target: Target) -> Speculator:
                 f"{folder / CONFIG} says"
             )
     if differs:
-        differ = f"differ{'s' * (len(differs - {'weights'}) == 1)}"
+        differ = f"differ{'s' * (differs in ({'config'}, {'tokenizer'}))}"
         remedy = "use that target, or train a speculator for this one"
         if folder.parent == located("slipstream/small-target").parent:  # which nobody named
             remedy = (
