@@ -109,9 +109,10 @@ def kept_in(folder: Path, state: dict) -> None:
     steps to come is kept."""
 
     def found(known: str) -> str:
-        for path in (folder / Path(known).name, Path(known)):
+        for path in (folder / Path(known).name, Path(known)) if known else ():
             with suppress(InputError):
-                return known and str(path) if _steps(path) else ""
+                _steps(path)
+                return str(path)
         return ""
 
     kept = {path: found(path) for path in state["best_k_models"]}
