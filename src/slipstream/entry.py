@@ -47,6 +47,8 @@ def run(main: Callable[[], None]) -> None:
 
 def _remedy(error: Exception) -> str:
     """What to do about a config that cannot be composed: of its group, take what is nearest."""
+    from hydra.errors import OverrideParseException
+
     overridden = re.search(r"Could not override '([\w.]+)'", str(error))
     for key, successor in REPLACED.items():
         if overridden and f"{overridden[1]}.".startswith(f"{key}."):
@@ -54,7 +56,7 @@ def _remedy(error: Exception) -> str:
     beside = getattr(error.__cause__, "parent_node", None)
     if overridden and isinstance(beside, DictConfig):
         return nearest(overridden[1].rpartition(".")[2], [str(key) for key in beside])
-    if type(error).__name__ == "OverrideParseException" or "Ambiguous value" in str(error):
+    if isinstance(error, OverrideParseException) or "Ambiguous value" in str(error):
         return (
             "a value with brackets, commas, quotes or ~ is quoted for the shell and for Hydra, "
             "as \"prompt='What\\'s [this], then?'\""
