@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import safetensors.torch
 import torch
 from tests.tiny import save_tiny_target, tiny_speculator, tiny_target, tiny_tokenizer
-from transformers import AutoModelForCausalLM, StableLmConfig
+from transformers import AutoModelForCausalLM, PreTrainedModel, StableLmConfig
 
 from slipstream.core.errors import InputError
 from slipstream.core.files import replaced_folder
@@ -311,12 +312,25 @@ def test_a_flipped_bit_of_a_target_or_an_adapter_is_noticed(folder, tmp_path):
         path.write_bytes(whole)
 
 
-def test_an_adapter_on_a_device_mapped_target_leaves_its_dtype(folder, tmp_path):
-    """It is merged in float32."""
-    adapted, _ = with_lora(load_target(str(folder), device="cpu", packed=False), LoraSettings(2))
+@pytest.mark.parametrize("mapped", [True, False])
+def test_an_adapter_is_merged_in_float32_and_the_target_keeps_its_dtype(folder, tmp_path, mapped):
+    """Layer by layer: the whole in float32 would take twice the memory."""
+    base = load_target(str(folder), "bfloat16", "cpu", packed=False)
+    base.model.save_pretrained(tmp_path / "base")
+    base.tokenizer.save_pretrained(tmp_path / "base")
+    adapted, trained = with_lora(base, LoraSettings(2))
+    for parameter in trained.values():
+        parameter.data.normal_(std=0.3)
     save_lora(tmp_path / "adapter", adapted)
-    given = dict(device_map={"": "cpu"}, adapter=str(tmp_path / "adapter"))
-    assert load_target(str(folder), "bfloat16", **given).dtype == torch.bfloat16
+    place = dict(device_map={"": "cpu"}) if mapped else dict(device="cpu")
+    given = dict(packed=False, adapter=str(tmp_path / "adapter"), **place)
+    wide = load_target(str(tmp_path / "base"), "float32", **given)
+    with patch.object(PreTrainedModel, "float", side_effect=AssertionError):
+        found = load_target(str(tmp_path / "base"), "bfloat16", **given)
+    assert found.fingerprint == wide.fingerprint
+    expected = dict(wide.model.named_parameters())
+    for name, parameter in found.model.named_parameters():
+        assert torch.equal(parameter, expected[name].bfloat16()), name
 
 
 def test_gemmas_scale_of_embeddings_is_that_of_the_dtype(tmp_path):

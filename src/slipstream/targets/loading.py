@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -116,11 +118,11 @@ def load_target(
         tokenizer.chat_template = chat_template
     quantized.settle(model, DTYPES[dtype], reorder=packed and dtype == "bfloat16")
     if adapter is not None:
-        model = _adapted(model, adapter)
+        model = _adapted(model, adapter, dtype)
     target = Target(model.eval().requires_grad_(False), tokenizer, name)
     target.fingerprint = fingerprint(target)
     target.loading = dict(adapter=adapter, quantization=quantization, device_map=device_map)
-    if not quantized.is_quantized(model):  # an adapter was merged in float32
+    if not quantized.is_quantized(model):
         for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
             parameter.data = parameter.data.to(DTYPES[dtype])
         if hasattr(embeddings := model.get_input_embeddings(), "scalar_embed_scale"):  # Gemma's
@@ -220,17 +222,21 @@ def _check_content(model: nn.Module, missing: set[str], architecture: dict, name
             )
 
 
-def _adapted(model: nn.Module, adapter: str) -> nn.Module:
-    """`model` in float32 with a PEFT adapter folded into its weights; quantised weights stay, and
-    the adapter runs beside them."""
+def _adapted(model: nn.Module, adapter: str, dtype: str) -> nn.Module:
+    """`model` with a PEFT adapter folded into its weights in float32, whole unless `dtype` is
+    bfloat16, then layer by layer; quantised weights stay, and the adapter runs beside them."""
     from peft import PeftModel
 
-    beside = quantized.is_quantized(model)
+    beside, by_layer = quantized.is_quantized(model), dtype == "bfloat16"
     try:
         check_intact(adapter)
-        adapted = PeftModel.from_pretrained(model if beside else model.float(), adapter)
+        whole = model if beside or by_layer else model.float()
+        adapted = PeftModel.from_pretrained(whole, adapter)
         if unkept := beyond_weights(adapted):
             raise ValueError(f"it is {unkept}")
+        for module in adapted.modules() if by_layer else ():
+            if hasattr(module, "merge") and hasattr(module, "base_layer"):
+                module.merge = partial(_merge_in_float32, module, module.merge)
         return adapted.get_base_model() if beside else adapted.merge_and_unload(safe_merge=True)
     except Exception as error:  # as above
         raise InputError(
@@ -238,6 +244,13 @@ def _adapted(model: nn.Module, adapter: str) -> nn.Module:
             f"({first_sentence(error)}); give the folder of an adapter that was trained on it, or "
             "null"
         ) from error
+
+
+def _merge_in_float32(module: nn.Module, merge: Callable, *given, **options) -> None:
+    """`merge` an adapter into the weights of `module`, and make these bfloat16."""
+    weights = module.get_base_layer().float()
+    merge(*given, **options)
+    weights.bfloat16()
 
 
 def target_of(model: nn.Module) -> Target:
