@@ -144,6 +144,21 @@ def test_wandb_is_offline_where_it_cannot_be_asked(tmp_path, monkeypatch, caplog
     assert text.startswith("logger.wandb: no such entity; set WANDB_MODE=offline")
 
 
+def test_wandb_goes_on_with_the_run_that_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    first = wandb_logger("slipstream", str(tmp_path))
+    run = first.experiment
+    run.finish()
+
+    def begun(**options):
+        return wandb_logger("slipstream", str(tmp_path), **options)._wandb_init["id"]
+
+    assert begun(resume="auto") is None  # the parts cannot be joined here
+    monkeypatch.setenv("WANDB_MODE", "online")
+    assert begun(resume="auto") == run.id and begun() is None
+    assert wandb_logger("slipstream", str(tmp_path / "new"), resume="auto")._wandb_init["id"] is None
+
+
 @pytest.mark.parametrize("text", [r"\[/x]", "[/green]", "[bold]", "a\\", "[link=x"])
 def test_no_text_is_taken_for_markup(text):
     class Tokenizer:

@@ -6,6 +6,7 @@ W&B is online when the user is logged in, offline otherwise, and never waits for
 import csv
 import logging
 import os
+import re
 from pathlib import Path
 
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
@@ -61,10 +62,15 @@ def log_once() -> None:
 
 
 def wandb_logger(
-    project: Text, save_dir: Text, name: Text | None = None, tags: list[Text] | None = None
+    project: Text,
+    save_dir: Text,
+    name: Text | None = None,
+    tags: list[Text] | None = None,
+    resume: Text | None = None,
 ) -> WandbLogger:
-    """A Lightning `WandbLogger`; `WANDB_MODE` of the environment wins. name, tags: of the run.
-    `InputError` for what W&B does not take."""
+    """A Lightning `WandbLogger`; `WANDB_MODE` of the environment wins. name, tags: of the run;
+    resume: not None where the last run in `save_dir` goes on, unless W&B is offline, where each
+    part is a run. `InputError` for what W&B does not take."""
     import wandb
 
     mode = os.environ.get("WANDB_MODE")
@@ -75,7 +81,10 @@ def wandb_logger(
     except (wandb.Error, ValueError) as error:
         said = " ".join(str(error).partition(" [type=")[0].split())
         raise InputError(f"logger.wandb: {said}; mend it, or give logger=csv") from error
-    given = dict(project=project, save_dir=save_dir, name=name, tags=tags)
+    last = (Path(save_dir) / "wandb" / "latest-run").resolve().name  # run-DATE_TIME-ID
+    known = re.fullmatch(r"(?:offline-)?run-\d+_\d+-(.+)", last)
+    own = known[1] if known and resume is not None and mode == "online" else None
+    given = dict(project=project, save_dir=save_dir, name=name, tags=tags, id=own)
     return WandbLogger(**given, mode=mode, settings=settings)
 
 
