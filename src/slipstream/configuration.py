@@ -141,7 +141,10 @@ def check_config(config: DictConfig, command: type[Command]) -> None:
         own = allowed[key][1]
         schema = own if isinstance(own, type) and issubclass(own, Command) else None
         parts[key] = _stand_in(content[key], key, schema, command.given.get(key, ()))
-        check(command, {key: parts[key]}, later=allowed)
+        try:
+            check(command, {key: parts[key]}, later=allowed)
+        except InputError as error:
+            raise InputError(f"{error}; choose another of conf/{key}") from None
     for key in command.given.keys() & set(nodes):
         component = component_of(content[key]["_target_"], key)
         taken = arguments_of(component)
