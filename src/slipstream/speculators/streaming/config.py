@@ -14,7 +14,8 @@ from slipstream.targets.target import Target
 
 @dataclass(frozen=True)
 class StreamingConfig(SpeculatorConfig):
-    """Speculative Streaming, sections 2.1 to 2.3. Defaults are the paper's.
+    """Speculative Streaming, sections 2.1 to 2.3. Defaults are the paper's,
+    but for `mlp` and `attended_tokens` (conf/speculator/streaming_paper.yaml has those).
 
     mode: 'lossless' leaves the target as it is, 'shared' fine-tunes it with `lora` and lets its
     main stream see the streams. num_streams: gamma, how many tokens beyond the next one are
