@@ -126,7 +126,6 @@ def decoding(
             step, over = steps[name], total.tau * steps["plain"] / steps[name]
             share = read / step / bandwidth
             rows += [(name, mode, total.tau / step, over, total.tau, 1000 * step, share)]
-    compile_target(target, "auto")
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
@@ -257,14 +256,18 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     lengths = (512, 2048) if on_gpu else (128,)
     large = cache(lambda: _large(given.size, device, given.dtype))
 
+    def compiled() -> tuple[Target, StreamingSpeculator]:
+        target, streams = large()
+        return compile_target(target, "auto"), streams
+
     bandwidth = cache(lambda: measured_bandwidth(torch.device(device), size, 10))
     parts: dict[str, Callable[[], Rows]] = {
         "Exact answers, float32": lambda: list(exactness(device, modes)),
         "Memory": lambda: [{"bandwidth, GB/s": bandwidth() / 1e9}],
         "Decoding": lambda: decoding(*large(), modes, given.repeats, bandwidth()),
-        "Cost of sampling": lambda: sampling_costs(*large(), given.repeats),
-        "Cost of rows": lambda: rows_of(compile_target(large()[0], "auto")),
-        "Time of a step": lambda: time_line(*large()),
+        "Cost of sampling": lambda: sampling_costs(*compiled(), given.repeats),
+        "Cost of rows": lambda: rows_of(compiled()[0]),
+        "Time of a step": lambda: time_line(*compiled()),
         "Training step": lambda: training_steps(large()[0], lengths, given.repeats),
     }
     for title, part in parts.items():

@@ -83,16 +83,21 @@ class Cuda:
 
     @contextmanager
     def graph(self, graph: Graph, pool: object, stream: Stream, capture_error_mode: str):
-        """As the allocator: a pool lives as long as a graph of it, and is not opened again."""
+        """As the allocator: a pool lives as long as a graph of it, and is not opened again. After
+        a capture that fails the thread stays on the stream."""
         assert stream.device == self.within and stream.busy, "no warm-up on the capture's stream"
         known = self.pools.get(pool)
         assert known is None or len(known), "use_count > 0 INTERNAL ASSERT"
         self.pools.setdefault(pool, WeakSet()).add(graph)
         self.captures += 1
         self.places.append((self.within, stream, pool))
+        before, self.current = self.current, stream
         with Recorder() as recorder:
             yield
-        graph.calls = recorder.calls
+        graph.calls, self.current = recorder.calls, before
+
+    def set_stream(self, stream: Stream) -> None:
+        self.current = stream
 
     @property
     def living(self) -> int:
@@ -104,7 +109,7 @@ def stand_in(monkeypatch) -> Cuda:
     """Put a `Cuda` in the place of what `compiled` uses of `torch.cuda`; steps of few slots at a
     time, and nothing compiled (for speed)."""
     cuda = Cuda()
-    for name in ("graph_pool_handle", "device", "stream", "current_stream", "graph"):
+    for name in "graph_pool_handle device stream current_stream set_stream graph".split():
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)

@@ -233,7 +233,7 @@ def _configured(target: Target, name: str, speculator: str | None, draft: str | 
 
     overrides = [
         f"drafter={name}",
-        f"target.device={target.device.type}",
+        f"target.device={target.device}",
         f"target.packed={is_packed(target.model) or is_fused(target.model)}",
     ]
     overrides += [f"target.dtype={each}" for each in DTYPES if DTYPES[each] is target.dtype]

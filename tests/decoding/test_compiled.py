@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from random import Random
 from threading import Barrier
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -499,7 +500,10 @@ def test_results_of_one_kind_share_their_memory(replayed):
     assert len(ours.kept) > 5 > len(logits) > 0
 
 
-def test_where_memory_is_short_graphs_go_and_the_step_runs(cuda, replayed, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError(), RuntimeError("CUDA error: out of memory\nCUDA kernel")]
+)
+def test_where_memory_is_short_graphs_go_and_the_step_runs(cuda, replayed, monkeypatch, error):
     eager = PlainDecoder(tiny_target(), Sampling(), LIMITS)
     ours = PlainDecoder(replayed(tiny_target()), Sampling(), LIMITS)
     expected = [eager.generate(ids).ids for ids in BATCH]
@@ -508,7 +512,7 @@ def test_where_memory_is_short_graphs_go_and_the_step_runs(cuda, replayed, monke
     def short(*given, **options):
         made.append(1)
         if failing or len(made) == 3:
-            raise torch.OutOfMemoryError
+            raise error
         return capture(*given, **options)
 
     monkeypatch.setattr(torch.cuda, "graph", short)
@@ -520,6 +524,33 @@ def test_where_memory_is_short_graphs_go_and_the_step_runs(cuda, replayed, monke
     tried = len(made)
     assert [ours.generate(ids).ids for ids in BATCH] == expected
     assert len(made) == tried == len(kept._short)  # once each, not in every step
+
+
+def test_a_capture_that_fails_leaves_the_thread_where_it_was(cuda, replayed):
+    graphs, calls = replayed(tiny_target()).compiled.graphs, []
+
+    def run(given: torch.Tensor) -> torch.Tensor:
+        calls.append(given)
+        if len(calls) == 3:  # after the two that warm up
+            raise ValueError
+        return given + 1
+
+    before = cuda.current_stream()
+    cuda.set_stream(before)
+    with pytest.raises(ValueError):
+        graphs.of(("run",), run, [torch.zeros(1)])
+    assert cuda.current_stream() is before and not graphs.capturing
+
+
+def test_where_memory_is_short_for_larger_buffers_the_others_stay(cuda, replayed, monkeypatch):
+    target = replayed(tiny_target())
+    first, second = target.new_cache(20, 2), target.new_cache(20, 2)
+    buffers = target.compiled._buffers
+    with monkeypatch.context() as short:
+        short.setattr(target, "allocate", Mock(side_effect=torch.OutOfMemoryError))
+        with pytest.raises(torch.OutOfMemoryError):
+            joined(target, first, second)
+    assert target.compiled._buffers is buffers and target.compiled._captures(first)
 
 
 class Products(TorchDispatchMode):

@@ -17,6 +17,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.prompt_lookup import PromptLookup
 from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.classifiers import SprinterConfig, SprinterVerifier
 
@@ -102,6 +103,15 @@ def test_requests_of_one_batch_sample_each_in_its_own_way(name):
         mixed.step()
     for ids, sampling, request in zip(prompts, samplings, requests, strict=True):
         assert request.answer.ids == decoders(sampling)[name]().generate(ids, 11).ids
+
+
+def test_what_joins_leaves_tensors_of_one_kind():
+    """Compiled layers are compiled for each kind; a cache that grows is made anew."""
+    target = tiny_target()
+    engine = Engine(target, PromptLookup(2, 3), Sampling(), Limits(20), 6)
+    for ids in ([1, 2, 3], [4, 5] * 20):
+        engine.start([engine.request(ids)])
+        assert all(each.is_inference() for pair in engine.running.cache.layers for each in pair)
 
 
 @pytest.mark.parametrize("name", ["draft model", "deferred, drawn"])

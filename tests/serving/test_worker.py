@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 from random import Random
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -483,6 +485,15 @@ def test_what_has_no_memory_to_start_takes_nobody_with_it(monkeypatch):
     own.take(together[1].asked)
     own.turn()
     assert all(client.end.failed for client in together) and own.decoder.running is None
+
+
+def test_where_memory_runs_out_graphs_give_back_theirs():
+    own, graphs = worker(), Mock()
+    own.decoder.target.compiled = SimpleNamespace(graphs=graphs)
+    for error in (torch.OutOfMemoryError(), ValueError()):
+        own.decoder.step = Mock(side_effect=error)
+        own.turn()
+    graphs.clear.assert_called_once_with()
 
 
 def test_a_client_that_has_gone_before_its_request_is_made_ends_at_once():

@@ -190,6 +190,16 @@ def test_an_unknown_device_is_named(folder):
     assert refused(str(folder), device="warp").startswith("target.device: 'warp'")
 
 
+def test_auto_is_the_current_device_or_that_of_the_process(folder, monkeypatch):
+    """A worker of a server loads its draft model after its target."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert "'cuda:1' is not available" in refused(str(folder), device="auto")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert "'cuda:3' is not available" in refused(str(folder), device="auto")
+
+
 def test_a_folder_without_tokenizer_is_refused(tmp_path):
     tiny_target().model.float().save_pretrained(tmp_path)
     assert refused(str(tmp_path)).startswith("target.name: ")

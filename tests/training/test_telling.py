@@ -156,7 +156,8 @@ def test_wandb_goes_on_with_the_run_that_goes_on(tmp_path, monkeypatch):
     assert begun(resume="auto") is None  # the parts cannot be joined here
     monkeypatch.setenv("WANDB_MODE", "online")
     assert begun(resume="auto") == run.id and begun() is None
-    assert wandb_logger("slipstream", str(tmp_path / "new"), resume="auto")._wandb_init["id"] is None
+    new = wandb_logger("slipstream", str(tmp_path / "new"), resume="auto")
+    assert new._wandb_init["id"] is None
 
 
 @pytest.mark.parametrize("text", [r"\[/x]", "[/green]", "[bold]", "a\\", "[link=x"])

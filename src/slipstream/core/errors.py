@@ -58,12 +58,12 @@ def naming(path: str) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether PyTorch says that there is no memory left: on a device by an error of its own, on a
-    CPU by a sentence."""
+    """Whether PyTorch says that there is no memory left: its allocator on a device by an error of
+    its own, on a CPU, and CUDA itself (for a graph), by a sentence."""
     import torch
 
-    on_cpu = "DefaultCPUAllocator: can't allocate memory" in str(error)
-    return isinstance(error, torch.OutOfMemoryError) or on_cpu
+    told = "DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory"
+    return isinstance(error, torch.OutOfMemoryError) or any(each in str(error) for each in told)
 
 
 @contextmanager

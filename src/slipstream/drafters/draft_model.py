@@ -1,8 +1,8 @@
 """Two-model speculative decoding: a small model of the same vocabulary drafts a chain.
 
 Greedy requests get the draft model's argmax; sampled ones get draws together with the distribution
-they were drawn from; how far is drafted is `draft_length.py`'s business. A rule that looks at each
-token waits for the device after each. Source: Leviathan et al. 2023, Chen et al. 2023.
+they were drawn from; how far is drafted is `draft_length.py`'s business. The host waits for each
+token but the last, and hands it to the model. Source: Leviathan et al. 2023, Chen et al. 2023.
 """
 
 from collections.abc import Sequence
@@ -80,8 +80,9 @@ class DraftModelSession(Session):
             if lengths.rule.looks_at != "nothing":
                 grown = draft_length.Grown(logits[going], tokens[going], hidden[going])
                 lengths.look(grown, going, depths, node + 1)
-            ids = tokens.tolist()
-            fed = [[ids[p]] if node + 1 < depth else [] for p, depth in enumerate(depths)]
+            if node + 1 < max(depths):
+                ids = tokens.tolist()
+                fed = [[ids[p]] if node + 1 < depth else [] for p, depth in enumerate(depths)]
         self.reader.forget_beyond(list(map(len, texts)))
         self.drafted = self._chains(chain, depths, drawn_from)
         return self.drafted

@@ -225,7 +225,7 @@ class Transformers(Method):
                 "methods: transformers' generate would not end where limits.stop and "
                 "limits.end_ids say; leave its methods out, as with methods.transformers=null"
             )
-        dtype, device = str(target.dtype).removeprefix("torch."), target.device.type
+        dtype, device = str(target.dtype).removeprefix("torch."), str(target.device)
         key = json.dumps([target.name, dtype, device, target.loading], default=str)
         self.target = _ORDINARY.get(key)
         if self.target is None:

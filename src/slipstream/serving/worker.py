@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, out_of_memory
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering
 from slipstream.serving.counts import Counts
@@ -105,9 +105,10 @@ class Worker:
                 self.reading = (asked, parts) if self._read([asked], parts) else None
             self.decoder.step()
             self._tell()
-        except Exception:
+        except Exception as error:
             log.exception("a step failed; its requests are answered with an error")
             self.decoder.running = None
+            self._give_back(error)
             if any(request.failed for request in self.running):  # the others begin anew from there
                 self._tell()
                 self.waiting.extendleft(reversed(self.running.values()))
@@ -123,6 +124,12 @@ class Worker:
         self.counts["error"] += len(concerned)
         for asked in concerned:
             asked.tell(Told(refused=FAILED, failed=True))
+
+    def _give_back(self, error: Exception) -> None:
+        """Where memory has run out, what CUDA graphs hold is free again."""
+        compiled = self.decoder.target.compiled
+        if compiled is not None and out_of_memory(error):
+            compiled.graphs.clear()
 
     def _drop_gone(self) -> None:
         for asked in [each for each in self.waiting if each.gone()]:
@@ -189,8 +196,9 @@ class Worker:
                 for asked in fresh:
                     self.waiting.remove(asked)
                     self._start([asked])
-        except Exception:
+        except Exception as error:
             self._fail(fresh)
+            self._give_back(error)
             if self.decoder.running is not before:  # they had begun to join
                 raise
             log.exception(NOT_STARTED)

@@ -18,7 +18,8 @@ from slipstream.targets.rows import Rows
 
 NAME = "slipstream"
 ALIGNED = 8
-"""Kernels want the rows of a mask so many numbers apart, or a multiple of it."""
+"""Kernels want the rows of a mask a multiple of so many numbers apart. Here they are always further
+apart than they are long, for compiled code would tell the two cases apart."""
 KEPT_AS = "_attn_implementation_internal"
 """The attribute of a config that `_attn_implementation` is kept as. The setter checks the config
 for longer than several operations of a step take."""
@@ -66,7 +67,7 @@ def added(mask: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:
     """
     hidden = ~(mask.unflatten(1, (-1, groups)) if mask.shape[1] > 1 else mask[:, :, None])
     *shape, slots = hidden.shape
-    shape[2], room = groups, -(-slots // ALIGNED) * ALIGNED
+    shape[2], room = groups, (slots // ALIGNED + 1) * ALIGNED
     numbers = torch.zeros(*shape, room, dtype=_computed(dtype, mask.device), device=mask.device)
     return numbers[..., :slots].masked_fill_(hidden, -torch.inf).flatten(2, 3)
 

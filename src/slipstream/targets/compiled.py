@@ -110,7 +110,8 @@ class CompiledLayers:
             if kept is None or capacity > kept.capacity or batch > kept.batch_size:
                 freed = kept.nbytes if kept is not None and instead_of is None else 0
                 sizes = self._sizes(capacity, batch, kept, freed)
-                self._buffers = kept = None
+                if self._user() is None:  # else the cache that goes on holds them, and keeps them
+                    self._buffers = kept = None
                 self.graphs.clear()
                 self._buffers = allocate(*sizes, GRANULARITY, spare())
             elif self._user() is None:  # 0 times what an overflow left there would be no number

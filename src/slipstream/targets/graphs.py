@@ -15,6 +15,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
+from slipstream.core.errors import out_of_memory
 from slipstream.core.trees import Trees
 from slipstream.targets.rows import Rows
 
@@ -52,7 +53,9 @@ class Graphs:
             self.capturing = True
             try:
                 graph = _Graph(run, inputs, batch, self._pool_of, self.device, self._results)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
                 log.warning("no memory for one more CUDA graph: all %d go", len(self.kept))
                 short = {*self._short, key}
                 self.clear()
@@ -131,19 +134,22 @@ class _Graph:
         self._inputs = [given[:1].repeat(batch, *[1] * (given.ndim - 1)) for given in inputs]
         self._copy_in(inputs)
         with torch.cuda.device(device):
-            beside = _stream(device)
-            beside.wait_stream(torch.cuda.current_stream())
+            before, beside = torch.cuda.current_stream(), _stream(device)
+            beside.wait_stream(before)
             try:
                 with torch.cuda.stream(beside):  # compilation and autotuning come before
                     for _ in range(2):
                         found = run(*self._inputs)
             finally:
-                torch.cuda.current_stream().wait_stream(beside)
+                before.wait_stream(beside)
             self._graph, place = torch.cuda.CUDAGraph(), _places(found, results)
             # What other threads do meanwhile (a server's, a loader's) is no part of it.
             capture = dict(pool=pool(), stream=beside, capture_error_mode="thread_local")
-            with torch.cuda.graph(self._graph, **capture):
-                self._found = _mapped(run(*self._inputs), place)
+            try:
+                with torch.cuda.graph(self._graph, **capture):
+                    self._found = _mapped(run(*self._inputs), place)
+            finally:  # a capture that fails leaves the thread on the stream beside
+                torch.cuda.set_stream(before)
 
     def _copy_in(self, inputs: Sequence[torch.Tensor]) -> None:
         own = [first(each, len(inputs[0])) for each in self._inputs]

@@ -148,9 +148,10 @@ def say_what_is_left_out(model: nn.Module, name: str) -> None:
 
 def _available(device: str) -> str:
     """The device, 'auto' resolved; `InputError` where there is none."""
-    if device == "auto":  # of the processes on one machine each has a device of its own
-        own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-        device = own if torch.cuda.is_available() else "cpu"
+    if device == "auto":
+        device = "cpu"
+        if torch.cuda.is_available():  # each process that a launcher started has one of its own
+            device = f"cuda:{os.environ.get('LOCAL_RANK', torch.cuda.current_device())}"
     try:
         found = torch.empty(0, device=device).device  # 'cuda' is the first of them
         if found.type == "cuda":  # streams and graphs take the current device

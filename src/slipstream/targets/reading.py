@@ -6,7 +6,7 @@ import torch
 
 from slipstream.core.cache import StepCache
 from slipstream.core.masks import causal_mask, tree_mask
-from slipstream.core.transfer import right_padded
+from slipstream.core.transfer import on_device, right_padded
 from slipstream.targets.rows import LayerVisitor, Rows
 from slipstream.targets.target import Target
 
@@ -83,7 +83,8 @@ class CachedModel:
         last = [max(0, len(own) - 1) for own in tokens]  # what is wider is padding
         if len(set(last)) == 1:
             return states[:, last[0]]
-        return states[range(len(tokens)), last]
+        each = torch.arange(len(tokens), device=states.device)
+        return states[each, on_device(last, states.device)]
 
     @property
     def _most(self) -> int:
@@ -91,6 +92,7 @@ class CachedModel:
         return max(1, min(PREFILL_ROWS, self.cache.room - self.cache.bound))
 
 
+@torch.inference_mode()
 def joined(model: Target, first: StepCache, second: StepCache | None = None) -> StepCache:
     """A cache with the sequences of both, or of the first alone: the first one, where it has room
     for them, or one over the buffers that graphs were captured for, if these are nobody's now."""
@@ -103,6 +105,5 @@ def joined(model: Target, first: StepCache, second: StepCache | None = None) -> 
     elif second is not None and not first.fits(second):
         cache = model.new_cache(room, count, instead_of=first)
     if cache is not first or second is not None:
-        with torch.inference_mode():
-            cache.take_in(*both)
+        cache.take_in(*both)
     return cache
