@@ -16,8 +16,6 @@ from slipstream.results.record import Result
 from slipstream.targets.compiled import MODES
 from slipstream.targets.target import Target
 
-Threads = Annotated[int, Ge(1), Le(1024)] | None
-
 
 @dataclass
 class Engine(Command):
@@ -33,7 +31,7 @@ class Decoding(Command):
     draft: Text = ""
     speculator_path: Text
     seed: Seed
-    threads: Threads
+    threads: Annotated[int, Ge(1), Le(1024)] | None
     output_dir: Text
     target: Target
     engine: Engine

@@ -201,14 +201,6 @@ def _names_part(node: object) -> bool:
     return (isinstance(node, dict) and "_target_" in node) or any(map(_names_part, inner))
 
 
-def _is_lightning_part(found: object) -> bool:
-    """Whether this is one of `BASES` of Lightning, or a class that Lightning derives from one."""
-    return isclass(found) and any(
-        each.__name__ in BASES and each.__module__.startswith("lightning.")
-        for each in found.__mro__
-    )
-
-
 @cache
 def packages() -> set[str]:
     """Names of the project's packages, and of those installed that have their own speculators."""
@@ -236,7 +228,9 @@ def component_of(name: object, path: str) -> Callable:
         ) from error
     home = str(getattr(found, "__module__", "")).partition(".")[0]
     ours = home in roots and (isclass(found) or isfunction(found))
-    if not ours and not (home == "lightning" and _is_lightning_part(found)):
+    bases = getattr(found, "__mro__", ()) if home == "lightning" else ()
+    theirs = any(b.__name__ in BASES and b.__module__.startswith("lightning.") for b in bases)
+    if not (ours or theirs):
         raise InputError(f"{path}._target_: {name!r} names no part of the project; choose another")
     return found
 

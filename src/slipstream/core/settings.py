@@ -29,7 +29,6 @@ except ImportError:  # where nothing can be installed (studies/gpu.py): bounds a
 
 # Above every count that a machine could serve, and within 32 bits: no product of two overflows.
 MOST = 2**31 - 1
-UNTOLD = (Le(MOST),)
 Count = Annotated[int, Ge(1), Le(MOST)]
 Amount = Annotated[int, Ge(0), Le(MOST)]
 # A side of a matrix, a level of a tree: a thousand times more would fit no memory.
@@ -191,7 +190,7 @@ def expected(annotation: object) -> str:
 
 def _bound(bound: object) -> str:
     word = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}.get(type(bound))
-    return "" if word is None or bound in UNTOLD else f"{word} {astuple(bound)[0]}"
+    return "" if word is None or bound == Le(MOST) else f"{word} {astuple(bound)[0]}"
 
 
 def shown(value: object) -> str:
