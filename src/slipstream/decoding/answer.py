@@ -193,8 +193,8 @@ class TextStream:
             return
         if byte := BYTE.fullmatch(self.tokenizer.convert_ids_to_tokens(token) or ""):
             self._bytes += bytes.fromhex(byte[1])
-            if not _whole(self._bytes):
-                return
+            if self._bytes.decode(errors="ignore").encode() != self._bytes:
+                return  # the character is not whole yet
         self._bytes = b""
         before, now = self._both()
         self._incomplete = now.endswith(INCOMPLETE)
@@ -214,14 +214,6 @@ class TextStream:
         if not now.startswith(before):  # bytes that are no character spoil the run they are in
             before, now = "", decoded(self.tokenizer, self._recent[self._known :])
         return before, now
-
-
-def _whole(content: bytes) -> bool:
-    """Whether bytes are whole characters."""
-    try:
-        return bool(content.decode())
-    except UnicodeDecodeError:
-        return False
 
 
 def _begun(text: str, stop: str) -> int:
