@@ -14,12 +14,7 @@ from slipstream.core.processes import num_processes
 from slipstream.core.settings import Amount, Count, Seed, Text, set_to
 from slipstream.data.batches import TokenBatches
 from slipstream.data.regeneration import Regeneration
-from slipstream.data.rendering import (
-    TRAINING,
-    Sample,
-    check_generation_markers,
-    render_sample,
-)
+from slipstream.data.rendering import TRAINING, Sample, check_generation_markers, render_sample
 from slipstream.data.rows import Row, by_prompt, messages_of, named, spread
 from slipstream.data.sources import HubSets, Kinds, Paths, Sources, copying_rows
 from slipstream.targets.target import Target

@@ -181,7 +181,5 @@ def choose(
     if points is None:
         return likeliest(logits)
     return by_sampling(
-        samplings,
-        logits.device,
-        lambda sampling, own: sampling.choose(logits[own], points[own]),
+        samplings, logits.device, lambda sampling, own: sampling.choose(logits[own], points[own])
     )

@@ -20,11 +20,7 @@ from slipstream.core.sampling import SIBLINGS
 from slipstream.core.settings import Below1, Size
 from slipstream.drafters.base import Attached, Drafter
 from slipstream.drafters.draft_length import DraftLength, check_length
-from slipstream.drafters.stream_sessions import (
-    DeferredSession,
-    FusedSession,
-    Pruning,
-)
+from slipstream.drafters.stream_sessions import DeferredSession, FusedSession, Pruning
 from slipstream.speculators.checkpoint import opened
 from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
