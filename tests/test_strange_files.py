@@ -21,7 +21,7 @@ from slipstream.core.files import line_of, save_tensors, write_json
 from slipstream.core.resuming import Part, journal
 from slipstream.data.answers import Answered, Answerer, Question, kept_answers
 from slipstream.data.regeneration import Conversation
-from slipstream.data.rows import read_rows
+from slipstream.data.rows import read_rows, text_of
 from slipstream.decoding.calibrated import kept_calibration
 from slipstream.decoding.calibration import Calibration, Point
 from slipstream.drafters.suffixes import SuffixStore
@@ -50,7 +50,7 @@ class All7(Answerer):
 
 def open_rows(folder: Path) -> None:
     for row in read_rows(folder / "rows.jsonl", "train", completion_required=False):
-        assert isinstance(row.prompt_text, str) and isinstance(row.completion, str)
+        assert isinstance(text_of(row.prompt), str) and isinstance(row.completion, str)
 
 
 def open_packed_rows(folder: Path) -> None:

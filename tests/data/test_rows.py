@@ -8,7 +8,7 @@ from tests.commands import refused
 
 from slipstream.core.errors import InputError
 from slipstream.data.hub import HubSource
-from slipstream.data.rows import Row, read_rows
+from slipstream.data.rows import Row, read_rows, text_of
 
 
 def test_a_hub_source_asks_for_its_own_split_and_fills_its_templates(monkeypatch):
@@ -95,7 +95,7 @@ def test_conversations_are_prompts_with_their_last_answer(tmp_path):
     path = written(tmp_path, "\n".join(map(json.dumps, lines)))
     rows = read_rows(path, "train", completion_required=False)
     assert rows == [Row(CONVERSATION[:4], "Four.", "rows"), Row(CONVERSATION[:4], "", "rows")]
-    assert rows[0].prompt_text == "Be brief.\nOne?\nTwo.\nThree?"
+    assert text_of(rows[0].prompt) == "Be brief.\nOne?\nTwo.\nThree?"
     found = refused(lambda: read_rows(path, "train"))
     assert "line 2: messages: the last one is not of the assistant" in found
 

@@ -48,11 +48,6 @@ class Row:
     category: str = ""
     later: tuple[str, ...] = ()
 
-    @property
-    def prompt_text(self) -> str:
-        """The text of the prompt; of a conversation that of its messages, one after the other."""
-        return text_of(self.prompt)
-
 
 def text_of(prompt: str | Messages) -> str:
     """The text of a prompt; of a conversation that of its messages, one after the other."""

@@ -10,7 +10,7 @@ from slipstream.assets import PROMPTS
 from slipstream.core.errors import InputError
 from slipstream.core.settings import Len, Seed, Text
 from slipstream.data.hub import SPLITS, HubSource, TextSource
-from slipstream.data.rows import Row, read_rows
+from slipstream.data.rows import Row, read_rows, text_of
 
 KINDS = ("data_to_text", "text_to_sql")
 FORMS = {"Repeat": str, "Repeat in lower case": str.lower, "Repeat with capitals": str.title}
@@ -92,7 +92,7 @@ def copying_rows(rows: list[Row], count: int, seed: int) -> list[Row]:
     Example: "Repeat in lower case: Redwood has area[riverside]," -> "redwood has area[riverside],".
     """
     generator = Random(seed)
-    words = [word for row in rows for word in row.prompt_text.split()]
+    words = [word for row in rows for word in text_of(row.prompt).split()]
     made = []
     for _ in range(count):
         text = " ".join(generator.choices(words, k=generator.randint(3, 20)))

@@ -21,7 +21,7 @@ from slipstream.core.settings import Amount, Count, NotNegative, Text
 from slipstream.core.templates import FIELD
 from slipstream.data.batches import Batch
 from slipstream.data.prompt_completion import PromptCompletionData
-from slipstream.data.rows import Row
+from slipstream.data.rows import Row, text_of
 from slipstream.speculators.base import causal_rows
 from slipstream.speculators.losses import completion_losses, head_loss, in_slices
 from slipstream.targets.loading import load_target
@@ -159,7 +159,7 @@ def train_tokenizer(rows: Iterable[Row], vocab_size: int):
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (text for row in rows for text in (row.prompt_text, row.completion))
+    texts = (text for row in rows for text in (text_of(row.prompt), row.completion))
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
