@@ -105,7 +105,10 @@ class PromptCompletionData(L.LightningDataModule):
                 row = max(rows, key=lambda row: len(messages_of(row.prompt)))
                 with naming(named(row.prompt)):
                     check_generation_markers(tokenizer, row.prompt, row.completion)
-                samples = [_rendered(tokenizer, row) for row in rows]
+                samples = []
+                for row in rows:
+                    with naming(named(row.prompt)):
+                        samples.append(render_sample(tokenizer, row.prompt, row.completion))
             if count := self.generated_rows[split]:
                 more = self.sources.synthetic(count, split)
                 sampled = replace(self.regeneration, temperature=1.0)
@@ -174,9 +177,3 @@ class PromptCompletionData(L.LightningDataModule):
                 "check the completions, data.max_length and data.max_new_tokens"
             )
         return kept
-
-
-def _rendered(tokenizer, row: Row) -> Sample:
-    """A row as tokens; `InputError` names a row that cannot be rendered."""
-    with naming(named(row.prompt)):
-        return render_sample(tokenizer, row.prompt, row.completion)
