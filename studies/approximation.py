@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
+from slipstream.data.labelled_drafts import states
 from slipstream.decoding.answer import Generation
 from slipstream.decoding.sprinter import SprinterDecoder
 from slipstream.speculators.classifiers import DraftFeatures, shape_of
-from slipstream.targets.reading import read_on
-from studies import Target
 from studies.sprinter_theory import Rates, mean_run_length, total_variation
 
 
@@ -117,10 +116,10 @@ def approximation(decoder: SprinterDecoder, prompt: list[int], answer: Generatio
         return Approximation(len(answer.ids))
     draft, target, verifier = decoder.draft, decoder.target, decoder.verifier
     text, before = prompt + answer.ids[:-1], [len(prompt) + place - 1 for place in places]
-    normed = draft.norm(states(draft, text)[before])
+    normed = draft.norm(states(draft, [text])[0, before])
     logits = draft.logits_of_normed(normed)
     q = decoder.sampling.probabilities(logits).double()
-    judging = target.logits(states(target, text)[before])
+    judging = target.logits(states(target, [text])[0, before])
     p = decoder.sampling.probabilities(judging).double().to(q.device)
     if verifier is None:
         verdicts = torch.full_like(q, decoder.kept)
@@ -151,8 +150,3 @@ def _features_of_all(
     count, tokens = len(logits), torch.arange(len(logits), device=logits.device)
     logs = logits.float().log_softmax(-1)
     return features(normed.expand(count, -1), tokens, shape_of(logs).expand(count, -1), logs)
-
-
-def states(model: Target, text: list[int]) -> torch.Tensor:
-    """(T, D) states before the final norm."""
-    return read_on(model, [text], model.new_cache(len(text))).hidden[0]

@@ -12,10 +12,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from slipstream.data.labelled_drafts import states
 from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation
 from studies import Prompt, Target
-from studies.approximation import states
 
 
 @runtime_checkable
@@ -37,7 +37,7 @@ class TargetLikelihood:
         for prompt, answer in zip(prompts, answers, strict=True):
             ids = render_prompt(target.tokenizer, prompt.text)
             text = ids + answer.ids[:-1]
-            logs = target.logits(states(target, text)[len(ids) - 1 :]).float().log_softmax(-1)
+            logs = target.logits(states(target, [text])[0, len(ids) - 1 :]).float().log_softmax(-1)
             found.append(logs[range(len(answer.ids)), answer.ids].mean().item())
         return found
 

@@ -137,8 +137,8 @@ def test_few_logits_are_held_at_once_and_make_no_difference(draft, target, monke
     ids=["the position before", "the last column, pads included"],
 )
 def test_reading_at_a_wrong_position_would_be_noticed(draft, target, monkeypatch, fault):
-    states = drafting._states
-    monkeypatch.setattr(drafting, "_states", lambda model, texts: fault(states(model, texts)))
+    states = drafting.states
+    monkeypatch.setattr(drafting, "states", lambda model, texts: fault(states(model, texts)))
     part, prefixes = at_every_position(draft, target)
     assert mistakes(draft, target, prefixes, part) >= len(prefixes) - 1
 

@@ -181,7 +181,7 @@ def judged(
 
     rows: n numbers of texts; ends: the last token of each prefix, an index into that text.
     """
-    ours, theirs = (_states(model, texts)[rows, ends] for model in (draft, target))
+    ours, theirs = (states(model, texts)[rows, ends] for model in (draft, target))
     points = torch.rand(len(rows), dtype=torch.float64, generator=generator)
     count = max(1, HELD // draft.vocab_size)
     parts = [
@@ -248,6 +248,6 @@ def complete(
     return texts
 
 
-def _states(model: Target, texts: list[list[int]]) -> torch.Tensor:
+def states(model: Target, texts: list[list[int]]) -> torch.Tensor:
     """(B, T, D) states before the final norm of right-padded texts."""
     return read_on(model, texts, model.new_cache(max(map(len, texts)), len(texts))).hidden
