@@ -13,6 +13,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.files import times_of
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Seed, checked
+from slipstream.core.transfer import right_padded
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.drafters.base import Drafter
@@ -92,9 +93,8 @@ def custom_generate(
     padding = config.pad_token_id
     if padding is None:  # as transformers has it; without any, answers end where the context does
         padding = int(torch.as_tensor(config.eos_token_id).flatten()[0]) if end_ids else 0
-    longest = max(len(each.ids) for each in found)
-    answers = [each.ids + [padding] * (longest - len(each.ids)) for each in found]
-    sequences = torch.cat([input_ids, input_ids.new_tensor(answers)], dim=1)
+    answers = right_padded([each.ids for each in found], input_ids.device, value=padding)
+    sequences = torch.cat([input_ids, answers.to(input_ids.dtype)], dim=1)
     if not config.return_dict_in_generate:
         return sequences
     from transformers.generation import GenerateDecoderOnlyOutput

@@ -40,8 +40,7 @@ class Panel:
         from matplotlib import colormaps
 
         hue, columns = self.plot.hue, self.columns
-        values = [None] if hue is None else dict.fromkeys(row[hue] for row in self.rows)
-        values = [value for value in values if hue is None or value is not None]
+        values = dict.fromkeys(r[hue] for r in self.rows if r[hue] is not None) if hue else [None]
         for number, value in enumerate(values):
             own = [row for row in self.rows if hue is None or row[hue] == value]
             for place, column in enumerate(columns):

@@ -108,8 +108,7 @@ class Application:
         return JSONResponse(self._own_model())
 
     def _own_model(self) -> dict:
-        own = dict(id=self.model, object="model", created=self.started)
-        return {**own, "owned_by": "slipstream"}
+        return dict(id=self.model, object="model", created=self.started, owned_by="slipstream")
 
     async def metrics(self, request: Request) -> Response:
         board = self.backend.board

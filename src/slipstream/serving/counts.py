@@ -104,12 +104,10 @@ class Exposed:
             return found
 
         total = {name: sum(each[name] for each in self.counts) for name in CELLS}
-        waiting = max(0, self.open_now - total["running"])
-        for name, text, value in (
-            ("num_requests_running", "Requests that are being answered.", total["running"]),
-            ("num_requests_waiting", "Requests that wait.", waiting),
-        ):
-            yield family(GaugeMetricFamily, name, text, {(): value})
+        text, running = "Requests that are being answered.", total["running"]
+        yield family(GaugeMetricFamily, "num_requests_running", text, {(): running})
+        values = {(): max(0, self.open_now - running)}
+        yield family(GaugeMetricFamily, "num_requests_waiting", "Requests that wait.", values)
         for own, (name, text) in COUNTERS.items():
             yield family(CounterMetricFamily, name, text, {(): total[own]})
         text = "Drafted tokens that were right, by position in the draft."

@@ -68,7 +68,6 @@ class DraftFeatures:
 
     def __init__(self, draft: Target, kinds: tuple[str, ...]):
         self.draft, self.kinds = draft, kinds
-        self.reads_distribution = bool({"distribution", "rank"} & set(kinds))
         sizes = (draft.head.in_features, draft.embedding_size, NUM_SHAPES + 1, NUM_RANKS)
         self.size = sum(size for kind, size in zip(FEATURES, sizes, strict=True) if kind in kinds)
 
@@ -100,7 +99,7 @@ class DraftFeatures:
         """(P, size) of tokens (P,), drawn where the draft model has the states (P, D), after its
         final norm, and the logits (P, V)."""
         shapes = drawn = None
-        if self.reads_distribution:
+        if {"distribution", "rank"} & set(self.kinds):
             logs = logits.float().log_softmax(-1)
             shapes, drawn = shape_of(logs), logs.gather(1, tokens[:, None])[:, 0]
         return self(normed, tokens, shapes, drawn)

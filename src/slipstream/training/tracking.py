@@ -7,6 +7,7 @@ import csv
 import logging
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
@@ -42,12 +43,10 @@ class Metrics(CSVLogger):
 
 def _columns(path: Path, content: bytes) -> list[str]:
     """The names of a table's columns; `InputError` where this is no table that can be added to."""
-    try:
+    with suppress(ValueError, csv.Error):
         names, *rows = csv.reader(content.decode().splitlines())
         if names and len(set(names)) == len(names) and all(len(row) <= len(names) for row in rows):
             return names
-    except (ValueError, csv.Error):
-        pass
     raise InputError(
         f"resume: {path} is no table of metrics; remove it, or give another output_dir"
     )
