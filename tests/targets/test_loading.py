@@ -20,7 +20,7 @@ from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.checkpoint import load_speculator, save_speculator
 from slipstream.speculators.medusa import MedusaConfig, MedusaSpeculator
-from slipstream.targets.fingerprints import fingerprint, vocabulary_of
+from slipstream.targets.fingerprints import fingerprint
 from slipstream.targets.loading import load_target, target_of
 from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.packed import PackedLinear
@@ -151,7 +151,7 @@ def test_a_loaded_target_is_frozen_named_and_computes_what_was_saved(folder):
     assert target.name == str(folder) and target.dtype == torch.float32
     assert not target.model.training
     assert not any(parameter.requires_grad for parameter in target.model.parameters())
-    assert vocabulary_of(target) == {f"w{number}": number for number in range(40)}
+    assert target.tokenizer.get_vocab() == {f"w{number}": number for number in range(40)}
     ids = torch.tensor([[1, 2, 3]])
     expected = tiny_target().model.float()(ids).logits
     assert torch.equal(target.model(ids).logits, expected)

@@ -90,10 +90,9 @@ class Family:
 
     def window(self, layer: nn.Module) -> int | None:
         """How many positions a row of this layer may look back, its own included; None for all."""
-        if self.sliding_window is None:
-            return None
-        every = self.kinds is None
-        sliding = every or self.kinds[self.index_of(layer)] == "sliding_attention"
+        if self.sliding_window is None or self.kinds is None:
+            return self.sliding_window
+        sliding = self.kinds[self.index_of(layer)] == "sliding_attention"
         return self.sliding_window if sliding else None
 
     def values_of(self, output: torch.Tensor) -> torch.Tensor:

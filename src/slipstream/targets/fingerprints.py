@@ -7,6 +7,7 @@ import re
 import torch
 
 from slipstream.core.errors import InputError
+from slipstream.core.templates import FIELD
 from slipstream.targets import quantized
 from slipstream.targets.target import Target
 
@@ -21,22 +22,14 @@ SMALLEST = 2.0**-14
 """Weights below it do not count: float16 rounds them otherwise."""
 
 
-def vocabulary_of(target: Target) -> dict[str, int]:
-    """Token -> id, to compare vocabularies by content."""
-    return {} if target.tokenizer is None else target.tokenizer.get_vocab()
-
-
 def tokenizer_digest(target: Target) -> str:
     """SHA-256 of the vocabulary, the chat template and what this is told: the tokenizer's part of a
     fingerprint."""
-    told = getattr(target.tokenizer, "chat_template_kwargs", None)
-    return _digest(
-        {
-            "vocabulary": sorted(vocabulary_of(target).items(), key=lambda entry: entry[1]),
-            "chat_template": getattr(target.tokenizer, "chat_template", None),
-        }
-        | ({"chat_template_kwargs": told} if told else {})
-    )
+    vocabulary = {} if target.tokenizer is None else target.tokenizer.get_vocab()
+    found = {"vocabulary": sorted(vocabulary.items(), key=lambda entry: entry[1])}
+    found["chat_template"] = getattr(target.tokenizer, "chat_template", None)
+    told = getattr(target.tokenizer, FIELD, None)
+    return _digest(found | ({FIELD: told} if told else {}))
 
 
 def fingerprint(target: Target) -> dict[str, str]:

@@ -23,7 +23,7 @@ from slipstream.core.settings import Text, checked
 from slipstream.core.templates import FIELD, check_arguments
 from slipstream.targets import quantized
 from slipstream.targets.families import FAMILIES, check_architecture, family_of
-from slipstream.targets.fingerprints import fingerprint, vocabulary_of
+from slipstream.targets.fingerprints import fingerprint
 from slipstream.targets.packed import fuse_linears, pack_linears, reordering_pays
 from slipstream.targets.target import Target, beyond_weights
 
@@ -288,7 +288,7 @@ def of_same_vocabulary(draft: Target, target: Target, field: str) -> Target:
     if target.tokenizer is None or draft.tokenizer is None:
         same = target.vocab_size == draft.vocab_size
     else:
-        same = vocabulary_of(target) == vocabulary_of(draft)
+        same = target.tokenizer.get_vocab() == draft.tokenizer.get_vocab()
     if not same:
         raise InputError(
             f"{field}: {draft.name or 'the draft model'} has another vocabulary than the target; "
