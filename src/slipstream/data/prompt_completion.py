@@ -117,13 +117,18 @@ class PromptCompletionData(L.LightningDataModule):
             self.loaders[split] = TokenBatches(
                 self.samples[split], self.batch_tokens, self.seed, shuffle=split == "train"
             )
-        trained = {tuple(sample.prompt) for sample in self.samples["train"]}
-        validation = self.samples["validation"]
-        if known := sum(tuple(sample.prompt) in trained for sample in validation):
+        count = len(self.samples["validation"])
+        if known := count - len(self.unseen):
             log.warning(
                 "%d of %d validation prompts are trained on as well: what validation says of them "
-                "is not what others will have", known, len(validation),
+                "is not what others will have", known, count,
             )  # fmt: skip
+
+    @property
+    def unseen(self) -> list[Sample]:
+        """The validation samples whose prompts are not trained on."""
+        trained = {tuple(sample.prompt) for sample in self.samples["train"]}
+        return [own for own in self.samples["validation"] if tuple(own.prompt) not in trained]
 
     @property
     def longest(self) -> int:

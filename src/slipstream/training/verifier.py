@@ -80,12 +80,7 @@ class VerifierTraining(TrainingModule):
         data.limit_rows(self.max_rows)
         data.prepare(self.target.tokenizer, self.target)
         self.data, started = data, time.perf_counter()
-        trained_on = {tuple(sample.prompt) for sample in data.samples["train"]}
-        data.samples["validation"] = [
-            sample
-            for sample in data.samples["validation"]
-            if tuple(sample.prompt) not in trained_on
-        ]
+        data.samples["validation"] = data.unseen
         if not data.samples["validation"]:
             raise InputError(
                 "data: every validation prompt is also trained on; give other validation rows"
