@@ -100,11 +100,7 @@ class Command(Settings):
 def recorded(config: DictConfig) -> dict:
     """A config as records keep it: resolved, but for what it takes from the environment, which may
     be a secret; there it says from which variable."""
-
-    def unresolved(variable: str, *_: object) -> str:
-        return f"${{oc.env:{variable}}}"
-
-    OmegaConf.register_new_resolver("oc.env", unresolved, replace=True)
+    OmegaConf.register_new_resolver("oc.env", lambda name, *_: f"${{oc.env:{name}}}", replace=True)
     try:
         return OmegaConf.to_container(config, resolve=True)
     finally:

@@ -77,9 +77,8 @@ def generate(
         raise InputError("on_text: it is told one answer at a time; give a single prompt")
     how = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
     decoder = _decoder(target, drafter, *how, seed, budget, speculator, draft)
-    ids = [
-        render_prompt(decoder.target.tokenizer, each) for each in ([prompt] if alone else prompt)
-    ]
+    asked, tokenizer = [prompt] if alone else prompt, decoder.target.tokenizer
+    ids = [render_prompt(tokenizer, each) for each in asked]
     if alone:
         callback = None if on_text is None else (lambda _, __, text: text and on_text(text))
         return decoder.generate(ids[0], seed, callback)

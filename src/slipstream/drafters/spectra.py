@@ -116,15 +116,11 @@ class Dictionaries(GuessPool):
 
     def chain(self, tokens: list[int], longest: int) -> list[int]:
         """Up to `longest` tokens, one by one those of the longest suffix that `backward` knows."""
-        size = self.ngram - 1
-        ending = tokens[-size:]
-        known = len(ending)
-        while len(ending) < known + longest:
-            ngram = longest_known(self.backward, ending, size)
-            if ngram is None:
-                break
+        size, ending = self.ngram - 1, tokens[1 - self.ngram :]
+        most = len(ending) + longest
+        while len(ending) < most and (ngram := longest_known(self.backward, ending, size)):
             ending.append(self.backward[ngram])
-        return ending[known:]
+        return ending[most - longest :]
 
 
 class _Candidates(Branches):

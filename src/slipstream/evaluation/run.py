@@ -118,9 +118,7 @@ def measure(config: DictConfig, target: Target, sampling: Sampling, limits: Limi
     for record in records:
         said = f"{record['method']} on {record['prompt_set']}"
         ours = isinstance(methods[record["method"]], Speculative | Sprinter)
-        drafted = (
-            record["drafter"] is not None and record["target_rows"] > record["target_forwards"]
-        )
+        drafted = record["drafter"] and record["target_rows"] > record["target_forwards"]
         if drafted and record["tau"] < LOW_TAU:
             print(f"warning: {said} has tau {record['tau']:.2f}: hardly any draft is accepted")
         if ours and record["speedup_vs_plain"] is not None and record["speedup_vs_plain"] < 1:
