@@ -610,7 +610,6 @@ def test_an_often_repeated_ngram_is_looked_at_in_its_last_places():
     index, text = Followers(2), [1, 2] * 5 + [1, 3] * 2000
     index.extend(text)
     assert index.continuation([*text, 1], 1) == ([3], [pytest.approx(1024 / (1024 + 2 / 2**2))])
-    assert len(list(index._following((1,), text))) == 1024
 
 
 def test_auto_lets_answers_be_kept_by_who_keeps_them():

@@ -4,7 +4,7 @@ A text is indexed as it grows, so that a step never goes through the whole of it
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 LOOKED_AT = 1024
 """Most places where something occurred that are looked at, the latest ones."""
@@ -86,18 +86,12 @@ class Followers(LastPlaces):
         ending, sure = list(tokens[-self.longest :]), []
         known = len(ending)
         while len(sure) < length and (ngram := longest_known(self.places, ending, self.longest)):
-            followers = [*self._following(ngram, tokens)]
+            followers, place = [], self.places[ngram]  # the last place first
+            while place is not None and len(followers) < LOOKED_AT:
+                followers.append(tokens[place])
+                place = self.before[len(ngram)][place]
             counts = Counter(followers) if len(followers) > 1 else {followers[0]: 1}
             likeliest = max(counts, key=counts.__getitem__)  # the last follower stands first
             ending.append(likeliest)
             sure.append(counts[likeliest] / (len(followers) + UNSEEN / len(ngram) ** 2))
         return ending[known:], sure
-
-    def _following(self, ngram: tuple[int, ...], text: Sequence[int]) -> Iterator[int]:
-        """What followed each of the last occurrences in a text, the last one first."""
-        place: int | None = self.places[ngram]
-        for _ in range(LOOKED_AT):
-            if place is None:
-                return
-            yield text[place]
-            place = self.before[len(ngram)][place]
