@@ -156,7 +156,7 @@ def _check_kept(config, parts: Sequence, model_kwargs: dict) -> None:
     if unkept:
         raise InputError(
             f"custom_generate: {unkept[0]} is not supported; leave out the generation setting it "
-            "stands for"
+            "stands for (of the model's own generation config: pass its neutral value)"
         )
 
 

@@ -91,6 +91,12 @@ def test_conversations_are_answered_by_the_server(server, tmp_path):
     path, key, body = server.asked[0]
     assert (path, key) == ("/v1/completions", f"Bearer {KEY}")
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("served", 8, 0.5)
+    assert (body["top_p"], body["top_k"], body["min_p"], body["repetition_penalty"]) == (
+        1,
+        -1,
+        0,
+        1,
+    )
     for file in tmp_path.iterdir():
         assert KEY not in file.read_text()
     server.asked.clear()
@@ -119,7 +125,7 @@ def test_answers_of_before_an_error_are_kept(server, tmp_path, monkeypatch):
     monkeypatch.setattr(endpoint, "text_ids", failing)
     found = refused(lambda: ask(server, tmp_path / "parts", prompts))
     assert found.startswith(f"data.regeneration.endpoint: {server.url}/completions answered")
-    assert "status 400" in found and KEY not in found
+    assert "status 400 (" in found and KEY not in found
     (part,) = (tmp_path / "parts").iterdir()
     done = len(part.read_text().splitlines())
     assert 0 < done < 20

@@ -185,6 +185,14 @@ def test_what_lightning_has_and_training_here_does_not_do(world, tmp_path, given
     assert refused(lambda: train(world, tmp_path, *given)).startswith(said)
 
 
+@pytest.mark.parametrize("variable", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_processes_that_would_each_train_alone_are_refused(world, tmp_path, monkeypatch, variable):
+    """Of torchrun or srun, without trainer.devices."""
+    monkeypatch.setenv(variable, "2")
+    found = refused(lambda: train(world, tmp_path))
+    assert found.startswith("trainer.devices, trainer.num_nodes: 2 processes were started")
+
+
 def test_a_logger_may_be_left_out(world, tmp_path):
     given = "logger=default", "logger.wandb=null", "trainer.max_steps=1"
     assert train(world, tmp_path, *given).is_dir()

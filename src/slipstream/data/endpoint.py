@@ -14,22 +14,29 @@ from typing import Any
 import requests
 from requests.adapters import HTTPAdapter, Retry
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, first_sentence
 from slipstream.data.answers import Answered, Answerer, Question
 from slipstream.data.rendering import render_sample, text_ids
 from slipstream.decoding.answer import special_tokens
 
 FIELD = "data.regeneration.endpoint"
-# Waits 1, 2, 4, 8 seconds, or as long as the server says: where it is busy, restarts, or fails.
+# At once, then after 2, 4, 8 seconds and so on, or as long as the server says, four minutes in all:
+# where it is busy, restarts, or fails.
 RETRIES = Retry(
-    total=5,
+    total=9,
+    read=1,
     backoff_factor=1,
+    backoff_max=60,
     status_forcelist=(408, 429, 500, 502, 503, 504),
     allowed_methods=None,
     raise_on_status=False,
 )
 TIMEOUT = 10, 1800
 """Seconds for a connection, and for a whole answer of a busy server."""
+AS_THE_MODEL_SAYS = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
+"""Servers take what is not given from the model's own generation config, or have defaults."""
+REFUSED = 400, 413, 422
+"""Of these statuses the server's own words say what was wrong with a prompt, and hold no key."""
 
 
 @dataclass
@@ -101,7 +108,7 @@ class Endpoint(Answerer):
             "max_tokens": min(self.max_new_tokens, self.max_positions - len(question.ids)),
             "temperature": question.temperature,
             "seed": question.seed,
-        }
+        } | AS_THE_MODEL_SAYS
         url = f"{self.url.rstrip('/')}/completions"
         try:
             response = session.post(url, json=body, timeout=TIMEOUT)
@@ -109,10 +116,12 @@ class Endpoint(Answerer):
             choice = response.json()["choices"][0]
             text = choice["text"] or ""
         except requests.HTTPError as error:
+            status, said = error.response.status_code, error.response.text[:300].strip()
+            told = f" ({first_sentence(ValueError(said))})" if said and status in REFUSED else ""
             raise InputError(
-                f"{FIELD}: {url} answered with status {error.response.status_code}; check model, "
-                "key and the server's own log (it must take prompts as tokens), and start again: "
-                "answers so far are kept"
+                f"{FIELD}: {url} answered a prompt of {len(question.ids)} tokens with status "
+                f"{status}{told}; check model, key, the context it has (data.max_length) and its "
+                "own log (it must take prompts as tokens), and start again: answers so far are kept"
             ) from None
         except (requests.RequestException, KeyError, IndexError, TypeError) as error:
             raise InputError(

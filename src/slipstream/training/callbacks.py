@@ -49,7 +49,10 @@ class RunSummary(L.Callback):
         )
         steps = total_steps(trainer, len(data.train_dataloader()))
         if steps < 2 * module.warmup_steps:
-            console.print(f"note: {steps} steps are few; raise trainer.max_epochs or max_steps")
+            console.print(
+                f"note: {steps} steps are few; raise trainer.max_epochs or max_steps, "
+                "or lower trainer.accumulate_grad_batches"
+            )
         console.print(_masked(samples[0], data.tokenizer))
 
 
@@ -65,6 +68,7 @@ def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEsti
         loader = trainer.datamodule.train_dataloader()
         batch = largest_batch(loader, loader.made_for or trainer.world_size)
         step = step_bytes(module.empty_step, batch, mixed, module.device.type)
+    step += trained if trainer.world_size > 1 else 0  # gradients on their way to others
     return MemoryEstimate(weights, 2 * trained, max(step, module.validation_bytes()))
 
 

@@ -1,5 +1,6 @@
 """A training run: build, resume, fit, keep the best state, write the folder and its card."""
 
+import os
 import re
 import shlex
 import sys
@@ -148,6 +149,13 @@ def check_trainer(trainer: L.Trainer, settings: dict) -> None:
             "trainer.max_epochs, trainer.max_steps: set one of them, at whose end the learning "
             "rate is 0; trainer.max_time may end the run sooner"
         )
+    started = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
+    if started not in (1, trainer.world_size):
+        raise InputError(
+            f"trainer.devices, trainer.num_nodes: {started} processes were started, and these are "
+            f"for {trainer.world_size}, so that each would train alone; give as many devices as "
+            "processes on a machine, and the number of machines"
+        )
     for callback in trainer.callbacks:
         if isinstance(callback, GradientAccumulationScheduler | WeightAveraging):
             raise InputError(
@@ -199,10 +207,14 @@ def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: 
         raise InputError(
             "trainer: no step was taken, so nothing was saved; give more time, or more steps"
         )
+    folder = output / "model"
+    if not trainer.is_global_zero:  # another process writes it
+        return folder
     kept, score = trainer.checkpoint_callback, None
     if getattr(kept, "monitor", None) and kept.best_model_path:  # others keep what came last
         score = kept.best_model_score
-        state = torch.load(kept.best_model_path, map_location="cpu", weights_only=True)
+        how = dict(map_location="cpu", weights_only=True, mmap=True)
+        state = torch.load(kept.best_model_path, **how)  # the moments stay on the disk
         module.load_state_dict(state["state_dict"], strict=False)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and not parameter.isfinite().all():
@@ -210,9 +222,6 @@ def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: 
                 f"training: it ended with NaN or infinity in {name}, so nothing was saved; give a "
                 "smaller training.learning_rate"
             )
-    folder = output / "model"
-    if not trainer.is_global_zero:  # another process writes it
-        return folder
     module.save(folder, card(module, config, trainer, score))
     for logger in tracked(trainer.loggers) if config.get("speculator") else ():
         logger.experiment.log_artifact(folder, name=f"run-{logger.version}", type="model")
