@@ -66,6 +66,33 @@ def test_benchmarks_of_programs_are_read_with_their_solutions(tmp_path):
     assert found[2].prompt == "Please complete the class A in the following code.\nclass A:"
 
 
+def test_conversations_of_sharegpt_and_tasks_of_alpaca_are_read(tmp_path):
+    said = [
+        ("system", "Be brief."),
+        ("human", "One?"),
+        ("gpt", "1"),
+        ("human", "Two?"),
+        ("gpt", "2"),
+    ]
+    lines = [
+        {"id": "a", "conversations": [{"from": who, "value": what} for who, what in said]},
+        {"conversations": [dict(role="user", content="One?"), dict(role="assistant", content="1")]},
+        {"instruction": "Add.", "input": "1 and 2", "output": "3"},
+        {"instruction": "Sing.", "input": "", "output": "La."},
+    ]  # fmt: skip
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    roles = ["system", "user", "assistant", "user"]
+    asked = [dict(role=role, content=text) for role, (_, text) in zip(roles, said, strict=False)]
+    found = [(row.prompt, row.completion) for row in read_rows(path, "train")]
+    assert found == [
+        (asked, "2"), ([dict(role="user", content="One?")], "1"),
+        ("Add.\n\n1 and 2", "3"), ("Sing.", "La."),
+    ]  # fmt: skip
+    path.write_text(json.dumps({"conversations": [{"from": ["human"], "value": 3}]}))
+    assert "messages[0]: it has no text 'content'" in refused(lambda: read_rows(path, "train"))
+
+
 def test_fields_of_a_reader_that_are_named_like_a_benchmarks_change_nothing(tmp_path):
     own = {"prompt": "One?", "later": [1], "turns": "none", "text": 2, "category": 3}
     assert bench(tmp_path, own) == [Row("One?", "", "bench")]

@@ -34,6 +34,8 @@ MBPP = (
 )
 CLASS_EVAL = "Please complete the class {class_name} in the following code.\n{skeleton}"
 """What stands around a task of MBPP and of ClassEval: the wording of their papers."""
+SPEAKERS = {"human": "user", "gpt": "assistant"}
+"""The roles of those whom ShareGPT names."""
 
 
 @dataclass(frozen=True)
@@ -194,12 +196,16 @@ def _parse_line(where: str, line: bytes, source: str, completion_required: bool)
 def _as_row(record: dict) -> tuple[dict, list]:
     """A row of a benchmark, told by its fields (`turns` of MT-Bench and Spec-Bench; programs of
     MBPP, HumanEval and ClassEval), with the field `prompt`, and `completion` where one is known,
-    and the questions that are asked after the answer; another `record` as it is, and none.
+    and the questions that are asked after the answer; so one of Alpaca's form, and ShareGPT's
+    `conversations` as `messages`; another `record` as it is, and none.
 
     >>> _as_row({"turns": ["One?", "Two?"]})
     ({'turns': ['One?', 'Two?'], 'prompt': 'One?'}, ['Two?'])
     """
-    turns, tests = record.get("turns"), record.get("test_list")
+    turns, tests, spoken = map(record.get, ("turns", "test_list", "conversations"))
+    if isinstance(spoken, list) and not {"messages", "prompt"} & record.keys():
+        messages = [_as_message(each) if isinstance(each, dict) else each for each in spoken]
+        return record | {"messages": messages}, []
     if isinstance(turns, list) and turns and "prompt" not in record:
         return record | {"prompt": turns[0]}, turns[1:]
     if {"text", "code"} <= record.keys() and isinstance(tests, list):
@@ -208,9 +214,21 @@ def _as_row(record: dict) -> tuple[dict, list]:
     elif {"skeleton", "class_name", "solution_code"} <= record.keys():
         prompt = CLASS_EVAL.format_map(record)
         record = record | {"prompt": prompt, "completion": record["solution_code"]}
+    elif {"instruction", "output"} <= record.keys() and "prompt" not in record:
+        asked = [record["instruction"], record.get("input")]
+        prompt = "\n\n".join(str(each) for each in asked if each)
+        record = record | {"prompt": prompt, "completion": record["output"]}
     elif {"prompt", "canonical_solution"} <= record.keys():
         record = {"completion": record["canonical_solution"]} | record
     return record, []
+
+
+def _as_message(said: dict) -> dict:
+    """A message of a conversation as ShareGPT has it; one that has a role already as it is."""
+    if "role" in said:
+        return said
+    speaker = str(said.get("from"))
+    return {"role": SPEAKERS.get(speaker, speaker), "content": said.get("value")}
 
 
 def _of_messages(messages: object, source: str, completion_required: bool) -> Row:
