@@ -161,7 +161,8 @@ class SpeculatorTraining(TrainingModule):
         engine = Engine(self.target, drafter, Sampling(), limits, self.validation_budget)
         samples = spread(self.data.samples["validation"], self.validation_prompts)
         found = [engine.generate(sample.prompt).statistics for sample in samples]
-        self.log("validation/tau", sum(found, Statistics()).tau, prog_bar=True)
+        tau = sum(found, Statistics()).tau
+        self.log("validation/tau", tau, prog_bar=True, sync_dist=True)  # one best state for all
 
     def groups(self) -> list[dict]:
         named = list(self.speculator.named_parameters())
