@@ -9,8 +9,8 @@ from pathlib import Path
 PROMPTS = Path(__file__).parent / "prompts"
 """A folder for each kind of generated prompts, with a `.jsonl.gz` file for each split."""
 SHIPPED = {
-    f"slipstream/small-{kind}": f"small_{kind}"
-    for kind in ("target", "draft", "streaming", "sprinter", "acceptance")
+    f"slipstream/small-{kind}": f"small_{kind.replace('-', '_')}"
+    for kind in ("target", "draft", "streaming", "streaming-paper", "sprinter", "acceptance")
 }
 
 
