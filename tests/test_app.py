@@ -191,7 +191,7 @@ def test_all_drafters_leave_out_and_name_what_cannot_fit_another_target(other_ta
         "specdec_plus_plus", "disco",
     ]  # fmt: skip
     of_speculator = [
-        "streaming_fused", "streaming_deferred", "combined", "auto",
+        "streaming_fused", "streaming_deferred", "streaming_paper", "combined", "auto",
     ]  # fmt: skip
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: left")]
     told = dict(line.removeprefix("note: left out methods.").split(": ", 1) for line in notes)

@@ -165,7 +165,7 @@ def test_no_more_tokens_are_asked_for_than_the_context_holds(server, tmp_path):
 def test_a_server_that_is_busy_for_good(server, tmp_path):
     server.status = 503
     found = refused(lambda: ask(server, tmp_path, ["w5"]))
-    assert "answered with status 503" in found
+    assert "with status 503" in found
     assert len(server.asked) == 1 + endpoint.RETRIES.total
 
 

@@ -98,14 +98,15 @@ class Decoder(ABC):
         batch = self.running
         if not fresh.requests:
             return
-        if batch is None:
-            cache = joined(self.target, fresh.cache)
-            if cache is not fresh.cache:  # a forward that has begun was staged in the other
-                fresh.cache, fresh.ahead = cache, None
-        else:
-            cache = joined(self.target, batch.cache, fresh.cache)
-            self.running = None  # while the two batches are being joined
-            batch.join(fresh, cache)
+        with torch.inference_mode():
+            if batch is None:
+                cache = joined(self.target, fresh.cache)
+                if cache is not fresh.cache:  # a forward that has begun was staged in the other
+                    fresh.cache, fresh.ahead = cache, None
+            else:
+                cache = joined(self.target, batch.cache, fresh.cache)
+                self.running = None  # while the two batches are being joined
+                batch.join(fresh, cache)
         self.running = batch or fresh
 
     def step(self) -> list[Answering]:

@@ -151,7 +151,7 @@ def _available(device: str) -> str:
     if device == "auto":
         device = "cpu"
         if torch.cuda.is_available():  # each process that a launcher started has one of its own
-            device = f"cuda:{os.environ.get('LOCAL_RANK', torch.cuda.current_device())}"
+            device = f"cuda:{os.environ.get('LOCAL_RANK') or torch.cuda.current_device()}"
     try:
         found = torch.empty(0, device=device).device  # 'cuda' is the first of them
         if found.type == "cuda":  # streams and graphs take the current device

@@ -92,7 +92,6 @@ class CachedModel:
         return max(1, min(PREFILL_ROWS, self.cache.room - self.cache.bound))
 
 
-@torch.inference_mode()
 def joined(model: Target, first: StepCache, second: StepCache | None = None) -> StepCache:
     """A cache with the sequences of both, or of the first alone: the first one, where it has room
     for them, or one over the buffers that graphs were captured for, if these are nobody's now."""
@@ -105,5 +104,6 @@ def joined(model: Target, first: StepCache, second: StepCache | None = None) -> 
     elif second is not None and not first.fits(second):
         cache = model.new_cache(room, count, instead_of=first)
     if cache is not first or second is not None:
-        cache.take_in(*both)
+        with torch.inference_mode():
+            cache.take_in(*both)
     return cache
