@@ -1,5 +1,6 @@
-# On a bare Linux machine (x86-64) with Python 3.11 to 3.13: `make test` (every proof once), `make test-all` (full
-# products) and `make demo`. All make or reuse .venv, with the exact versions of constraints.txt.
+# On a bare Linux machine (x86-64) with Python 3.11 to 3.13: `make test` (every proof once),
+# `make test-all` (full products) and `make demo`. All make or reuse .venv, with the exact versions
+# of constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
 RUNS := runs/demo
