@@ -33,8 +33,8 @@ RETRIES = Retry(
 )
 TIMEOUT = 10, 1800
 """Seconds for a connection, and for a whole answer of a busy server."""
-AS_THE_MODEL_SAYS = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
-"""Servers take what is not given from the model's own generation config, or have defaults."""
+WHOLE_DISTRIBUTION = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
+"""Asked for, since servers take what is not given from the model's own generation config."""
 REFUSED = 400, 413, 422
 """Of these statuses the server's own words say what was wrong with a prompt, and hold no key."""
 
@@ -108,7 +108,7 @@ class Endpoint(Answerer):
             "max_tokens": min(self.max_new_tokens, self.max_positions - len(question.ids)),
             "temperature": question.temperature,
             "seed": question.seed,
-        } | AS_THE_MODEL_SAYS
+        } | WHOLE_DISTRIBUTION
         url = f"{self.url.rstrip('/')}/completions"
         try:
             response = session.post(url, json=body, timeout=TIMEOUT)
