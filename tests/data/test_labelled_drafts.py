@@ -385,26 +385,11 @@ def test_a_part_that_another_process_makes_is_waited_for(draft, target, tmp_path
     assert same(found.result(60), whole)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"other": torch.zeros(1)}, {"tokens": None}, {"tokens": 7}, {"tokens": torch.zeros(1)},
-        {"hidden": "nan"}, {"log_ratios": "nan"}, {"tokens": "large"}, {"kinds": "short"},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_part_that_holds_something_else_is_made_anew(draft, target, tmp_path, changes):
+@pytest.mark.parametrize("other", [{"other": torch.zeros(1)}, [torch.zeros(1)]], ids=str)
+def test_a_part_that_holds_something_else_is_made_anew(draft, target, tmp_path, other):
     whole = made(draft, target, tmp_path)
     path = min(tmp_path.rglob("part_*.pt"))
-    part = load_tensors(path)
-    ((name, change),) = changes.items()
-    spoilt = {
-        "nan": lambda each: each * float("nan"),
-        "large": lambda each: each + VOCABULARY,
-        "short": lambda each: each[:-1],
-    }
-    part[name] = spoilt[change](part[name]) if isinstance(change, str) else change
-    save_tensors(path, part if change is not None else [part])
+    save_tensors(path, other)
     assert same(made(draft, target, tmp_path), whole)
     assert load_tensors(path).keys() == set(FIELDS)
 

@@ -83,13 +83,13 @@ def labelled_drafts(
     folder = Path(cache_dir) / key_of(models, texts, (max_new_tokens, seed, batch_size))
     starts = range(0, len(samples), batch_size)
     paths = {start: folder / f"part_{start // batch_size:05d}.pt" for start in starts}
-    parts = {start: _opened(path, draft) for start, path in paths.items()}
+    parts = {start: _opened(path) for start, path in paths.items()}
     # Processes share the parts: first each makes those that no other is making, then it waits.
     for wait in (False, True):
         missing = [start for start, part in parts.items() if part is None]
         for start in tqdm(missing, desc="labelling", disable=wait):
             with locked(paths[start].with_suffix(".lock"), "training.cache_dir", wait) as own:
-                parts[start] = _opened(paths[start], draft)
+                parts[start] = _opened(paths[start])
                 if own and parts[start] is None:
                     generator = torch.Generator().manual_seed(seed + start)
                     given = draft, target, samples[start : start + batch_size], start
@@ -107,32 +107,15 @@ def _together(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _opened(path: Path, draft: Target) -> dict[str, torch.Tensor] | None:
-    """A part that was written before; None where there is none, a damaged one, or another thing."""
+def _opened(path: Path) -> dict[str, torch.Tensor] | None:
+    """A part that was written before; None where there is none, a damaged one, or another thing.
+    (The name of its folder says of what it is, and what is damaged has another checksum.)"""
     try:
         part = load_tensors(path)
     except OSError:
         return None
-    return part if _is_part(part, draft) else None
-
-
-def _is_part(part: object, draft: Target) -> bool:
-    """Whether these are finite tensors of `LabelledDrafts`, of one length, with tokens that there
-    are."""
     names = LabelledDrafts.__dataclass_fields__.keys()
-    if not isinstance(part, dict) or part.keys() != names:
-        return False
-    if not all(isinstance(each, torch.Tensor) for each in part.values()):
-        return False
-    count, widths = part["tokens"].numel(), {"hidden": (draft.head.in_features,), "shapes": (3,)}
-    for name, tensor in part.items():
-        dtype = torch.long if name in ("tokens", "prompts", "kinds") else torch.float32
-        if tensor.shape != (count, *widths.get(name, ())) or tensor.dtype != dtype:
-            return False
-        wrong = tensor.isnan() if name == "log_ratios" else ~tensor.isfinite()
-        if wrong.any() or (dtype == torch.long and (tensor < 0).any()):
-            return False
-    return not (part["tokens"] >= draft.vocab_size).any()
+    return part if isinstance(part, dict) and part.keys() == names else None
 
 
 @torch.inference_mode()
