@@ -99,7 +99,7 @@ def test_a_corpus_is_drafted_from(tmp_path):
     SuffixStore.of_texts([[1, 2, 3, 4, 5], [7, 2, 3, 4, 6], [8, 3, 4, 6]]).save(tmp_path)
     proposer = made(Rest, most=2, store=str(tmp_path))
     assert ask(proposer, [9, 2, 3], [9, 1, 2], [9]) == [[4, 5], [3, 4], []]
-    assert "store: name the folder" in refused(lambda: made(Rest))
+    assert "store: is missing" in refused(lambda: made(Rest))
     assert "holds no whole store" in refused(lambda: made(Rest, store=str(tmp_path / "none")))
     SuffixStore.of_texts([[1, 100]]).save(tmp_path / "other")
     assert "beyond the 100 of" in refused(lambda: made(Rest, store=str(tmp_path / "other")))

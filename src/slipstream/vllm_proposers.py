@@ -11,34 +11,27 @@ from typing import ClassVar
 
 import numpy as np
 
-from slipstream.core.errors import InputError
+from slipstream.core.settings import Size, Text, check
 from slipstream.drafters.ngrams import Followers, LastPlaces
 from slipstream.drafters.suffix_decoding import Texts
 from slipstream.drafters.suffixes import Retrieval, SuffixStore
 
 
 class _Proposer(ABC):
-    """defaults: of the settings, by name."""
+    """defaults: of the settings that `configure` takes, where a class has others."""
 
-    defaults: ClassVar[dict[str, object]]
+    defaults: ClassVar[dict[str, object]] = {}
 
     def __init__(self, vllm_config):
-        given = dict((vllm_config.additional_config or {}).get("slipstream", {}))
-        unknown = given.keys() - self.defaults.keys()
-        if unknown:
-            raise InputError(
-                f"additional_config.slipstream.{min(unknown)}: unknown; the settings here are "
-                f"{', '.join(self.defaults)}"
-            )
-        for name, value in given.items():
-            if type(self.defaults[name]) is int and (type(value) is not int or value < 1):
-                raise InputError(
-                    f"additional_config.slipstream.{name}: {value!r} must be a whole number, at "
-                    "least 1"
-                )
-        self.settings = self.defaults | given
+        given = self.defaults | (vllm_config.additional_config or {}).get("slipstream", {})
+        check(self.configure, given, "additional_config.slipstream")
         self.most = vllm_config.speculative_config.num_speculative_tokens
-        self.max_positions = vllm_config.model_config.max_model_len
+        self.model_config = vllm_config.model_config
+        self.configure(**given)
+
+    @abstractmethod
+    def configure(self, **settings) -> None:
+        """Take the settings."""
 
     def propose(
         self,
@@ -56,7 +49,8 @@ class _Proposer(ABC):
         }
         chains: list[list[int]] = [[] for _ in sampled_token_ids]
         for row, chain in self.chains(texts).items():
-            chains[row] = chain[: max(0, min(self.most, self.max_positions - len(texts[row])))]
+            room = self.model_config.max_model_len - len(texts[row])
+            chains[row] = chain[: max(0, min(self.most, room))]
         return chains
 
     @abstractmethod
@@ -70,8 +64,8 @@ class PromptLookup(_Proposer):
     defaults: ClassVar = {"max_ngram": 3}
     index = LastPlaces
 
-    def __init__(self, vllm_config):
-        super().__init__(vllm_config)
+    def configure(self, max_ngram: Size) -> None:
+        self.max_ngram = max_ngram
         self.known: dict[int, tuple[list[int], LastPlaces]] = {}
 
     def chains(self, texts: dict[int, list[int]]) -> dict[int, list[int]]:
@@ -85,7 +79,7 @@ class PromptLookup(_Proposer):
                 if text[: len(before[other][0])] == before[other][0]
             )
             _, index = before.pop(next(begun, None), (None, None))
-            index = index or self.index(self.settings["max_ngram"])
+            index = index or self.index(self.max_ngram)
             index.extend(text)
             self.known[row] = text, index
         return {
@@ -126,17 +120,8 @@ class Rest(_Proposer):
     """The most frequent continuation that a corpus has. store: the folder of a corpus, which
     `infer.py drafter=rest` made for the same tokenizer and keeps under `corpus.cache_dir`."""
 
-    defaults: ClassVar = {"store": None, "max_ngram": 8, "max_matches": 32}
-
-    def __init__(self, vllm_config):
-        super().__init__(vllm_config)
-        store, max_ngram, max_matches = self.settings.values()
-        if store is None:
-            raise InputError(
-                "additional_config.slipstream.store: name the folder of a corpus that infer.py "
-                "drafter=rest keeps"
-            )
-        corpus = SuffixStore.open(Path(store), vllm_config.model_config.get_vocab_size())
+    def configure(self, store: Text, max_ngram: Size = 8, max_matches: Size = 32) -> None:
+        corpus = SuffixStore.open(Path(store), self.model_config.get_vocab_size())
         self.retrieved = Retrieval(corpus, max_ngram, max_matches, self.most)
 
     def chains(self, texts: dict[int, list[int]]) -> dict[int, list[int]]:
