@@ -8,7 +8,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +16,12 @@ from omegaconf import OmegaConf
 
 from slipstream.core.errors import InputError
 from slipstream.evaluation.metrics import bootstrap
+from slipstream.evaluation.report import columns, telling
 from slipstream.results.record import bounded
 from slipstream.results.writer import show, write
 from studies import Plot, Result, Rows
-from studies.decoding import COLUMNS, columns
 
-BOUNDS = {
-    "vs plain": ("speedup_vs_plain_low", "speedup_vs_plain_high"),
-    "tau": ("tau_low", "tau_high"),
-}
+BOUNDS = {name: (f"{name}_low", f"{name}_high") for name in ("speedup_vs_plain", "tau")}
 """The ends of 95 % of what a record has."""
 Model = Callable[[list[tuple[dict, list[dict]]]], dict[str, Rows]]
 
@@ -68,25 +64,23 @@ def collect(
     given = {path.parent.name: _overrides(path.parent) for path in paths}
     known = dict.fromkeys(name for own in given.values() for name in own)
     names = [name for name in known if len({own.get(name) for own in given.values()}) > 1]
-    rows, lines, found = [], [], []
+    rows, tables, found = [], [], []
     for number, run in runs.items():
         settings = {name: _value(given[number].get(name)) for name in names}
         found.append((settings, run["results"]))
         others = [f"{name} {given[number].get(name)}" for name in names[1:]]
         weights = {"weights, MiB": run["environment"]["weight_bytes"] / 2**20}
         for record in run["results"]:
-            if "prompt_set" not in record:  # of a study
-                rows.append(settings | record)
-                lines.append({"line": ", ".join([str(next(iter(record.values()))), *others])})
-                continue
-            of = {"prompts": record["prompt_set"], "method": record["method"]}
-            rows.append(settings | of | columns(record, *COLUMNS) | weights)
-            # plain decoding is what speeds are relative to, and has no line
-            plain = record["method"] == "plain"
-            line = {"line": None if plain else ", ".join([record["method"], *others])}
-            lines.append(line | {end: record[end] for end in chain(*BOUNDS.values())})
-    told = [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
-    shown = {title: [{name: row.get(name) for name in told} for row in rows]}
+            own, table = next(iter(record.values())), record  # of a study
+            if "prompt_set" in record:
+                # plain decoding is what speeds are relative to, and has no line
+                own = None if record["method"] == "plain" else record["method"]
+                table = {"set": record["prompt_set"]} | columns(record) | weights
+                record = record | weights
+            line = {"line": own and ", ".join([str(own), *others])}
+            rows.append(settings | record | settings | line)
+            tables.append(settings | table)
+    shown = {title: telling(tables)}
     if against is not None:
         shown[f"{title}: over all settings"] = _spread([path.parent for path in paths], against)
     if model is not None:
@@ -95,13 +89,12 @@ def collect(
     across = names[0] if names else "method" if compared else next(iter(rows[0]))
     kind = "line" if all(isinstance(row[across], int | float) for row in rows) else "bar"
     if compared:
-        panels = "vs plain", "tokens/s", "tau"
-        plot = Plot(across, panels, "line", "prompts", kind, BOUNDS, reference=1.0)
+        panels = "speedup_vs_plain", "tokens_per_second", "tau"
+        plot = Plot(across, panels, "line", "prompt_set", kind, BOUNDS, reference=1.0)
     else:  # what a study's rows have first of numbers
         measured = [name for name in rows[0] if name not in (across, *names)]
         numbers = [n for n in measured if all(isinstance(row.get(n), int | float) for row in rows)]
         plot = Plot(across, tuple(numbers[:3]), "line", kind=kind)
-    rows = [row | line for row, line in zip(rows, lines, strict=True)]
     result = Result(title, rows, (plot,) if plot.y else (), shown=shown)
     show(result)
     parts = "config", "environment"

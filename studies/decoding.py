@@ -1,5 +1,4 @@
-"""What studies decode with: greedily, 96 tokens; a drafter that is looked at; and what they take
-from a comparison."""
+"""What studies decode with: greedily, 96 tokens; and a drafter that is looked at."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,37 +14,10 @@ from slipstream.decoding.plain import PlainDecoder
 from slipstream.decoding.statistics import Statistics
 from slipstream.drafters.base import Attached, Request, Session, Verified
 from slipstream.evaluation.metrics import ratio_interval
-from slipstream.results.record import bounded
 from slipstream.targets.rows import LayerVisitor
 from studies import Prompt, Target
 
 GREEDY, LIMITS = Sampling(), Limits(96)
-# Columns of tables, and the fields of a comparison's records that they show.
-COLUMNS = {
-    "tokens/s": "tokens_per_second",
-    "vs plain": "speedup_vs_plain",
-    "tau": "tau",
-    "prefill, s": "seconds_prefill",
-    "draft, s": "seconds_draft",
-    "verify, s": "seconds_verify",
-    "other, s": "seconds_overhead",
-    "ROUGE-Lsum": "rouge_lsum",
-    "exact match": "exact_match",
-}
-
-
-def columns(record: dict, *names: str) -> dict[str, object]:
-    """The columns `names` of a record, of "vs plain" and "tau" with their 95 %, then how many
-    answers are plain decoding's, and how they were decoded (of streams, which additions act)."""
-    found: dict[str, object] = {}
-    for name in names:
-        field = COLUMNS[name]
-        found[name] = record[field]
-        if f"{field}_low" in record:
-            ends = [record[field + end] for end in ("", "_low", "_high")]
-            found[f"{name}, 95 %"] = bounded(*ends)
-    found["identical"] = f"{record['identical']}/{record['num_prompts']}"
-    return found | {"details": record["details"]}
 
 
 def divided(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:

@@ -40,7 +40,7 @@ def test_the_tree_study_decodes_every_shape(target, folder, monkeypatch):
         for gamma, k, nodes in whole
         for pruned in ("", ", pruned")
     ]
-    assert all(row["tau"] >= 1 and row["vs plain"] > 0 and row["details"] for row in rows)
+    assert all(row["tau"] >= 1 and row["speedup_vs_plain"] > 0 and row["details"] for row in rows)
     assert all((row["vs unpruned, 95 %"] is None) != ("pruned" in row["trees"]) for row in rows)
 
 

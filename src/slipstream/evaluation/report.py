@@ -32,10 +32,15 @@ def tables_of(records: Rows) -> dict[str, Rows]:
     """A table for each prompt set, without the columns that have nothing to say."""
     found = {}
     for name in dict.fromkeys(record["prompt_set"] for record in records):
-        rows = [columns(record) for record in records if record["prompt_set"] == name]
-        told = [column for column in rows[0] if any(row[column] not in (None, "") for row in rows)]
-        found[name] = [{column: row[column] for column in told} for row in rows]
+        own = [record for record in records if record["prompt_set"] == name]
+        found[name] = telling(list(map(columns, own)))
     return found
+
+
+def telling(rows: Rows) -> Rows:
+    """Rows without the columns that have nothing to say."""
+    told = [column for column in rows[0] if any(row.get(column) not in (None, "") for row in rows)]
+    return [{column: row.get(column) for column in told} for row in rows]
 
 
 def columns(record: dict) -> dict[str, object]:
