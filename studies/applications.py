@@ -111,16 +111,18 @@ def _decode(
 def run_step(script: str, overrides: list[str], folder: Path, made: str) -> Path:
     """Run `python <script> <overrides> output_dir=<folder>` and return `folder/made`.
 
-    A step that was finished before, by the same command at the same commit, is not run again. What
+    A step that was finished before, by the same command at the same commit, is not run again
+    (sources that were changed since have no commit, and no step is taken for theirs). What
     it prints goes to `folder/log.txt`. Raises `InputError` if the command fails, if there is no
     such script in the working directory, or if the folder holds another step.
     """
     record, known = {"command": [script, *overrides], "commit": commit()}, folder / "step.json"
     if known.exists():
-        if json.loads(known.read_text(encoding="utf-8")) != record:
+        unknown = record["commit"] is None or record["commit"].endswith("+changes")
+        if unknown or json.loads(known.read_text(encoding="utf-8")) != record:
             raise InputError(
-                f"study: {folder} was made with other settings or another commit; give another "
-                "study.folder, or delete that one"
+                f"study: {folder} was made with other settings or another commit, or with changes "
+                "that no commit has; give another study.folder, or delete that one"
             )
         return folder / made
     if not Path(script).exists():

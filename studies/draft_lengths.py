@@ -36,7 +36,9 @@ def cost_model(runs: list[tuple[dict, list[dict]]], method: str = "fixed") -> di
             )
             drafted = own["target_rows"] - own["target_forwards"]
             accepted = sum(int(n) * count for n, count in own["accepted_lengths"].items())
-            draft, alpha = own["seconds_draft"] / drafted, accepted / drafted
+            # an answer's first drafted token belongs to the prefill
+            draft = own["seconds_draft"] / max(1, drafted - own["num_prompts"])
+            alpha = accepted / drafted
             calls = [each["seconds_verify"] / each["target_forwards"] for each in (plain, own)]
             c, verifying = (call / draft for call in calls)
             rows.append(

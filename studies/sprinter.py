@@ -280,7 +280,8 @@ def _predictions(own: Measured, exact: Statistics) -> dict:
     the prediction of the time takes.
     """
     columns, total = own.approximation.columns(), own.total
-    drafted = exact.target_rows - exact.target_forwards
+    # an answer's first drafted token belongs to the prefill
+    drafted = exact.target_rows - exact.target_forwards - exact.answers
     draft_seconds = exact.shares.get("draft", 0.0) / max(1, drafted)
     call_seconds = exact.shares.get("verify", 0.0) / max(1, exact.target_forwards)
     seconds = total.shares.get("draft", 0.0) + total.shares.get("verify", 0.0)

@@ -108,6 +108,7 @@ def memory(
         found = estimated(*settings)
         row = {"model": name, "tokens": sizes[0] * sizes[1], "estimate GiB": found.total / GIB}
         row |= {f"{part} GiB": size / GIB for part, size in vars(found).items()}
+        row |= {"measured GiB": None, "estimate of measured": None}
         if measured:
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 taken = pool.apply(taken_by_steps, settings)

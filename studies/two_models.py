@@ -48,8 +48,8 @@ def two_models(
     for name, chosen in task_sets(prompts).items():
         own = {record["method"]: record for record in records if record["prompt_set"] == name}
         total = total_of(runs[1], chosen)
-        # the draft model runs once for each token that it drafts
-        calls = total.target_rows - total.target_forwards
+        # Once for each token that it drafts; an answer's first belongs to the prefill.
+        calls = max(1, total.target_rows - total.target_forwards - total.answers)
         theirs, ours = ([run.generations[n].statistics for n in chosen] for run in runs[1:])
         ratio = speed_ratio(ours, theirs, True)
         rows += [_row(record, own["two models"], calls, gamma, ratio) for record in own.values()]
@@ -91,9 +91,9 @@ def _row(
     models with so many draft `calls`: by Eq. 10, and as measured, of whole calls, `ratio` with its
     95 % over prompts.
 
-    C_draft is 'draft, ms per draft call' (the draft model's pass over the prompt is one of them),
-    C_target 'verify, ms per target call' of two models, C_ss the sum of 'verify' and 'draft, ms per
-    target call' of streams. zeta and beta are their taus.
+    C_draft is 'draft, ms per draft call' (without the passes over prompts), C_target 'verify, ms
+    per target call' of two models, C_ss the sum of 'verify' and 'draft, ms per target call' of
+    streams. zeta and beta are their taus.
     """
     drafts, predicted, measured = calls if record is other else 0, None, None
     verify, draft = (

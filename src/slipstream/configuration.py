@@ -76,7 +76,7 @@ NEEDED = re.compile(r"\$\{needed:'?(.*?)'?\}|\?\?\?")
 """`${needed:}`, or `${needed:'WHAT TO GIVE'}`: as ???, where a config inherits a value, over which
 OmegaConf merges no ???."""
 PROJECT = "slipstream", "studies"
-GROUP = "slipstream.speculators"
+GROUPS = "slipstream.speculators", "slipstream.drafters"
 LIGHTNING = tuple(
     f"lightning.pytorch.{name}"
     for name in "Trainer callbacks. loggers. plugins. profilers. strategies.".split()
@@ -199,8 +199,10 @@ def _names_part(node: object) -> bool:
 
 @cache
 def packages() -> set[str]:
-    """Names of the project's packages, and of those installed that have their own speculators."""
-    return {*PROJECT, *(each.module.partition(".")[0] for each in entry_points(group=GROUP))}
+    """Names of the project's packages, and of those installed that have their own speculators or
+    drafters."""
+    others = [point for group in GROUPS for point in entry_points(group=group)]
+    return {*PROJECT, *(each.module.partition(".")[0] for each in others)}
 
 
 def component_of(name: object, path: str) -> Callable:
@@ -212,7 +214,8 @@ def component_of(name: object, path: str) -> Callable:
         raise InputError(
             f"{path}._target_: {shown(name)} cannot be imported here; name a part of "
             f"{', '.join(sorted(roots))}, or Lightning's Trainer, callbacks, loggers, plugins, "
-            "profilers or strategies"
+            "profilers or strategies; a package of your own needs an entry point of the group "
+            f"{' or '.join(GROUPS)}"
         )
     try:
         found = hydra.utils.get_object(name)

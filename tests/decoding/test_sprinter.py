@@ -309,8 +309,8 @@ def test_no_second_is_counted_twice(monkeypatch):
     statistics = decoder.generate(PROMPT, seed=3).statistics
     shares = statistics.shares
     assert len(drafted) > 3 and len(verified) > 2
-    assert shares["prefill"] == pytest.approx(verified[0])
-    assert shares["draft"] == pytest.approx(sum(drafted))
+    assert shares["prefill"] == pytest.approx(verified[0] + drafted[0])  # both read the prompt
+    assert shares["draft"] == pytest.approx(sum(drafted[1:]))
     assert shares["verify"] == pytest.approx(sum(verified[1:]))
     assert statistics.seconds == pytest.approx(sum(shares.values()))
 
@@ -425,8 +425,18 @@ def test_another_vocabulary_is_refused():
 
 
 def test_a_verifier_for_another_draft_width_is_refused():
-    with pytest.raises(InputError, match="trained on states of width 16, and the draft model's"):
+    with pytest.raises(
+        InputError, match="another draft model, of width 16, and this one's have 24"
+    ):
         SprinterDecoder(*parts(width=24), Sampling(1.0), Limits(3), 1.5, 0.5, 5)
+
+
+def test_a_verifier_for_another_draft_of_the_same_width_is_refused():
+    target, draft, verifier = parts()
+    draft.fingerprint = {"weights": "a"}
+    verifier.features.draft.fingerprint = {"weights": "b"}
+    with pytest.raises(InputError, match="on states of another draft model"):
+        SprinterDecoder(target, draft, verifier, Sampling(1.0), Limits(3), 1.5, 0.5, 5)
 
 
 def test_a_verifier_for_another_target_is_refused():

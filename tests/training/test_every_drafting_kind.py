@@ -55,7 +55,7 @@ class BigramSpeculator(DraftingSpeculator):
         self.table = nn.Embedding(target.vocab_size, target.vocab_size)
         nn.init.normal_(self.table.weight, std=config.spread)
 
-    def losses(self, target, batch, step=None, num_segments=None):
+    def losses(self, target, batch, seed=None, num_segments=None):
         used = batch.supervised[:, 1:]
         logits = self.table(batch.ids[:, :-1][used])
         loss = nn.functional.cross_entropy(logits, batch.ids[:, 1:][used])
@@ -94,6 +94,31 @@ class BigramSession(Session):
         worth = torch.ones(len(roots), 2, device=roots.device)
         return Trees(torch.stack([roots, child], 1), parents, worth, 1)
 """
+
+# A drafter without training, in a package of its own.
+PHRASE = """
+from slipstream.core.drafts import Draft
+from slipstream.drafters.base import AttachedHost, Drafter
+
+
+class Phrase(Drafter):
+    def attach(self, target):
+        return AttachedPhrase(target, self)
+
+
+class AttachedPhrase(AttachedHost):
+    def drafted(self, request, state, budget):
+        return Draft.chain([request.tokens[-1], 3, 4, 5])
+"""
+
+
+def install(package, name: str, code: str, entry: str) -> None:
+    """Put a module with an entry point where Python finds packages."""
+    entries = package / f"{name}-1.0.dist-info"
+    entries.mkdir(parents=True)
+    (package / f"{name}.py").write_text(code)
+    (entries / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (entries / "entry_points.txt").write_text(entry)
 
 
 @pytest.fixture(scope="module")
@@ -166,19 +191,15 @@ def test_a_kind_of_another_package(world, tmp_path):
     """A speculator and its drafter in one file outside the project, found through its entry point,
     and a YAML each."""
     package = tmp_path / "site"
-    entries = package / "bigram-1.0.dist-info"
-    entries.mkdir(parents=True)
-    (package / "bigram.py").write_text(BIGRAM)
-    (entries / "METADATA").write_text("Metadata-Version: 2.1\nName: bigram\nVersion: 1.0\n")
-    (entries / "entry_points.txt").write_text(
-        "[slipstream.speculators]\nbigram = bigram:BigramSpeculator\n"
-    )
-    for group, content in (
-        ("speculator", "_target_: bigram.BigramConfig\nspread: 0.2\n"),
-        ("drafter", "_target_: bigram.Bigram\nspeculator: ${speculator_path}\n"),
+    entry = "[slipstream.speculators]\nbigram = bigram:BigramSpeculator\n"
+    install(package, "bigram", BIGRAM, entry)
+    install(package, "phrase", PHRASE, "[slipstream.drafters]\nphrase = phrase:Phrase\n")
+    for name, content in (
+        ("speculator/bigram", "_target_: bigram.BigramConfig\nspread: 0.2\n"),
+        ("drafter/bigram", "_target_: bigram.Bigram\nspeculator: ${speculator_path}\n"),
     ):
-        (package / group).mkdir()
-        (package / group / "bigram.yaml").write_text(content)
+        (package / name).parent.mkdir(exist_ok=True)
+        (package / f"{name}.yaml").write_text(content)
     paths = [str(package), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
@@ -195,16 +216,19 @@ def test_a_kind_of_another_package(world, tmp_path):
     folder = tmp_path / "out" / "model"
     config = json.loads((folder / "config.json").read_text())
     assert config["kind"] == "bigram" and config["arguments"] == {"spread": 0.2}
-    assert "validation tau" in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert "validation tau" in card and f"hydra.searchpath=[file://{package.name}]" in card
     compared = run(
         str(ROOT / "infer.py"), search, "drafter=bigram", f"speculator_path={folder}",
+        "+methods.phrase={_target_: slipstream.evaluation.methods.Speculative, "
+        "drafter: {_target_: phrase.Phrase}, budget: 4}",
         f"target.name={world}/target", f"data.path={world}/rows/train.jsonl",
         "num_prompts=3", "repeats=1", "limits.max_new_tokens=12",
         f"output_dir={tmp_path}/compared",
     )  # fmt: skip
     records = json.loads((tmp_path / "compared" / "results.json").read_text())["results"]
-    drafted = [record for record in records if record["method"] == "drafter"]
+    drafted = [record for record in records if record["method"] in ("drafter", "phrase")]
     assert drafted and all(each["identical"] == each["num_prompts"] for each in drafted), compared
-    assert {each["drafter"] for each in drafted} == {"Bigram"}
+    assert {each["drafter"] for each in drafted} == {"Bigram", "Phrase"}
     target = load_target(str(world / "target"), device="cpu", packed=False)
     assert "'bigram'" in refused(lambda: load_speculator(folder, target))

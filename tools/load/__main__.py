@@ -11,6 +11,7 @@ code 1 if an answer is wrong or lost, or memory grows. Writes results.json, tabl
 """
 
 import argparse
+import shutil
 import signal
 import socket
 import statistics
@@ -150,7 +151,11 @@ def serving(name: str, given: argparse.Namespace) -> Iterator[Server]:
         yield Server(process, url, model)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    shutil.rmtree(folder)  # of a server that failed its log stays
 
 
 def healthy(url: str) -> bool:

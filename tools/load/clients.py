@@ -89,11 +89,11 @@ def load(
         found = {each["name"]: each for each in json.loads(done.stdout or "[]")}
         if "answer" not in found:
             sys.exit(f"nothing was answered: {done.stderr[-2000:]}")
-        count = int(started.read_text())
+        count, first = json.loads(started.read_text())
     answers = found["answer"]
     times = sorted((float(time), count) for time, count in answers["response_times"].items())
     return Seen(
-        answers["last_request_timestamp"] - answers["start_time"],
+        answers["last_request_timestamp"] - first,
         answers["total_content_length"],
         [time / 1000 for time, count in times for _ in range(count)],
         {name: each["num_requests"] for name, each in found.items()},

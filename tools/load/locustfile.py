@@ -4,6 +4,7 @@ its own, since it changes Python's networking for all that import it."""
 import json
 import os
 import random
+import time
 from collections import Counter
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,8 @@ from tools.load.clients import body
 GIVEN = json.loads(Path(os.environ["LOAD"]).read_text())
 """What clients.py: `load` says."""
 CLIENTS, TALLY, PROVING = count(), Counter(), GIVEN["known"] is not None
+BEGUN: list[float] = []
+"""When requests were started, in seconds of the clock."""
 KNOWN: dict[str, str] = GIVEN["known"] or {}
 """The right answer to each prompt, or the first one: greedy ones are always the same in float32."""
 SECONDS = 60 if PROVING else 300
@@ -24,8 +27,9 @@ SECONDS = 60 if PROVING else 300
 
 @events.quit.add_listener
 def tell(**_) -> None:
-    """How many requests were started, of which locust counts only those that ended."""
-    Path(GIVEN["started"]).write_text(str(TALLY["started"]))
+    """How many requests were started, of which locust counts only those that ended, and when the
+    first was, which locust takes for the moment of the first answer."""
+    Path(GIVEN["started"]).write_text(json.dumps([TALLY["started"], min(BEGUN, default=0)]))
 
 
 class Client(HttpUser):
@@ -43,6 +47,7 @@ class Client(HttpUser):
     @task
     def ask_once(self) -> None:
         TALLY["started"] += 1
+        BEGUN.append(time.time())
         try:
             self.ask()
         except GreenletExit:  # at the end locust stops those that wait, some as they go on

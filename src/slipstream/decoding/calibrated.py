@@ -12,6 +12,7 @@ from slipstream.core.device import device_name
 from slipstream.core.errors import InputError, first_sentence
 from slipstream.core.files import key_of, sum_of
 from slipstream.core.sampling import Sampling
+from slipstream.core.settings import Settings
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.calibration import Calibration, Point, undrafted
 from slipstream.decoding.decoder import Decoder
@@ -61,8 +62,8 @@ def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
 
 def described(part: object, within: tuple[int, ...] = ()) -> object:
     """What a component was made with, as JSON: its class and all that it keeps; of the folder of a
-    speculator also which weights it has now; of what is not ours, and of what it is a part of
-    itself, the class alone."""
+    speculator also which weights it has now; of what is neither ours nor settings, and of what it
+    is a part of itself, the class alone."""
     if isinstance(part, Target):
         laid_out = is_packed(part.model) or is_fused(part.model)
         return [part.fingerprint or part.name, str(part.dtype), laid_out]
@@ -77,7 +78,8 @@ def described(part: object, within: tuple[int, ...] = ()) -> object:
         return str(part)
     if part is None or isinstance(part, int | float | bool):
         return part
-    ours = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
+    ours = isinstance(part, Settings)  # of other packages, too
+    ours = ours or type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
     kept = vars(part) if ours and id(part) not in within and hasattr(part, "__dict__") else {}
     within = (*within, id(part))
     own = {name: each for name, each in kept.items() if not name.startswith("_")}

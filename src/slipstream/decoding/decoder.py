@@ -153,7 +153,8 @@ class Decoder(ABC):
             part = [prompt[max(0, stop - rows) : stop] for prompt, stop in pairs]
             with _ONE_AT_A_TIME, batch.charged(), batch.clock.share("prefill"):
                 if after:
-                    read_on(self.target, part, batch.cache, batch.session.visitors)
+                    read = read_on(self.target, part, batch.cache, batch.session.visitors)
+                    batch.session.read_part(read, list(map(len, part)))
                 else:
                     self._first_tokens(batch, part)
             if after:

@@ -63,10 +63,11 @@ class SprinterDecoder(Decoder):
         else:
             self.verifier = opened(verifier, draft, SprinterVerifier, "verifier")
             width, judged = self.verifier.features.draft.hidden_size, self.verifier.config.judged
-            if width != draft.hidden_size:
+            known = self.verifier.features.draft.fingerprint
+            if width != draft.hidden_size or (known and known != draft.fingerprint):
                 raise InputError(
-                    f"verifier: it was trained on states of width {width}, and the draft model's "
-                    f"have {draft.hidden_size}; train one for this draft model"
+                    f"verifier: it was trained on states of another draft model, of width {width}, "
+                    f"and this one's have {draft.hidden_size}; train one for this draft model"
                 )
             says = judged or self.verifier is not verifier  # a trained one says of which target
             if says and target.fingerprint and judged != target.fingerprint:
@@ -107,6 +108,7 @@ class SprinterDecoder(Decoder):
             logits = self.target.logits(rows.hidden[range(len(ends)), ends])
             finite = logits.amax(-1).isfinite().tolist()
             probabilities = distributions([request.sampling for request in requests], logits)
+            probabilities = probabilities.to(self.draft.device)
         for place in asking:
             request, last = requests[place], probabilities[place]
             if not finite[place]:
@@ -187,5 +189,6 @@ class _Reader(CachedModel, Session):
         prompts = [request.tokens[:-1] for request in verified.requests]
         read = [own if len(own) < self.model.max_positions else [] for own in prompts]
         if any(read):
-            self.read(read)
+            with verified.wait():  # as in exact decoding, a part of the prefill
+                self.read(read)
         return Trees.roots(verified.next_tokens)

@@ -47,9 +47,9 @@ class Verified:
     which the host need not wait for.
 
     cache: the target's; trees: as verified (pruned nodes gone), of a prompt the chain of its last
-    tokens; rows: of the forward; logits: (B, N, V) after the nodes, None for a prompt; paths: (B,
-    P) accepted nodes, the root first, padded with any; counts: (B,) how many they are; last: (B,)
-    the last of them; next_tokens: (B,) what follows, the roots of the next trees; decided: (B, P),
+    part's tokens, of which the last node alone is accepted; rows: of the forward; logits: (B, N, V)
+    after the nodes, None for a prompt; paths: (B, P) accepted nodes, the root first, padded with
+    any; counts: (B,) how many they are; last: (B,) the last of them; next_tokens: (B,) what follows, the roots of the next trees; decided: (B, P),
     the accepted tokens after the roots and the next ones, padded with -1; room: (B,) how many more
     tokens the answers may have, and at most `most_room`; wait: the context of the step's one wait.
     """
@@ -135,7 +135,16 @@ class Session(ABC):
 
     @abstractmethod
     def draft(self, verified: Verified, budget: int) -> Trees:
-        """Trees of up to `budget` nodes from what was verified last, at first the prompts."""
+        """Trees of up to `budget` nodes from what was verified last, at first the prompts.
+
+        Of the children of a node no two have the same token; parents stand before their children,
+        what is worth most stands first, and no node is more confident than its parent. With a
+        budget of 1 no draft is wanted: what was accepted is still to be taken up.
+        """
+
+    def read_part(self, rows: Rows, counts: list[int]) -> None:
+        """Take up a part of the prompts that is not their last, which `draft` gets; counts: of the
+        rows of each request how many are tokens, the others are padding."""
 
     def keep(self, indices: list[int]) -> None:
         """Only these requests go on (ascending)."""
@@ -243,10 +252,15 @@ class HostSession(Session):
         """The next draft of each request."""
         verified.host()
         self.attached.learn(verified, self.states, self.brought and self.brought())
-        return [
-            self.attached.drafted(request, state, budget)
-            for request, state in zip(verified.requests, self.states, strict=True)
-        ]
+        pairs = zip(verified.requests, self.states, strict=True)
+        drafts = [self.attached.drafted(request, state, budget) for request, state in pairs]
+        for request, draft in zip(verified.requests, drafts, strict=True):
+            if draft.tokens[0] != request.tokens[-1]:
+                raise ValueError(
+                    f"{type(self.attached).__name__}.drafted: the root of a draft is the last "
+                    "token of the text"
+                )
+        return [draft.first(budget) for draft in drafts]
 
     def keep(self, indices: list[int]) -> None:
         self.states = [self.states[index] for index in indices]
@@ -272,8 +286,11 @@ class AttachedHost(Attached):
         """What `learn` needs: `verified.bring` of it."""
 
     def learn(self, verified: Verified, states: list, brought: list[torch.Tensor] | None) -> None:
-        """Take up what was verified, before the next drafts."""
+        """Take up what was verified, before the next drafts. `Auto` leaves out steps: what is new
+        stands in the tokens of the requests."""
 
     @abstractmethod
     def drafted(self, request: Request, state: object, budget: int) -> Draft:
-        """The next draft of one request, of up to `request.room` tokens to be of use."""
+        """The next draft of one request: up to `budget` nodes, the most worth first; the root is
+        the last token of its text. Nodes deeper than `request.room - 1` are of no use; room is 0
+        where the answer has just ended."""

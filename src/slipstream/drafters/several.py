@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from slipstream.core.errors import InputError
 from slipstream.drafters.base import Attached, Drafter, Request, Session, Verified
+from slipstream.targets.rows import Rows
 from slipstream.targets.target import Target
 
 
@@ -87,6 +88,10 @@ class SeveralSession(Session):
     def ask(self, verified: Verified) -> None:
         for session in self.sessions.values():
             session.ask(verified)
+
+    def read_part(self, rows: Rows, counts: list[int]) -> None:
+        for session in self.sessions.values():
+            session.read_part(rows, counts)
 
     def keep(self, indices: list[int]) -> None:
         for session in self.sessions.values():

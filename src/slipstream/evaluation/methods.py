@@ -12,6 +12,7 @@ from typing import Literal
 from weakref import WeakValueDictionary
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from slipstream.core.errors import InputError, naming
 from slipstream.core.sampling import Sampling
@@ -214,6 +215,7 @@ class Transformers(Method):
 
     def __init__(self, assistant: Text | None = None, prompt_lookup_num_tokens: Size | None = None):
         self.assistant, self.prompt_lookup_num_tokens = assistant, prompt_lookup_num_tokens
+        self._counting: RemovableHandle | None = None
         lookup = "PromptLookup" if prompt_lookup_num_tokens else None
         self.drafter = "DraftModel" if assistant else lookup
 
@@ -250,7 +252,9 @@ class Transformers(Method):
         if self.prompt_lookup_num_tokens:
             self.options["prompt_lookup_num_tokens"] = self.prompt_lookup_num_tokens
         self.forwards = 0  # others of the same model count, too, each from its own beginning
-        self.target.model.register_forward_pre_hook(self._count)
+        if self._counting is not None:  # prepared anew, maybe for another model
+            self._counting.remove()
+        self._counting = self.target.model.register_forward_pre_hook(self._count)
 
     def _count(self, *_) -> None:
         self.forwards += 1

@@ -22,13 +22,15 @@ GREY = dict(color="grey", linewidth=0.8, zorder=0)
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel of a plot: the columns that are drawn, of which rows; first: the plot's first."""
+    """One panel of a plot: the columns that are drawn, of which rows; first: the plot's first;
+    hues: what has a colour of its own, in any panel of the plot."""
 
     plot: Plot
     title: str
     columns: tuple[str, ...]
     rows: Rows
     first: bool
+    hues: tuple[object, ...]
 
     @property
     def names(self) -> list[object]:
@@ -40,9 +42,10 @@ class Panel:
         from matplotlib import colormaps
 
         hue, columns = self.plot.hue, self.columns
-        values = dict.fromkeys(r[hue] for r in self.rows if r[hue] is not None) if hue else [None]
-        for number, value in enumerate(values):
+        for number, value in enumerate(self.hues):
             own = [row for row in self.rows if hue is None or row[hue] == value]
+            if not own:
+                continue
             for place, column in enumerate(columns):
                 if hue is None:
                     name = column if len(columns) > 1 else ""
@@ -107,13 +110,15 @@ def _panels(plot: Plot, result: Result) -> Iterator[Panel]:
         for row in rows:
             lengths[row[plot.x]].append(row[shown[0][0]])
         rows = sorted(rows, key=lambda row: fmean(lengths[row[plot.x]]), reverse=True)
+    hues = (None,) if plot.hue is None else tuple(dict.fromkeys(row[plot.hue] for row in rows))
+    hues = tuple(hue for hue in hues if plot.hue is None or hue is not None)
     values = [None] if plot.panel is None else dict.fromkeys(row[plot.panel] for row in rows)
     for value in values:
         own = [row for row in rows if plot.panel is None or row[plot.panel] == value]
         for columns in shown:
             title = [] if plot.panel is None else [str(value)]
             title += [columns[0]] if len(shown) > 1 or not title else []
-            yield Panel(plot, ": ".join(title), columns, own, columns == shown[0])
+            yield Panel(plot, ": ".join(title), columns, own, columns == shown[0], hues)
 
 
 def _draw_lines(axes, panel: Panel) -> None:

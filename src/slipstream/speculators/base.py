@@ -65,7 +65,10 @@ class Speculator(nn.Module, ABC):
     """A trained part for one target: made as `Class(target, config)`, saved as a folder.
 
     title: what a reader is told it is. Raises `InputError` for a config that the target cannot
-    carry.
+    carry. Its tensors are finite floats, and no two are one; whole numbers of its config are no
+    larger than the target's context or a side of a tensor (else its folder does not open). It is
+    also made, and its losses are computed, of tensors without content, to estimate memory: no
+    module is cast there, and no value is read.
     """
 
     kind: ClassVar[str]
@@ -91,8 +94,9 @@ class DraftingSpeculator(Speculator):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """What is minimised, and the means to log by name ('loss', 'accuracy' and others).
 
-        It runs the forwards that it needs. seed: of all that is random, of this batch alone, so
-        that a resumed run draws the same; the same in all processes; None in validation.
+        It runs the forwards that it needs. seed: of what is random and the same in all processes,
+        of this batch alone, so that a resumed run draws the same; None in validation (torch's own
+        generator is seeded, too, in each process with a seed of its own).
         num_segments: parts of a completion that are worked on one after the other, None for all at
         once.
         """
@@ -111,7 +115,8 @@ class DraftingSpeculator(Speculator):
     def placed(self, target: Target) -> Self:
         """A copy on `target`'s device and in its dtype, in eval mode; this one, which may be in
         training, stays as it is."""
-        return copy.deepcopy(self).to(target.device, target.dtype).eval()
+        config = target.model.config  # layers of the family keep it, to know how attention is made
+        return copy.deepcopy(self, {id(config): config}).to(target.device, target.dtype).eval()
 
 
 def known_kinds() -> dict[str, str]:

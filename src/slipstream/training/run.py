@@ -257,8 +257,7 @@ def command() -> str:
 
     if not HydraConfig.initialized():
         return ""
-    given = [
-        re.sub(r"(?<=[=\[,'\"])/(?:[^/,\]\s]+/)*", "", override)
-        for override in HydraConfig.get().overrides.task
-    ]
+    given = HydraConfig.get().overrides
+    found = [each for each in given.hydra if each.startswith("hydra.searchpath=")] + [*given.task]
+    given = [re.sub(r"(?<=[=\[,'\"])(file://)?/(?:[^/,\]\s]+/)*", r"\1", each) for each in found]
     return shlex.join(["python", "train.py", *given])

@@ -67,6 +67,19 @@ def losses_of(
     return lambda batch: speculator.losses(target, batch, 0, num_segments)[0]
 
 
+def check_tensors(speculator: DraftingSpeculator) -> None:
+    """`InputError` for a kind with tensors that its folder could not be opened with."""
+    known = set()
+    for name, tensor in speculator.state_dict().items():
+        place = tensor.untyped_storage().data_ptr() if tensor.numel() else name
+        if place in known or not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise InputError(
+                f"speculator: the tensor {name!r} of kind {speculator.kind!r} is not finite floats "
+                "of its own, as a folder has them; register other buffers with persistent=False"
+            )
+        known.add(place)
+
+
 class SpeculatorTraining(TrainingModule):
     """Lightning module of every speculator that drafts.
 
@@ -105,6 +118,7 @@ class SpeculatorTraining(TrainingModule):
                 "training=verifier"
             )
         check_on_one_device(target)
+        check_tensors(self.speculator)
         if start_from is not None:
             start_from_speculator(self.speculator, start_from)
         self.speculator.adapted(target).checkpointing = self.checkpointing = checkpointing
