@@ -2,18 +2,14 @@
 by its weights. Sizes are written once, as folders (`studies.enlargement`)."""
 
 import gc
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from slipstream.core.device import device_name
-from slipstream.core.files import key_of, write_json
+from slipstream.core.files import write_json
 from slipstream.core.sampling import Sampling
 from slipstream.core.settings import Below1, Budget, Count, NotNegative, Size, Text
-from slipstream.decoding.calibrated import calibration_path, described, kept_calibration
+from slipstream.decoding.calibrated import calibration_path
 from slipstream.decoding.calibration import calibrate
 from slipstream.drafters.auto import Auto
 from slipstream.drafters.base import Drafter
@@ -23,7 +19,6 @@ from slipstream.evaluation.comparison import Run, compare, total_of
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Transformers
 from slipstream.evaluation.prompts import PromptSets, places_by_set
-from slipstream.results.record import commit
 from slipstream.targets.compiled import compile_target
 from slipstream.targets.loading import load_target
 from slipstream.targets.quantized import weight_bytes
@@ -57,10 +52,11 @@ def scale(
     and those of these whose trees can be parts of larger ones.
 
     `calibration_prompts` prompts of `calibration` choose the number of nodes of every drafter at
-    each size and temperature; the choice may take as many as any. folder: where models and
-    calibrations go, and the rows of each size: what is there is not made again.
+    each size and temperature; the choice may take as many as any. folder: where models, which are
+    made once, and calibrations go.
     """
     chosen_on = calibration.take_for(target, LIMITS, calibration_prompts)
+    calibrations = Path(folder) / "calibrations"
     rows: Rows = []
     for size in sizes:
         place = "slipstream/small-"
@@ -79,32 +75,19 @@ def scale(
         parts = {name: own for name, own in untrained.items() if own.attach(large).mergeable}
         choice = Auto({"streams": drafters["streams, deferred"]} | parts)
         for temperature in temperatures:
-            asked = [prompt.text for prompt in chosen_on + prompts], described(drafters), budgets
-            where = device_name(large.device), torch.get_num_threads(), bool(large.compiled)
-            settings = size, dtype, temperature, repeats, commit()
-            key = key_of(*settings, *where, *asked, described(choice))
-            kept = Path(folder) / f"{size}-{key}.json"
-            if kept.exists():
-                rows += json.loads(kept.read_text(encoding="utf-8"))
-                continue
-            sampling = Sampling(temperature)
-            calibrations, widest = Path(folder) / f"calibrations-{key}", max(budgets)
+            sampling, widest = Sampling(temperature), max(budgets)
             for drafter in drafters.values():
-                own = calibration_path(calibrations, large, drafter, sampling)
-                if not own.exists():
-                    given = drafter.variants(drafter.attach(large)), token_ids(large, chosen_on)
-                    found = calibrate(large, *given, sampling, LIMITS, budgets, 1)
-                    del given  # which holds the target
-                    write_json(own, asdict(found))
-                widest = max(widest, kept_calibration(own).budget)
+                given = drafter.variants(drafter.attach(large)), token_ids(large, chosen_on)
+                found = calibrate(large, *given, sampling, LIMITS, budgets, 1)
+                del given  # which holds the target
+                write_json(calibration_path(calibrations, large, drafter, sampling), asdict(found))
+                widest = max(widest, found.budget)
             methods = _methods(drafters, paths[1], str(calibrations))
             methods["auto"] = Speculative(choice, widest)
             runs = compare(methods, prompts, large, sampling, LIMITS, repeats, seed=0)
             millions = weight_bytes(large.model) / large.dtype.itemsize / 1e6
             shared = {"size": size, "parameters, M": millions, "temperature": temperature}
-            own = [shared | row for row in _rows(runs, prompts, large, sampling)]
-            write_json(kept, own)
-            rows += own
+            rows += [shared | row for row in _rows(runs, prompts, large, sampling)]
         large = draft = drafters = methods = runs = None  # before the next ones are loaded
         gc.collect()
     for row in rows:
