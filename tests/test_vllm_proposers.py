@@ -63,16 +63,24 @@ def test_rows_change_hands_and_requests_leave(proposer):
     texts[3] = list(texts[2])  # two requests with the same prompt
     shared, rows, reused = made(proposer), [0, 1, 2, 3], 0
     for step in range(12):
-        before = {id(index) for _, index in shared.known.values()}
+        before = {id(known.index) for known in shared.known.values()}
         found = ask(shared, *(texts[name] for name in rows))
         assert found == [ask(made(proposer), texts[name])[0] for name in rows]
-        indices = [id(index) for _, index in shared.known.values()]
+        indices = [id(shared.known[row].index) for row in range(len(rows))]
         assert len(set(indices)) == len(rows)
         reused += sum(each in before for each in indices)
         for name in rows:
             texts[name] = texts[name] + rng.integers(0, 4, 1 + step % 3).tolist()
         rows = [rows[-1], *rows[1:-1]] if step == 5 else rows[::-1]
     assert reused == 4 * 5 + 3 * 6
+
+
+def test_a_row_that_waits_keeps_its_index():
+    shared, text = made(PromptLookup), [1, 2, 3, 9, 1, 2]
+    ask(shared, text, [5, 6])
+    known = shared.known[0].index
+    ask(shared, None, [5, 6, 7])
+    assert ask(shared, [*text, 3]) == [[9, 1, 2, 3]] and shared.known[0].index is known
 
 
 @pytest.mark.parametrize(

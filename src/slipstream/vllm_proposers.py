@@ -6,6 +6,7 @@ proposes. Settings come with `additional_config={"slipstream": {...}}`. Nothing 
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -43,7 +44,7 @@ class _Proposer(ABC):
         """A chain for each request. sampled_token_ids: of this step, none where the prompt is not
         through; num_tokens_no_spec: (B,), how many tokens of (B, T) token_ids_cpu are decided."""
         texts = {
-            row: token_ids_cpu[row, : num_tokens_no_spec[row]].tolist()
+            row: token_ids_cpu[row, : num_tokens_no_spec[row]]
             for row, sampled in enumerate(sampled_token_ids)
             if sampled
         }
@@ -54,7 +55,7 @@ class _Proposer(ABC):
         return chains
 
     @abstractmethod
-    def chains(self, texts: dict[int, list[int]]) -> dict[int, list[int]]:
+    def chains(self, texts: dict[int, np.ndarray]) -> dict[int, list[int]]:
         """By row, what may follow each text, `self.most` tokens or more at best."""
 
 
@@ -66,25 +67,37 @@ class PromptLookup(_Proposer):
 
     def configure(self, max_ngram: Size) -> None:
         self.max_ngram = max_ngram
-        self.known: dict[int, tuple[list[int], LastPlaces]] = {}
+        self.known: dict[int, Known] = {}
 
-    def chains(self, texts: dict[int, list[int]]) -> dict[int, list[int]]:
+    def chains(self, texts: dict[int, np.ndarray]) -> dict[int, list[int]]:
         """Requests have no names here and rows change hands: a text goes on with the index of the
-        text that it begins with, and with a new one where none is left."""
+        text that it begins with, and with a new one where none is left. Rows without a new token
+        keep theirs, until another request has them."""
         before, self.known = self.known, {}
         for row, text in texts.items():
             begun = (
                 other
                 for other in sorted(before, key=lambda other: other != row)
-                if text[: len(before[other][0])] == before[other][0]
+                if np.array_equal(text[: len(before[other].text)], before[other].text)
             )
-            _, index = before.pop(next(begun, None), (None, None))
-            index = index or self.index(self.max_ngram)
-            index.extend(text)
-            self.known[row] = text, index
-        return {
-            row: each.continuation(text, self.most)[0] for row, (text, each) in self.known.items()
-        }
+            known = before.pop(next(begun, None), None)
+            known = known or Known(text[:0], [], self.index(self.max_ngram))
+            known.tokens += text[len(known.text) :].tolist()
+            known.text = text.copy()  # vLLM writes on in its own
+            known.index.extend(known.tokens)
+            self.known[row] = known
+        found = {row: self.known[row] for row in texts}
+        self.known = before | self.known
+        return {row: k.index.continuation(k.tokens, self.most)[0] for row, k in found.items()}
+
+
+@dataclass
+class Known:
+    """A text as vLLM has it, and as a list, and its index."""
+
+    text: np.ndarray
+    tokens: list[int]
+    index: LastPlaces
 
 
 class AdaptiveNgrams(PromptLookup):
@@ -122,8 +135,10 @@ class Rest(_Proposer):
 
     def configure(self, store: Text, max_ngram: Size = 8, max_matches: Size = 32) -> None:
         corpus = SuffixStore.open(Path(store), self.model_config.get_vocab_size())
+        self.max_ngram = max_ngram
         self.retrieved = Retrieval(corpus, max_ngram, max_matches, self.most)
 
-    def chains(self, texts: dict[int, list[int]]) -> dict[int, list[int]]:
-        found = {row: self.retrieved.continuations(text) for row, text in texts.items()}
+    def chains(self, texts: dict[int, np.ndarray]) -> dict[int, list[int]]:
+        endings = {row: text[-self.max_ngram :].tolist() for row, text in texts.items()}
+        found = {row: self.retrieved.continuations(own) for row, own in endings.items()}
         return {row: list(paths[0]) if paths else [] for row, paths in found.items()}

@@ -22,12 +22,14 @@ class Server(ThreadingHTTPServer):
     """Answers with the last word of the tokens it is asked, and the next one; the third time it is
     busy.
 
-    `asked`: paths, keys and bodies; `status`: what it answers instead, if anything.
+    `asked`: paths, keys and bodies; `status`: what it answers instead, if anything; `refused`: to
+    prompts with one of these tokens it answers 400; `told`: further fields of its answers.
     """
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked, self.status, self.content = [], None, None
+        self.refused, self.told = set(), {}
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
 
@@ -40,8 +42,10 @@ class Handler(BaseHTTPRequestHandler):
         number = next(token for token in reversed(body["prompt"]) if token > 4)
         choice = {"text": f"w{number} w{number + 1}"}
         choice["finish_reason"] = "length" if number > 30 else "stop"
-        sent = server.content or json.dumps({"choices": [choice]})
-        self.send_response(server.status or (503 if busy else 200))
+        sent = server.content or json.dumps({"choices": [choice | server.told]})
+        refused = 400 if server.refused & {*body["prompt"]} else None
+        self.send_response(server.status or refused or (503 if busy else 200))
+        self.send_header("Retry-After", "3600")
         self.send_header("Content-Length", str(len(sent)))
         self.end_headers()
         self.wfile.write(sent.encode())
@@ -119,13 +123,13 @@ def test_answers_of_before_an_error_are_kept(server, tmp_path, monkeypatch):
     def failing(*given):
         count.append(1)
         if len(count) == 8:
-            server.status = 400
+            server.status = 403
         return split(*given)
 
     monkeypatch.setattr(endpoint, "text_ids", failing)
     found = refused(lambda: ask(server, tmp_path / "parts", prompts))
     assert found.startswith(f"data.regeneration.endpoint: {server.url}/completions answered")
-    assert "status 400 (" in found and KEY not in found
+    assert "status 403;" in found and KEY not in found
     (part,) = (tmp_path / "parts").iterdir()
     done = len(part.read_text().splitlines())
     assert 0 < done < 20
@@ -134,6 +138,37 @@ def test_answers_of_before_an_error_are_kept(server, tmp_path, monkeypatch):
     assert ask(server, tmp_path / "parts", prompts) == whole
     assert len(server.asked) == 3 + 20 - done
     assert content(tmp_path / "parts") == content(tmp_path / "whole")
+
+
+def test_prompts_that_the_server_refuses_are_left_out_unless_it_refuses_all(
+    server, tmp_path, caplog
+):
+    prompts = [f"w{number}" for number in range(5, 15)]
+    whole = ask(server, tmp_path / "whole", prompts)
+    server.refused = {7, 12}
+    found = ask(server, tmp_path / "parts", prompts)
+    assert found == [sample for sample in whole if not server.refused & {*sample.prompt}]
+    assert "left out 2 prompts" in caplog.text and "status 400 (" in caplog.text
+    server.asked.clear()
+    assert ask(server, tmp_path / "parts", prompts) == found and not server.asked
+    assert "status 400 (" in refused(lambda: ask(server, tmp_path / "none", ["w7", "w12"]))
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"token_ids": [20, 4]}, [20, 4]),
+        ({"token_ids": [20]}, [20, 4]),
+        ({"token_ids": [20, 10**6]}, [10, 11, 4]),
+        ({"finish_reason": "abort"}, [10, 11]),
+        ({"finish_reason": None, "token_ids": [20]}, [20]),
+    ],
+)
+def test_tokens_are_the_servers_own_and_end_where_it_says_so(server, tmp_path, told, expected):
+    server.told = told
+    (sample,) = ask(server, tmp_path, [said("user w10")])
+    assert sample.ids[sample.prompt_length :] == expected
+    assert server.asked[0][2]["return_token_ids"] is True
 
 
 def test_what_others_were_asked_already_is_kept_after_an_error(server, tmp_path, monkeypatch):

@@ -53,12 +53,37 @@ def test_chats_tell_the_template_its_arguments():
         jobs(CompletionRequest, chat_template_kwargs=told)
 
 
+def test_a_list_of_prompts_has_the_choices_of_each():
+    for prompts in (["x", "y"], [[1, 2], [3]], ["x", [3]]):
+        body = json.dumps({"prompt": prompts, "n": 2, "seed": 5, "return_token_ids": True})
+        asked = parsed(CompletionRequest, body.encode())
+        found = asked.jobs("mine", Sampling(), Limits(6))
+        assert [job.prompt for job in found] == [prompts[0], prompts[0], prompts[1], prompts[1]]
+        assert [job.seed for job in found] == [5, 6, 5, 6]
+    shape = Shape(asked, "mine", 4)
+    for index, tokens in enumerate((7, 7, 2, 2)):
+        shape.take(index, Told(finish_reason="stop", prompt_tokens=tokens, ids=(index,)))
+    assert shape.usage()["prompt_tokens"] == 9
+    assert [choice["token_ids"] for choice in shape.whole()["choices"]] == [[0], [1], [2], [3]]
+    assert [job.prompt for job in jobs(CompletionRequest, prompt=[1, 2])] == [[1, 2]]
+
+
+def test_what_a_template_reads_of_parts_and_developers():
+    parts = [{"type": "text", "text": text} for text in ("Sum up", "this")]
+    (job,) = jobs(ChatRequest, messages=[{"role": "developer", "content": parts}])
+    assert job.prompt == [{"role": "system", "content": "Sum up\nthis"}]
+
+
+def test_answers_may_go_on_beyond_their_end():
+    assert jobs(CompletionRequest, ignore_eos=True)[0].limits.end_ids == frozenset()
+    assert jobs(CompletionRequest, ignore_eos=False)[0].limits.end_ids is None
+
+
 @pytest.mark.parametrize(
     "given",
     [
         {"repetition_penalty": 5.0},
         {"min_p": 0.9},
-        {"ignore_eos": True},
         {"min_tokens": 10},
         {"stop_token_ids": [5]},
         {"modalities": ["audio"]},
@@ -122,7 +147,8 @@ def test_fields_of_messages_are_refused_unless_they_ask_for_nothing():
 
 def test_chunks_have_no_usage_but_the_last_one():
     for told in (False, True):
-        shape = Shape(True, "mine", 1, told)
+        body = ASKED[ChatRequest] | {"stream_options": {"include_usage": told}}
+        shape = Shape(parsed(ChatRequest, json.dumps(body).encode()), "mine", 1)
         for chunk in (shape.opening(0), shape.chunk(0, Told(text="a"))):
             assert ("usage" in chunk) == told and chunk.get("usage") is None
         assert shape.last_chunk()["usage"]["total_tokens"] == 0

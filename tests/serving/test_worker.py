@@ -267,6 +267,43 @@ def test_an_error_in_a_step_ends_its_requests_and_not_the_server(caplog):
     assert "out of memory" in caplog.text
 
 
+def test_requests_that_memory_has_no_room_for_wait_until_others_end():
+    own = worker(engine("prompt lookup"))
+    clients = [Client([9, 10, 11]), *(Client(words(3, Random(5))) for _ in range(2))]
+    starting = own.decoder.starting
+
+    def tight(requests, rows):
+        if own.running:
+            raise torch.OutOfMemoryError
+        return starting(requests, rows)
+        yield
+
+    own.decoder.starting = lambda *given: tight(*given) if own.running else starting(*given)
+    own.prepare(clients[0].asked)
+    own.take(clients[0].asked)
+    own.turn()
+    run(own, clients[1:])
+    assert not any(client.end.failed for client in clients) and own.counts["error"] == 0
+    alone = engine("prompt lookup")
+    assert [each.text for each in clients] == [alone.generate(c.words).text for c in clients]
+
+
+@pytest.mark.parametrize("while_joining", [False, True])
+def test_a_lost_device_ends_the_worker(while_joining):
+    """Whatever started its process is to start another; what is open is told."""
+    own, client = worker(), Client([9, 10, 11])
+    own.prepare(client.asked)
+    own.take(client.asked)
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+    if while_joining:
+        own.decoder.starting = lambda *_: iter(Mock(side_effect=lost), None)
+    else:
+        own.decoder.step = Mock(side_effect=lost)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        own.turn()
+    assert client.end.failed
+
+
 def test_the_exposition_has_the_names_of_dashboards():
     counts = Counts()
     counts.verified(nodes=7, accepted=2)

@@ -66,6 +66,12 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(each in str(error) for each in told)
 
 
+def device_lost(error: BaseException) -> bool:
+    """Whether CUDA says that something went wrong on the device: all calls of this process fail
+    from then on."""
+    return "CUDA error" in str(error) and not out_of_memory(error)
+
+
 @contextmanager
 def enough_memory(field: str, remedy: str) -> Iterator[None]:
     """Within, memory that runs out is an `InputError` that names `field` and says what to do."""

@@ -1,8 +1,10 @@
 """Answers of an OpenAI-compatible server: the same model behind an engine on any machines.
 
-Texts come back, which the target's tokenizer splits again. It knows no target and no files.
+Tokens come back, or, from servers that tell none, texts, which the target's tokenizer splits again.
+It knows no target and no files.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -15,13 +17,15 @@ import requests
 from requests.adapters import HTTPAdapter, Retry
 
 from slipstream.core.errors import InputError, first_sentence
+from slipstream.core.processes import launched
 from slipstream.data.answers import Answered, Answerer, Question
 from slipstream.data.rendering import render_sample, text_ids
 from slipstream.decoding.answer import special_tokens
 
+log = logging.getLogger(__name__)
 FIELD = "data.regeneration.endpoint"
-# At once, then after 2, 4, 8 seconds and so on, or as long as the server says, four minutes in all:
-# where it is busy, restarts, or fails.
+# At once, then after 2, 4, 8 seconds and so on, four minutes in all, whatever the server says (some
+# say a second, and some an hour): where it is busy, restarts, or fails.
 RETRIES = Retry(
     total=9,
     read=1,
@@ -29,6 +33,7 @@ RETRIES = Retry(
     backoff_max=60,
     status_forcelist=(408, 429, 500, 502, 503, 504),
     allowed_methods=None,
+    respect_retry_after_header=False,
     raise_on_status=False,
 )
 TIMEOUT = 10, 1800
@@ -39,10 +44,15 @@ REFUSED = 400, 413, 422
 """Of these statuses the server's own words say what was wrong with a prompt, and hold no key."""
 
 
+class _RefusedError(InputError):
+    """The server takes no such prompt."""
+
+
 @dataclass
 class Endpoint(Answerer):
     """The model that the server at `url` ('http://host:port/v1') calls `model`, `concurrency`
-    prompts at a time. key_variable: the environment variable that holds the key, None for no key.
+    prompts at a time, of all processes together. key_variable: the environment variable that holds
+    the key, None for no key.
 
     The server is given the tokens of the prompt, so that it reads what the target would, whatever
     chat template it has itself.
@@ -63,26 +73,37 @@ class Endpoint(Answerer):
     def answer(
         self, questions: Sequence[Question], portions: list[list[int]], done: Callable[[int], None]
     ) -> Iterator[dict[int, Answered]]:
-        pool = ThreadPoolExecutor(self.concurrency)
+        pool = ThreadPoolExecutor(max(1, self.concurrency // launched()[1]))
         with self._session() as session:
             try:
                 asked = {
                     pool.submit(self._ask, session, questions[number]): number
                     for (number,) in portions
                 }
-                errors = []
+                errors, refused, answered = [], {}, 0
                 for future in as_completed(asked):
                     if future.cancelled():
                         continue
-                    if error := future.exception():
+                    error = future.exception()
+                    if isinstance(error, _RefusedError):  # of this prompt alone, perhaps
+                        refused[asked[future]] = error
+                        continue
+                    if error:
                         errors.append(error)
                         for other in asked:  # what was asked already is waited for, and kept
                             other.cancel()
                         continue
                     yield {asked[future]: future.result()}
+                    answered += 1
                     done(1)
-                if errors:
-                    raise errors[0]
+                if errors or (refused and not answered):
+                    raise (errors or [*refused.values()])[0]
+                if refused:
+                    log.warning(
+                        "left out %d prompts: %s", len(refused), next(iter(refused.values()))
+                    )
+                    yield dict.fromkeys(refused, Answered([], False))
+                    done(len(refused))
             finally:
                 pool.shutdown(cancel_futures=True)
 
@@ -108,17 +129,18 @@ class Endpoint(Answerer):
             "max_tokens": min(self.max_new_tokens, self.max_positions - len(question.ids)),
             "temperature": question.temperature,
             "seed": question.seed,
+            "return_token_ids": True,
         } | WHOLE_DISTRIBUTION
         url = f"{self.url.rstrip('/')}/completions"
         try:
             response = session.post(url, json=body, timeout=TIMEOUT)
             response.raise_for_status()
             choice = response.json()["choices"][0]
-            text = choice["text"] or ""
+            text, ids = choice["text"] or "", choice.get("token_ids")
         except requests.HTTPError as error:
             status, said = error.response.status_code, error.response.text[:300].strip()
             told = f" ({first_sentence(ValueError(said))})" if said and status in REFUSED else ""
-            raise InputError(
+            raise (_RefusedError if status in REFUSED else InputError)(
                 f"{FIELD}: {url} answered a prompt of {len(question.ids)} tokens with status "
                 f"{status}{told}; check model, key, the context it has (data.max_length) and its "
                 "own log (it must take prompts as tokens), and start again: answers so far are kept"
@@ -128,8 +150,11 @@ class Endpoint(Answerer):
                 f"{FIELD}: {url} gave no answer ({type(error).__name__}); check that an "
                 "OpenAI-compatible server runs there, and start again: answers so far are kept"
             ) from None
-        ids, ended = text_ids(self.tokenizer, text), choice.get("finish_reason") != "length"
-        return Answered(ids + (self.end if ended else []), ended)
+        ended = choice.get("finish_reason") == "stop"  # else cut, by the limit or on the way
+        if not isinstance(ids, list) or not all(token in range(self.vocab_size) for token in ids):
+            ids = text_ids(self.tokenizer, text)  # of a server that tells no tokens
+        there = ids[-1:] and ids[-1] in special_tokens(self.tokenizer).values()
+        return Answered(ids + (self.end if ended and not there else []), ended)
 
     @cached_property
     def end(self) -> list[int]:

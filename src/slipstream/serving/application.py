@@ -135,8 +135,7 @@ class Application:
                 429, "too many requests are waiting; try again in a moment", code="queue_full"
             )
         opened = self.backend.open(jobs, places)
-        told = asked.stream_options and asked.stream_options.include_usage
-        shape = Shape(kind is ChatRequest, self.model, len(jobs), bool(told))
+        shape = Shape(asked, self.model, len(jobs))
         answer = _Answering(opened, shape, started)
         try:
             work = answer.accepted() if asked.stream else answer.finished()
@@ -144,15 +143,17 @@ class Application:
         except BaseException:
             answer.close()
             raise
+        named = {"x-request-id": shape.id}  # under which the log has it
         if there and asked.stream:
-            return _Stream(answer)
+            return _Stream(answer, named)
         answer.close()
-        return JSONResponse(answer.shape.whole()) if there else Response(status_code=499)
+        return JSONResponse(shape.whole(), headers=named) if there else Response(status_code=499)
 
     def install(self, app: FastAPI) -> None:
         """Errors of any kind in the API's shape."""
 
         async def refused(_: Request, error: ApiError) -> Response:
+            log.info("a request was refused with status %d", error.status)
             headers = {"Retry-After": "1"} if error.status == 429 else None
             return JSONResponse(error.body(), error.status, headers)
 
@@ -188,7 +189,7 @@ class _Answering:
 
     async def accepted(self) -> None:
         """Wait until a first job is accepted, before any text: errors until then have their status.
-        Jobs of one request differ only in their seeds: the others will be accepted, too."""
+        Jobs of one prompt differ only in their seeds: the others will be accepted, too."""
         while not (await self.next())[1].accepted:
             pass
 
@@ -208,8 +209,8 @@ class _Answering:
 class _Stream(StreamingResponse):
     """Server-sent events of an answer; however it ends, its jobs do."""
 
-    def __init__(self, answer: _Answering):
-        super().__init__(self._events(answer), media_type="text/event-stream")
+    def __init__(self, answer: _Answering, headers: dict[str, str]):
+        super().__init__(self._events(answer), headers=headers, media_type="text/event-stream")
         self.answer = answer
 
     async def __call__(self, scope, receive, send) -> None:

@@ -47,7 +47,8 @@ class Job:
 @dataclass(frozen=True)
 class Told:
     """What a worker tells of a job. accepted: it will be answered; text: what the answer goes on
-    with; finish_reason, and counts of tokens: at the end; refused: why there is no answer."""
+    with; finish_reason, counts of tokens, and `ids` of all of them: at the end; refused: why there
+    is no answer."""
 
     accepted: bool = False
     text: str = ""
@@ -56,6 +57,7 @@ class Told:
     completion_tokens: int = 0
     drafted: int = 0
     rejected: int = 0
+    ids: tuple[int, ...] = ()
     refused: str | None = None
     failed: bool = False
 

@@ -21,15 +21,21 @@ from slipstream.serving.jobs import Job, Told
 MOST_CHOICES, MOST_STOPS, MOST_ARGUMENTS = 16, 16, 16
 UNREAD = """
     user safety_identifier metadata store service_tier parallel_tool_calls moderation request_id
-    prompt_cache_key prompt_cache_options prompt_cache_retention generation_config
+    prompt_cache_key prompt_cache_options prompt_cache_retention generation_config cache_salt
+    cache_control priority
 """.split()
 """Further fields of clients that change no answer, or that `transformers chat` always sends."""
-NEUTRAL = {
+NEUTRAL = dict.fromkeys(
+    """
+    logprobs echo use_beam_search continue_final_message include_stop_str_in_output
+    include_obfuscation continuous_usage_stats
+    """.split(),
+    False,
+) | {
     "tools": [],
     "functions": [],
     "tool_choice": "auto",
     "function_call": "auto",
-    "logprobs": False,
     "top_logprobs": 0,
     "logit_bias": {},
     "presence_penalty": 0,
@@ -37,16 +43,17 @@ NEUTRAL = {
     "repetition_penalty": 1,
     "response_format": {"type": "text"},
     "modalities": ["text"],
-    "echo": False,
     "suffix": "",
     "best_of": 1,
     "min_p": 0,
     "min_tokens": 0,
-    "ignore_eos": False,
     "stop_token_ids": [],
-    "include_obfuscation": False,
+    "length_penalty": 1,
+    "skip_special_tokens": True,
+    "add_special_tokens": True,
+    "add_generation_prompt": True,
+    "reasoning_content": "",
     "chat_template_kwargs": {},
-    "continuous_usage_stats": False,
 }
 """Options that this server does not have, and the value that asks for nothing, as null, [] and a
 tool choice of "none" do."""
@@ -117,9 +124,10 @@ class Message(Lenient):
             part.check_extra(f"{before}content.{place}.")
 
     def plain(self) -> dict[str, str]:
-        if isinstance(self.content, str):
-            return {"role": self.role, "content": self.content}
-        return {"role": self.role, "content": "".join(part.text for part in self.content)}
+        """As templates know it: of parts a line each, and of developers as of the system."""
+        parts = [] if isinstance(self.content, str) else [part.text for part in self.content]
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": "\n".join(parts) if parts else self.content}
 
 
 class StreamOptions(Lenient):
@@ -140,17 +148,21 @@ class Asking(Lenient):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
     n: int | None = Field(1, ge=1, le=MOST_CHOICES)
+    ignore_eos: bool | None = False
+    return_token_ids: bool | None = False
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
 
-    def asked(self) -> tuple[Messages | str | list[int], dict[str, Argument] | None]:
-        """Messages for the chat template, with arguments of it, or a text or tokens as they are."""
+    def asked(self) -> tuple[list[Messages | str | list[int]], dict[str, Argument] | None]:
+        """The prompts: messages for the chat template, with arguments of it, or texts or tokens as
+        they are."""
         raise NotImplementedError
 
     def jobs(self, model: str, sampling: Sampling, limits: Limits) -> list[Job]:
-        """One for each choice; sampling, limits: where nothing is asked. Raises `ApiError`."""
+        """One for each choice of each prompt; sampling, limits: where nothing is asked. Raises
+        `ApiError`."""
         check_model(self.model, model)
         self.check_extra()
         if self.stream_options:
@@ -160,7 +172,7 @@ class Asking(Lenient):
             own["top_k"] = None
         seed = secrets.randbits(32) if self.seed is None else self.seed
         try:
-            (prompt, told), streamed = self.asked(), bool(self.stream)
+            (prompts, told), streamed = self.asked(), bool(self.stream)
             check_arguments(told or {})
             sampling = replace(sampling, **own)
             if self.max_tokens is not None:
@@ -168,10 +180,13 @@ class Asking(Lenient):
                 limits = replace(limits, max_new_tokens=min(self.max_tokens, MOST))
             if self.stop is not None:
                 limits = replace(limits, stop=self.stop)
+            if self.ignore_eos:
+                limits = replace(limits, end_ids=frozenset())
         except InputError as error:
             raise refusal(str(error)) from error
         seeds = range(seed, seed + (self.n or 1))
-        return [Job(prompt, sampling, limits, each, streamed, told) for each in seeds]
+        given = sampling, limits
+        return [Job(prompt, *given, each, streamed, told) for prompt in prompts for each in seeds]
 
 
 class ChatRequest(Asking):
@@ -182,17 +197,21 @@ class ChatRequest(Asking):
     def model_post_init(self, _: Any) -> None:
         self.max_tokens = self.max_completion_tokens or self.max_tokens
 
-    def asked(self) -> tuple[Messages, dict[str, Argument] | None]:
+    def asked(self) -> tuple[list[Messages], dict[str, Argument] | None]:
         for place, message in enumerate(self.messages):
             message.check_extra(f"messages.{place}.")
-        return [message.plain() for message in self.messages], self.chat_template_kwargs
+        return [[message.plain() for message in self.messages]], self.chat_template_kwargs
+
+
+Tokens = Annotated[list[Token], Field(min_length=1)]
 
 
 class CompletionRequest(Asking):
-    prompt: str | Annotated[list[Token], Field(min_length=1)]
+    prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1)]
 
-    def asked(self) -> tuple[str | list[int], None]:
-        return self.prompt, None
+    def asked(self) -> tuple[list[str | list[int]], None]:
+        several = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
+        return self.prompt if several else [self.prompt], None
 
 
 def parsed(kind: type[Asking], body: bytes) -> Asking:
@@ -217,14 +236,15 @@ def parsed(kind: type[Asking], body: bytes) -> Asking:
 
 
 class Shape:
-    """The answers to one request: `choices` of a chat (or of a plain completion), each of which
-    goes on as the worker tells."""
+    """The answers to one request, `count` choices, which go on as the worker tells."""
 
-    def __init__(self, chat: bool, model: str, count: int, tells_usage: bool = False):
-        self.chat, self.model, self.created = chat, model, int(time.time())
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+    def __init__(self, asked: Asking, model: str, count: int):
+        self.asked, self.chat = asked, isinstance(asked, ChatRequest)
+        self.model, self.created = model, int(time.time())
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.texts, self.ends = [[] for _ in range(count)], [Told()] * count
-        self.tells_usage = tells_usage  # in a last chunk of a stream; the others have none
+        options = asked.stream_options
+        self.tells_usage = bool(options and options.include_usage)  # in a last chunk of a stream
 
     def take(self, index: int, told: Told) -> None:
         self.texts[index].append(told.text)
@@ -234,8 +254,8 @@ class Shape:
     def _object(self, streamed: bool, choices: list[dict], **more: object) -> dict:
         kind = "chat.completion" if self.chat else "text_completion"
         kind += ".chunk" if self.chat and streamed else ""
+        more |= {"usage": None} if streamed and self.tells_usage and not more else {}
         own = dict(id=self.id, object=kind, created=self.created, model=self.model)
-        own |= {"usage": None} if streamed and self.tells_usage else {}
         return {**own, "choices": choices, **more}
 
     def opening(self, index: int) -> dict | None:
@@ -256,6 +276,7 @@ class Shape:
             text = "".join(pieces)
             message = {"role": "assistant", "content": text, "refusal": None}
             own = {"message": message} if self.chat else {"text": text}
+            own |= {"token_ids": list(end.ids)} if self.asked.return_token_ids else {}
             choices.append(
                 {"index": index, **own, "logprobs": None, "finish_reason": end.finish_reason}
             )
@@ -266,7 +287,7 @@ class Shape:
 
     def usage(self) -> dict:
         """Tokens of all choices; a prompt counts once, however many choices it has."""
-        prompt = self.ends[0].prompt_tokens
+        prompt = sum(end.prompt_tokens for end in self.ends[:: self.asked.n or 1])
         completion = sum(end.completion_tokens for end in self.ends)
         details = {
             "accepted_prediction_tokens": sum(end.drafted for end in self.ends),

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from slipstream.core.errors import InputError, out_of_memory
+from slipstream.core.errors import InputError, device_lost, out_of_memory
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.request import Answering
 from slipstream.serving.counts import Counts
@@ -33,6 +33,7 @@ class Worker:
         self.waiting: deque[Asked] = deque()
         self.running: dict[Answering, Asked] = {}
         self.reading: tuple[Asked, Iterator[None]] | None = None
+        self.full = False  # there was no memory for more requests beside those that are running
         # of a token, the space before it, which some tokenizers drop, included
         longest = 1 + max(len(token.encode()) for token in decoder.target.tokenizer.get_vocab())
         self.most_bytes = decoder.target.max_positions * longest
@@ -118,6 +119,8 @@ class Worker:
                 self.reading = None
             self.running.clear()
             self._fail(concerned)
+            if device_lost(error):  # whatever started this process is to start another
+                raise
         self.counts["running"] = len(self.running) + (self.reading is not None)
 
     def _fail(self, concerned: list[Asked]) -> None:
@@ -148,7 +151,9 @@ class Worker:
 
     def _let_join(self) -> None:
         """Those that fit, in their order: short prompts together, and one long one to be read."""
+        self.full = self.full and bool(self.running)
         room = self.most_running - len(self.running) - (self.reading is not None)
+        room = 0 if self.full else room
         fresh: list[Asked] = []
         for asked in list(self.waiting):
             if room <= 0:
@@ -197,9 +202,15 @@ class Worker:
                     self.waiting.remove(asked)
                     self._start([asked])
         except Exception as error:
-            self._fail(fresh)
             self._give_back(error)
-            if self.decoder.running is not before:  # they had begun to join
+            joining = self.decoder.running is not before
+            if out_of_memory(error) and self.running and not joining:
+                self.full = True  # until one that is running ends
+                self.waiting.extendleft(reversed(fresh))
+                log.warning("no memory for more requests: they wait until others end")
+                return False
+            self._fail(fresh)
+            if joining or device_lost(error):
                 raise
             log.exception(NOT_STARTED)
         return False
@@ -230,6 +241,7 @@ class Worker:
 
     def _end(self, asked: Asked, reason: str) -> None:
         self.counts[reason] += 1
+        self.full = False
         request = asked.request
         drafted = request.answer.drafted
         proposed = request.rows - len(request.accepted)
@@ -241,5 +253,6 @@ class Worker:
                 completion_tokens=len(request.answer.ids),
                 drafted=drafted,
                 rejected=max(0, proposed - drafted),
+                ids=tuple(request.answer.ids),
             )
         )
