@@ -507,10 +507,8 @@ def test_what_has_no_memory_to_start_takes_nobody_with_it(monkeypatch):
         for client in refused:
             own.prepare(client.asked)
             own.take(client.asked)
-        for _ in range(3):
-            own.turn()
+        run(own, [])  # they wait until it ends
     assert all(client.end.failed for client in refused)
-    run(own, [])
     assert going.text == expected and going.end.finish_reason
     assert own.counts["error"] == 2 and own.idle
     together = [Client(words(4, random), limits=Limits(60)) for _ in range(2)]
