@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import httpx
 import pytest
 import uvicorn
-from fastapi import FastAPI
 from tests.commands import config_of, refused
 from tests.serving.conftest import free_port
 from tests.serving.test_worker import engine
@@ -24,9 +23,10 @@ from slipstream.serving import application, connections
 from slipstream.serving.application import Application, Open
 from slipstream.serving.connections import Connection
 from slipstream.serving.counts import Board, Counts
-from slipstream.serving.jobs import Told
+from slipstream.serving.jobs import Job, Told
+from slipstream.serving.processes import Workers
 from slipstream.serving.ray_app import LocalBackend
-from slipstream.serving.server import Server, Spec
+from slipstream.serving.server import Server
 from slipstream.serving.worker import Worker
 
 BODY = {"prompt": "w9 w10 w11", "max_tokens": 4}
@@ -38,11 +38,10 @@ def served():
     worker = Worker(engine(), 2, 8, Counts())
     backend = LocalBackend(worker, Board(4, 1))
     own = Application(backend, "mine", Sampling(), Limits(6), "secret")
-    api, port = FastAPI(), free_port()
-    for path, endpoint, methods in own.routes:
-        api.add_api_route(path, endpoint, methods=methods)
-    own.install(api)
-    server = uvicorn.Server(uvicorn.Config(api, port=port, log_level="critical", http=Connection))
+    port = free_port()
+    server = uvicorn.Server(
+        uvicorn.Config(own.app(), port=port, log_level="critical", http=Connection)
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -113,13 +112,10 @@ class Scripted(Open):
 
     def post(self, **changes) -> httpx.Response:
         """The answer to a request to an application over it."""
-        api = FastAPI()
         own = Application(self, "mine", Sampling(), Limits(), None)
-        api.add_api_route("/v1/completions", own.complete, methods=["POST"])
-        own.install(api)
 
         async def ask() -> httpx.Response:
-            transport = httpx.ASGITransport(api)
+            transport = httpx.ASGITransport(own.app())
             async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
                 return await client.post("/v1/completions", json=BODY | changes)
 
@@ -146,15 +142,21 @@ def test_more_choices_than_there_will_ever_be_places_for_are_refused():
 
 def test_jobs_of_clients_that_have_gone_do_not_pile_up():
     """A busy worker has not seen yet that they are gone; their places are free."""
-    backend, waiting = Scripted(), queue.SimpleQueue()
+    backend = Scripted()
     backend.crowded = True
     assert backend.post().status_code == 429
-    spec = SimpleNamespace(request_queue=waiting, board=Board(2, 1))
-    crowded = []
-    for _ in range(3):
-        crowded.append(Spec.crowded.fget(spec))
-        waiting.put(None)
-    assert crowded == [False, False, True]
+    workers = Workers(SimpleNamespace(max_running=1, max_waiting=1), None, ["cpu"])
+    workers.jobs, crowded = queue.Queue(), []
+    job = Job("w9", Sampling(), Limits(), 0, False)
+
+    async def ask_and_go() -> None:
+        for _ in range(3):
+            crowded.append(workers.crowded)
+            workers.open([job], workers.board.take(1)).close()
+
+    asyncio.run(ask_and_go())
+    Counts(workers.board.cells[0])["received"] += 2
+    assert [*crowded, workers.crowded] == [False, False, True, False] and not workers.opened
 
 
 @pytest.mark.parametrize("streamed", [False, True])

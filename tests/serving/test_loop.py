@@ -4,51 +4,50 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 from tests.serving.test_worker import LIMITS, engine, worker
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.serving.counts import Board, Counts
+from slipstream.serving import processes
+from slipstream.serving.application import Application, Open
+from slipstream.serving.counts import Counts
 from slipstream.serving.jobs import Job, Told
-from slipstream.serving.server import EngineLoop, OpenJobs, Spec
+from slipstream.serving.processes import Workers
 
 
 class Pool:
-    """Workers on one queue: what LitServe has in processes. spec: opens jobs, within a loop."""
+    """Workers on one queue, in threads. opens jobs as `Workers` does, within a loop."""
 
     def __init__(self, places: int, loops: int, most: int):
-        self.board = Board(places, loops)
+        server = SimpleNamespace(max_running=0, max_waiting=places)
+        self.backend = Workers(server, None, ["cpu"] * loops)
+        self.board, self.backend.jobs = self.backend.board, queue.Queue()
         self.loop = asyncio.get_running_loop()
-        self.spec = Spec(self.board, "mine", Sampling(), Limits(), None)
-        self.spec.request_queue, self.spec.response_buffer = queue.Queue(), {}
-        self.spec.response_queue_id = 0
         self.workers = [worker(engine(), most, 64) for _ in range(loops)]
         for own, cells in zip(self.workers, self.board.cells, strict=True):
             own.counts = Counts(cells)
 
     def start(self) -> None:
         for own in self.workers:
-            api = type("Api", (), dict(worker=own, board=self.board))
-            given = api, "cpu", 0, self.spec.request_queue, self
-            threading.Thread(target=EngineLoop(), args=given, daemon=True).start()
+            told = own, self.board, self.backend.jobs, self.tell
+            threading.Thread(target=processes.answer, args=told, daemon=True).start()
 
-    def send(self, item: tuple, consumer_id: int) -> None:
-        """As LitServe's transport."""
-        self.loop.call_soon_threadsafe(self._arrived, *item)
+    def tell(self, news: processes.News) -> None:
+        self.loop.call_soon_threadsafe(self._arrived, *news)
 
-    def _arrived(self, uid: str, response: tuple) -> None:
-        if (item := self.spec.response_buffer.get(uid)) is not None:
-            item.response_queue.append(response[:2])
-            item.event.set()
+    def _arrived(self, number: int, index: int, told: Told) -> None:
+        if number in self.backend.opened:
+            self.backend.opened[number].arrive(index, told)
 
-    def ask(self, words: str) -> OpenJobs | None:
+    def ask(self, words: str) -> Open | None:
         places = self.board.take(1)
-        return places and self.spec.open([Job(words, Sampling(), LIMITS, 0, False)], places)
+        return places and self.backend.open([Job(words, Sampling(), LIMITS, 0, False)], places)
 
 
-async def answer(opened: OpenJobs) -> tuple[str, Told]:
+async def answer(opened: Open) -> tuple[str, Told]:
     """The text and the last word of a single job."""
     text = ""
     async for _, told in opened.told():
@@ -101,7 +100,8 @@ def test_two_loops_share_the_requests_and_count_each_once():
         assert sum(ends) == 12 and min(ends) > 0
         tokens = sum(own.counts["generation_tokens"] for own in pool.workers)
         assert tokens == sum(end.completion_tokens for _, end in found)
-        text = (await pool.spec.application.metrics(None)).body.decode()
+        application = Application(pool.backend, "mine", Sampling(), Limits(), None)
+        text = (await application.metrics(None)).body.decode()
         assert f'generation_tokens_total{{model_name="mine"}} {tokens}.0' in text
         assert 'num_requests_waiting{model_name="mine"} 0.0' in text
 

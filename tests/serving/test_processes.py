@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import psutil
 import pytest
-from tests.serving.conftest import ended, started
+from tests.commands import ROOT
+from tests.serving.conftest import ended, free_port, started
 from tests.serving.test_server import TEXTS, ask
 
 from slipstream import generate
@@ -81,17 +84,34 @@ def test_a_signal_to_all_processes_lets_answers_end(tmp_path, number):
 
 
 @pytest.mark.exhaustive
-def test_a_server_without_its_http_process_ends(tmp_path):
+def test_workers_end_with_the_process_that_started_them(tmp_path):
     server = started(tmp_path, "threads=1", "server.adaptive=false")
-    try:
-        last = max(psutil.Process(server.process.pid).children(), key=psutil.Process.create_time)
-        assert any(each.status == "LISTEN" for each in last.net_connections("inet"))
-        last.kill()
-        assert server.process.wait(20) == 2
-        assert "\nerror: a process of the server has ended" in server.log.read_text()
-    finally:
-        if server.process.poll() is None:
-            ended(server)
+    worker = worker_of(server)
+    server.process.kill()
+    server.process.wait(20)
+    worker.wait(20)
+    assert not worker.is_running()
+
+
+@pytest.mark.exhaustive
+def test_a_signal_while_workers_load_ends_all(tmp_path):
+    """However long that would have taken."""
+    command = [sys.executable, str(ROOT / "serve.py"), f"port={free_port()}"]
+    process = subprocess.Popen(
+        [*command, f"output_dir={tmp_path}"], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    parent = psutil.Process(process.pid)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not any(
+        "spawn_main" in " ".join(each.cmdline()) for each in parent.children()
+    ):
+        time.sleep(0.05)
+    children = parent.children(recursive=True)
+    assert children
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 130
+    _, alive = psutil.wait_procs(children, 20)
+    assert not alive
 
 
 @pytest.mark.exhaustive

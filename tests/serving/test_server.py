@@ -167,7 +167,7 @@ def test_a_prompt_may_come_as_its_tokens(server):
     found = server.client().completions.create(**given)
     assert found.choices[0].text == chat.choices[0].message.content
     assert found.usage.prompt_tokens == len(ids) == chat.usage.prompt_tokens
-    for wrong in ([], [-1], [len(tokenizer)], [1.5], ["a"]):
+    for wrong in ([], [-1], [len(tokenizer)], [1.5], [["a"]], [[]]):
         with pytest.raises(openai.BadRequestError, match="prompt"):
             server.client().completions.create(**given | {"prompt": wrong})
 

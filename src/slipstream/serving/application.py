@@ -1,4 +1,4 @@
-"""The HTTP side: the routes of the API, the same on LitServe and on Ray Serve.
+"""The HTTP side: the routes of the API, the same for processes and on Ray Serve.
 
 A request is checked, becomes jobs for a backend, and its answer goes out at once or in pieces. A
 client that goes cancels its jobs. The log says of each request what it cost, and nothing of what it
@@ -42,13 +42,20 @@ WATCH_SECONDS = 1
 
 
 class Open:
-    """Jobs of one request that are being answered, each of which has a place on the board. news:
-    what was told of them; event: set when some comes."""
+    """Jobs of one request that are being answered, each of which has a place on the board. closed:
+    called when nobody waits for them any more."""
 
-    def __init__(self, board: Board, places: list[tuple[int, int]]):
-        self.board, self.places = board, places
-        self.news: deque[tuple[tuple[int, Told], object]] = deque()
+    def __init__(
+        self, board: Board, places: list[tuple[int, int]], closed: Callable[[], object] = bool
+    ):
+        self.board, self.places, self.closed = board, places, closed
+        self.news: deque[tuple[int, Told]] = deque()
         self.event = asyncio.Event()
+
+    def arrive(self, index: int, told: Told) -> None:
+        """Something is told of a job."""
+        self.news.append((index, told))
+        self.event.set()
 
     async def told(self) -> AsyncIterator[tuple[int, Told]]:
         """Which of the jobs, and what is told of it; without an end."""
@@ -57,7 +64,7 @@ class Open:
                 await asyncio.wait_for(self.event.wait(), WATCH_SECONDS)
             self.event.clear()
             while self.news:
-                (index, told), _ = self.news.popleft()
+                index, told = self.news.popleft()
                 if told.last:
                     self.board.free(*self.places[index])
                 yield index, told
@@ -66,6 +73,7 @@ class Open:
 
     def close(self) -> None:
         """Nobody waits for the jobs any more; a second call changes nothing."""
+        self.closed()
         for place in self.places:
             self.board.free(*place)
 
@@ -80,17 +88,6 @@ class Application:
         self.backend, self.model, self.key = backend, model, key
         self.sampling, self.limits = sampling, limits
         self.started = int(time.time())
-
-    @property
-    def routes(self) -> list[tuple[str, Callable, list[str]]]:
-        """Path, endpoint and methods."""
-        return [
-            ("/v1/chat/completions", self.chat, ["POST"]),
-            ("/v1/completions", self.complete, ["POST"]),
-            ("/v1/models", self.models, ["GET"]),
-            ("/v1/models/{name:path}", self.one_model, ["GET"]),
-            ("/metrics", self.metrics, ["GET"]),
-        ]
 
     async def chat(self, request: Request) -> Response:
         return await self._answer(request, ChatRequest)
@@ -149,8 +146,19 @@ class Application:
         answer.close()
         return JSONResponse(shape.whole(), headers=named) if there else Response(status_code=499)
 
-    def install(self, app: FastAPI) -> None:
-        """Errors of any kind in the API's shape."""
+    async def health(self, request: Request) -> Response:
+        lost = bool(self.backend.board.sentence.value)
+        return Response("lost" if lost else "ok", 503 if lost else 200)
+
+    def app(self, lifespan: Callable | None = None) -> FastAPI:
+        """The routes, and errors of any kind in the API's shape; lifespan: what surrounds all."""
+        app = FastAPI(openapi_url=None, lifespan=lifespan)
+        app.post("/v1/chat/completions")(self.chat)
+        app.post("/v1/completions")(self.complete)
+        app.get("/v1/models")(self.models)
+        app.get("/v1/models/{name:path}")(self.one_model)
+        app.get("/metrics")(self.metrics)
+        app.get("/health")(self.health)
 
         async def refused(_: Request, error: ApiError) -> Response:
             log.info("a request was refused with status %d", error.status)
@@ -169,6 +177,7 @@ class Application:
         app.add_exception_handler(404, nowhere)
         app.add_exception_handler(405, nowhere)
         app.add_exception_handler(Exception, failed)
+        return app
 
 
 class _Answering:

@@ -26,7 +26,8 @@ REASONS = ("stop", "length", "abort", "error")
 POSITIONS = 32
 """Positions of drafted tokens that are counted apart; deeper ones count for the last."""
 CELLS = {
-    name: place for place, name in enumerate(("running", *COUNTERS, *REASONS, *range(POSITIONS)))
+    name: place
+    for place, name in enumerate(("received", "running", *COUNTERS, *REASONS, *range(POSITIONS)))
 }
 
 

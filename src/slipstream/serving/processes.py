@@ -1,83 +1,188 @@
-"""The processes of a server on LitServe: they end together, and the last word is one sentence."""
+"""The processes of a server: a worker for each device. They end together, and the last word is one
+sentence.
 
+Jobs go out on one queue, from which each worker takes as many as it may have at a time, so that
+others get their share; what is told comes back through a pipe from each.
+"""
+
+import asyncio
+import multiprocessing
 import os
+import queue
 import signal
 import socket
+import sys
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from itertools import count
 from multiprocessing import connection, parent_process
 
-import litserve
-from litserve.utils import WorkerSetupStatus
+import uvicorn
+from fastapi import FastAPI
 
 from slipstream.core.errors import InputError
-from slipstream.serving.counts import Board
+from slipstream.serving.application import Open
+from slipstream.serving.counts import Board, Counts
+from slipstream.serving.jobs import Asked, Job, Told
+from slipstream.serving.worker import Worker
 
 LOST = "a process of the server has ended, often for want of memory; see the log and start it again"
-MOMENT = 0.5
-"""Seconds in which a signal that all processes get has reached all of them."""
+News = tuple[int, int, Told]
+"""The number of a request, which of its jobs, and what is told of that."""
 
 
-class Processes(litserve.LitServer):
-    """LitServe's server, which ends as soon as one of its processes has; LitServe's own watch lets
-    open requests hang, and ends in a traceback. Of signals that all processes get, as a terminal
-    and systemd send them, this one and that of HTTP take notice, and end the others when all is
-    answered."""
+class Workers:
+    """A process for each of `devices`, of a `Server`: the backend of `Application`. A context that
+    begins when all are set up (`InputError` where one cannot be), and ends them."""
 
-    ending = False
+    def __init__(self, server, config, devices: list[str]):
+        self.server, self.config, self.devices = server, config, devices
+        self.spawning, self.ending = multiprocessing.get_context("spawn"), False
+        places = len(devices) * server.max_running + server.max_waiting
+        self.board, self.jobs = Board(places, len(devices)), self.spawning.Queue()
+        self.opened: dict[int, Open] = {}
+        self.numbers, self.sent = count(), 0
+        self.pipes: list[connection.Connection] = []
+        self.processes: list[multiprocessing.Process] = []
 
-    def _init_manager(self, *given):
-        with _handled(signal.SIG_IGN, signal.SIGTERM):  # SIGINT it ignores by itself
-            return super()._init_manager(*given)
-
-    def launch_inference_worker(self, lit_api: litserve.LitAPI) -> list:
-        self._monitor_workers, self.board = False, lit_api.board
-        with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):
-            workers = super().launch_inference_worker(lit_api)
-        self._end_with(workers)
-        return workers
-
-    def verify_worker_status(self) -> None:
+    def __enter__(self) -> "Workers":
         try:
-            super().verify_worker_status()
+            with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):  # this process ends them
+                for number, device in enumerate(self.devices):
+                    self._start(number, device)
+            missing = set(self.pipes)
+            while missing:
+                for pipe in connection.wait(missing):
+                    pipe.recv()
+                    missing.discard(pipe)
+        except EOFError:
+            self._end()
+            raise InputError((self.board.sentence.value or LOST.encode()).decode()) from None
         except BaseException:  # they may be loading for a long time yet
-            self.ending = True
-            for each in self.inference_workers:
-                each.kill()
+            self._end()
             raise
+        return self
 
-    def _start_server(self, *given, **options) -> dict:
-        servers = super()._start_server(*given, **options)
-        self._end_with(list(servers.values()))
-        return servers
+    def _start(self, number: int, device: str) -> None:
+        here, there = self.spawning.Pipe(duplex=False)
+        told = self.server, self.config, device, number, self.board, self.jobs, there
+        process = self.spawning.Process(target=work, args=told)
+        process.start()
+        there.close()  # so that it ends with the process
+        self.pipes.append(here)
+        self.processes.append(process)
 
-    def _end_with(self, processes: list) -> None:
-        threading.Thread(target=self._watch, args=(processes, self.board), daemon=True).start()
+    def __exit__(self, *_: object) -> None:
+        self._end()
 
-    def _watch(self, processes: list, board: Board) -> None:
-        connection.wait([each.sentinel for each in processes])
-        time.sleep(MOMENT)
-        if self.ending:
-            return
-        board.sentence.value = board.sentence.value or LOST.encode()
-        with suppress(OSError, EOFError):  # the server is ending already
-            for name in list(self.workers_setup_status.keys()):  # while others are being set up
-                self.workers_setup_status[name] = WorkerSetupStatus.ERROR
-            self._shutdown_event.set()
-
-    def _perform_graceful_shutdown(self, manager, servers: dict, *given) -> None:
+    def _end(self) -> None:
         self.ending = True
-        for each in servers.values():
-            each.terminate()
-            each.join(1 + self.uvicorn_graceful_timeout)
-        for each in (*servers.values(), *self.inference_workers):  # nobody waits for them now
-            each.kill()
-        super()._perform_graceful_shutdown(manager, {}, *given)
+        for process in self.processes:
+            process.kill()  # nobody waits for it now
+            process.join()
+        self.jobs.cancel_join_thread()
+
+    def watch(self, server: uvicorn.Server) -> None:
+        """End the server, with a sentence for what is open, as soon as a process has ended."""
+
+        def watch() -> None:
+            connection.wait([process.sentinel for process in self.processes])
+            if not self.ending:
+                self.board.sentence.value = self.board.sentence.value or LOST.encode()
+                server.should_exit = True
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    @asynccontextmanager
+    async def listening(self, _: FastAPI) -> AsyncIterator[None]:
+        """Within, the event loop passes on what is told."""
+        loop = asyncio.get_running_loop()
+
+        def arrive(pipe: connection.Connection) -> None:
+            try:
+                told: list[News] = pipe.recv()
+            except (EOFError, OSError):
+                loop.remove_reader(pipe.fileno())
+                return
+            for number, index, each in told:
+                if number in self.opened:
+                    self.opened[number].arrive(index, each)
+
+        for pipe in self.pipes:
+            loop.add_reader(pipe.fileno(), arrive, pipe)
+        yield
+        for pipe in self.pipes:
+            loop.remove_reader(pipe.fileno())
+
+    @property
+    def crowded(self) -> bool:
+        """Whether no worker has seen yet that the clients of many jobs have gone: their places are
+        free again, but they still wait."""
+        received = sum(Counts(cells)["received"] for cells in self.board.cells)
+        return self.sent - received >= len(self.board.owners)
+
+    def open(self, jobs: list[Job], places: list[tuple[int, int]]) -> Open:
+        number = next(self.numbers)
+        opened = Open(self.board, places, partial(self.opened.pop, number, None))
+        self.opened[number] = opened
+        for index, (job, place) in enumerate(zip(jobs, places, strict=True)):
+            self.jobs.put((number, index, job, *place))
+        self.sent += len(jobs)
+        return opened
 
 
-def end_with_parent() -> None:
+def work(server, config, device: str, number: int, board: Board, jobs, pipe) -> None:
+    """The process of a worker."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        worker = server.worker(config, device, Counts(board.cells[number]))
+    except InputError as error:
+        board.sentence.value = str(error).encode()[:4000]
+        sys.exit(2)
+    pipe.send(None)
+    answer(worker, board, jobs, _sending(pipe))
+
+
+def answer(worker: Worker, board: Board, jobs, tell: Callable[[News], None]) -> None:
+    """Take jobs from the queue and answer them."""
+    places = threading.Semaphore(worker.most_running)
+
+    def receive() -> Asked | None:
+        places.acquire()
+        try:
+            number, index, job, place, ticket = jobs.get()
+        except (EOFError, OSError):  # the server is gone
+            return None
+        worker.counts["received"] += 1
+
+        def told(news: Told) -> None:
+            if news.last:
+                places.release()
+            tell((number, index, news))
+
+        return Asked(job, told, lambda: board.owners[place] != ticket)
+
+    worker.work(receive)
+
+
+def _sending(pipe: connection.Connection) -> Callable[[News], None]:
+    """What is called to tell something: a thread sends it, with all that has come meanwhile."""
+    told: queue.SimpleQueue[News] = queue.SimpleQueue()
+
+    def send() -> None:
+        while True:
+            news = [told.get()]
+            while not told.empty():
+                news.append(told.get())
+            pipe.send(news)
+
+    threading.Thread(target=send, daemon=True).start()
+    return told.put
+
+
+def _end_with_parent() -> None:
     """In a thread of a worker: end it when the main process has ended without a word to it."""
     if (parent := parent_process()) is not None:
         connection.wait([parent.sentinel])
@@ -98,11 +203,8 @@ def _handled(handler, *signals: signal.Signals) -> Iterator[None]:
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
     """Within, SIGTERM ends the server as Ctrl+C does, also where a shell had that ignored."""
-    own = os.getpid()
 
     def end(*_: object) -> None:
-        if os.getpid() != own:  # the HTTP process, which has shut down when this comes
-            os._exit(0)
         raise KeyboardInterrupt
 
     with _handled(end, signal.SIGTERM, signal.SIGINT):

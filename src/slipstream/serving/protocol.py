@@ -243,8 +243,7 @@ class Shape:
         self.model, self.created = model, int(time.time())
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.texts, self.ends = [[] for _ in range(count)], [Told()] * count
-        options = asked.stream_options
-        self.tells_usage = bool(options and options.include_usage)  # in a last chunk of a stream
+        self.tells_usage = bool(asked.stream_options and asked.stream_options.include_usage)
 
     def take(self, index: int, told: Told) -> None:
         self.texts[index].append(told.text)

@@ -24,6 +24,7 @@ from slipstream.configuration import check_config
 from slipstream.serving.application import Application, Open
 from slipstream.serving.counts import Board, Counts
 from slipstream.serving.jobs import Asked, Job, Told
+from slipstream.serving.processes import LOST
 from slipstream.serving.server import Serve
 from slipstream.serving.worker import Worker
 
@@ -60,13 +61,7 @@ def application(config: DictConfig) -> FastAPI:
     board = Board(server.max_running + server.max_waiting, workers=1)
     worker = server.worker(config, device, Counts(board.cells[0]))
     told = server.model, instantiate(config.sampling), instantiate(config.limits), server.key
-    found = Application(LocalBackend(worker, board), *told)
-    app = FastAPI(openapi_url="")
-    for path, endpoint, methods in found.routes:
-        app.add_api_route(path, endpoint, methods=methods)
-    app.add_api_route("/health", lambda: "ok")
-    found.install(app)
-    return app
+    return Application(LocalBackend(worker, board), *told).app()
 
 
 class LocalBackend:
@@ -78,18 +73,21 @@ class LocalBackend:
     def __init__(self, worker: Worker, board: Board):
         self.board = board
         self.arrived: queue.SimpleQueue[Asked] = queue.SimpleQueue()
-        threading.Thread(target=worker.work, args=(self.arrived.get,), daemon=True).start()
+        threading.Thread(target=self._work, args=(worker,), daemon=True).start()
+
+    def _work(self, worker: Worker) -> None:
+        try:
+            worker.work(self.arrived.get)
+        except BaseException:
+            self.board.sentence.value = LOST.encode()
+            raise
 
     def open(self, jobs: list[Job], places: list[tuple[int, int]]) -> Open:
         opened, loop = Open(self.board, places), asyncio.get_running_loop()
 
-        def arrive(index: int, told: Told) -> None:
-            opened.news.append(((index, told), None))
-            opened.event.set()
-
         def tell(index: int, told: Told) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(arrive, index, told)
+                loop.call_soon_threadsafe(opened.arrive, index, told)
 
         def gone(place: int, ticket: int) -> bool:
             return self.board.owners[place] != ticket
