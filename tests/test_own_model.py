@@ -83,9 +83,12 @@ def test_the_whole_way(own, tmp_path, capsys):
         f"data.cache_dir={tmp_path}/regenerated",
     ]  # fmt: skip
     app.train(config_of(*training, "check=true", f"output_dir={tmp_path}/check"))
+    said = capsys.readouterr().out
+    assert "memory estimate: " in said and "steps: 3, with " in said
+    assert "nothing was trained" in said
     folder = app.train(config_of(*training, f"output_dir={tmp_path}/mine"))
     said = capsys.readouterr().out
-    assert "supervised" in said and "nothing was trained" in said
+    assert "supervised" in said and "steps: 3, with " in said
     decoding = [
         "infer", *target, f"speculator_path={folder}", f"data.path={own}/data", "num_prompts=6",
         "limits.max_new_tokens=24", "repeats=1", f"output_dir={tmp_path}/infer",

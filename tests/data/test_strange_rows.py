@@ -46,6 +46,16 @@ def test_a_row_that_is_no_text_is_refused_by_its_line(tmp_path, line, expected):
         assert expected in message and f"{path} line 2" in message
 
 
+def test_all_wrong_rows_are_named_at_once(tmp_path, monkeypatch):
+    good, path = '{"prompt": "a", "completion": "b"}', tmp_path / "rows.jsonl"
+    path.write_text("\n".join([good, "{", good, "[]", good] + ["{}"] * 12))
+    said = refused(lambda: read_rows(path, "train"))
+    assert " line 2 is not valid JSON" in said and "\n" not in said
+    assert said.endswith("wrong in 13 more, lines 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, ...")
+    monkeypatch.setattr(rows, "MOST_WRONG", 1)
+    assert refused(lambda: read_rows(path, "train")).endswith("wrong in 1 more, lines 4")
+
+
 def test_a_whole_surrogate_pair_is_a_character(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(rb'{"prompt": "\ud83d\ude00", "completion": "x"}')

@@ -11,6 +11,7 @@ from rich.console import Console
 from tests.tiny import tiny_target
 
 from slipstream.evaluation.report import comparison_result
+from slipstream.results import picture
 from slipstream.results.picture import draw
 from slipstream.results.record import Plot, Result, environment
 from slipstream.results.writer import markdown, show, write
@@ -83,6 +84,16 @@ def test_a_comparison_of_many_methods_fits_a_screen(tmp_path, methods, sets):
     draw(tmp_path / "plot.png", comparison_result(records, [], []))
     width, height = size_of(tmp_path / "plot.png")
     assert width <= 1650 and height <= 1100
+
+
+def test_a_colour_is_one_name_in_all_panels_and_no_other():
+    """Also where a panel lacks some, or has them in another order."""
+    found = [("A", "a"), ("A", "b"), ("B", "c"), ("B", "b")]
+    rows = [{"x": 1, "y": 2.0, "hue": hue, "panel": panel} for panel, hue in found]
+    panels = picture._panels(Plot("x", ("y",), "hue", "panel"), Result("T", rows))
+    drawn = [(name, colour) for panel in panels for name, _, colour, _, _ in panel.series()]
+    assert [name for name, _ in drawn] == ["a", "b", "b", "c"]
+    assert len(set(drawn)) == len({colour for _, colour in drawn}) == 3
 
 
 @pytest.mark.parametrize("kind", ["line", "bar", "point"])

@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from studies import applications
 from studies.applications import measured, run_step
 
 from slipstream.core.errors import InputError
@@ -15,12 +16,16 @@ def test_a_step_runs_once_and_a_failing_one_names_its_log(tmp_path, monkeypatch)
         "assert sys.argv[1] == 'good=1'\n"
         "(folder / 'model').mkdir()\n"
     )
-    folder = tmp_path / "run"
+    folder, known = tmp_path / "run", ["abc"]
+    monkeypatch.setattr(applications, "commit", lambda: known[-1])
     assert run_step("make.py", ["good=1"], folder, "model") == folder / "model"
     (tmp_path / "make.py").unlink()
     assert run_step("make.py", ["good=1"], folder, "model") == folder / "model"
     with pytest.raises(InputError, match="made with other settings"):
         run_step("make.py", ["good=2"], folder, "model")
+    known.append("abc+changes")  # which may be any
+    with pytest.raises(InputError, match="with changes that no commit has"):
+        run_step("make.py", ["good=1"], folder, "model")
     (tmp_path / "make.py").write_text("assert False")
     with pytest.raises(InputError, match=r"bad=1.* failed; see .*log\.txt"):
         run_step("make.py", ["bad=1"], tmp_path / "other", "model")

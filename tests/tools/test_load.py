@@ -6,15 +6,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
 from tests.commands import ROOT
 from tools.load import __main__ as command
 from tools.load import overload
-from tools.load.clients import Server
+from tools.load.clients import Server, load
 
 
 class Fake(BaseHTTPRequestHandler):
@@ -88,6 +89,26 @@ def test_an_overload_fails_where_memory_grows_or_requests_stay(memory, still_ope
     rows = [{"MiB": each, "wrong": 0, "lost": 0} for each in memory]
     found = overload.failure(rows, still_open)
     assert found is None if sentence is None else found.startswith(sentence)
+
+
+@pytest.mark.exhaustive
+def test_seconds_begin_with_the_first_request_and_not_with_its_end(monkeypatch):
+    """Of a server that answers one request after the other, in 0.8 s each."""
+
+    class Slow(Fake):
+        def reply(self, *given) -> None:
+            time.sleep(0.8)
+            super().reply(*given)
+
+    server = HTTPServer(("127.0.0.1", 0), Slow)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    own = Server(None, f"http://127.0.0.1:{server.server_port}", "slow")
+    given = SimpleNamespace(
+        tokens=4, rate=0, dtype="float32", models="slipstream/small-", data=None
+    )
+    seen = load(own, 1, 4, given, 0)
+    server.shutdown()
+    assert 0.75 * seen.tokens < seen.seconds < 1.3 * seen.tokens
 
 
 @pytest.mark.exhaustive

@@ -76,12 +76,11 @@ def test_a_target_that_processes_share_is_said_to_be_shared(monkeypatch, capsys)
     data.train_dataloader = lambda: []
     monkeypatch.setattr(callbacks, "total_steps", lambda *_: 3)
     strategy = ShardedTarget.__new__(ShardedTarget)
-    trainer = SimpleNamespace(
-        strategy=strategy, world_size=4, is_global_zero=True, datamodule=data
-    )  # fmt: skip
+    trainer = SimpleNamespace(strategy=strategy, world_size=4, is_global_zero=True)
     monkeypatch.setattr(callbacks, "memory_estimate", lambda *_: "1.00 GiB")
     monkeypatch.setattr(callbacks, "_masked", lambda *_: "")
     module = torch.nn.Linear(2, 2)
+    module.data = data
     module.runs_target, module.warmup_steps = True, 2
     callbacks.RunSummary().on_fit_start(trainer, module)
     said = capsys.readouterr().out

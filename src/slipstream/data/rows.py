@@ -22,6 +22,8 @@ SUFFIXES = (".jsonl", ".jsonl.gz")
 UNPACKED, RATIO = 2**24, 50
 """A compressed file may unpack to so many bytes, or to so many times its own: texts do to some ten
 times, zip bombs to a thousand."""
+MOST_WRONG = 1000
+"""After so many wrong rows no more are read."""
 LONGEST_LINE = 2**26
 """Bytes of a line; no context of any model is as long."""
 Messages = list[dict[str, str]]
@@ -68,7 +70,8 @@ def messages_of(prompt: str | Messages) -> Messages:
 
 def read_rows(path: str | Path, split: str, completion_required: bool = True) -> list[Row]:
     """Read the rows of one `.jsonl` or `.jsonl.gz` file, or of the file named `split` in a folder;
-    `InputError` for a missing, empty, truncated, non-UTF-8 or malformed file."""
+    `InputError` for a missing, empty, truncated, non-UTF-8 or malformed file, which names all rows
+    that something is wrong in."""
     path = Path(path)
     source = path.name.split(".")[0]
     if path.is_dir():
@@ -83,11 +86,21 @@ def read_rows(path: str | Path, split: str, completion_required: bool = True) ->
         source = path.resolve().parent.name
     if not path.exists():
         raise InputError(f"data.path: {path} does not exist; give a .jsonl or .jsonl.gz file")
-    rows = []
+    rows, wrong = [], {}
     for number, line in enumerate(_lines(path), start=1):
         if line.strip():
             where = f"data.path: {path} line {number}"
-            rows.append(_parse_line(where, line, source, completion_required))
+            try:
+                rows.append(_parse_line(where, line, source, completion_required))
+            except InputError as error:
+                wrong[number] = str(error)
+        if len(wrong) > MOST_WRONG:
+            break
+    if wrong:
+        first, *others = wrong
+        named = ", ".join(map(str, others[:10])) + (", ..." if others[10:] else "")
+        so = f"; there is something wrong in {len(others)} more, lines {named}" if others else ""
+        raise InputError(wrong[first] + so)
     if not rows:
         raise InputError(
             f"data.path: {path} holds no rows; give a file with one JSON object a line"

@@ -30,30 +30,38 @@ from slipstream.training.together import SAVE_SECONDS, end_after
 
 
 class RunSummary(L.Callback):
-    """Prints parameters, a memory estimate, the supervised share and one sample with its mask; of
-    classifiers of drafted tokens, whose training tells other things, nothing."""
+    """Says at the start what a run will be."""
 
     def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        if not trainer.is_global_zero or not module.runs_target:
-            return
-        console, data, samples = Console(), trainer.datamodule, trainer.datamodule.samples["train"]
-        trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-        total, count = sum(p.numel() for p in module.parameters()), sharers(trainer)
-        shared = f", its layers over {count} processes" if count > 1 else ""
+        if trainer.is_global_zero:
+            tell_run(trainer, module)
+
+
+def tell_run(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Print parameters, a memory estimate, steps, the supervised share and one sample with its
+    mask; of classifiers of drafted tokens, whose training tells other things, nothing."""
+    if not module.runs_target:
+        return
+    console, data, samples = Console(), module.data, module.data.samples["train"]
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    total, count = sum(p.numel() for p in module.parameters()), sharers(trainer)
+    shared = f", its layers over {count} processes" if count > 1 else ""
+    batches = len(data.train_dataloader())
+    steps = total_steps(trainer, batches)
+    console.print(
+        f"parameters: {trained:,} trained of {total:,} ({100 * trained / total:.2f} %)\n"
+        f"memory estimate: {memory_estimate(trainer, module)}{shared}\n"
+        f"steps: {steps:,}, with {batches:,} batches an epoch\n"
+        f"data: {len(samples):,} training samples, "
+        f"{100 * data.supervised_share:.1f} % of their tokens supervised\n"
+        "first sample, supervised tokens in green:"
+    )
+    if steps < 2 * module.warmup_steps:
         console.print(
-            f"parameters: {trained:,} trained of {total:,} ({100 * trained / total:.2f} %)\n"
-            f"memory estimate: {memory_estimate(trainer, module)}{shared}\n"
-            f"data: {len(samples):,} training samples, "
-            f"{100 * data.supervised_share:.1f} % of their tokens supervised\n"
-            "first sample, supervised tokens in green:"
+            f"note: {steps} steps are few; raise trainer.max_epochs or max_steps, "
+            "or lower trainer.accumulate_grad_batches"
         )
-        steps = total_steps(trainer, len(data.train_dataloader()))
-        if steps < 2 * module.warmup_steps:
-            console.print(
-                f"note: {steps} steps are few; raise trainer.max_epochs or max_steps, "
-                "or lower trainer.accumulate_grad_batches"
-            )
-        console.print(_masked(samples[0], data.tokenizer))
+    console.print(_masked(samples[0], data.tokenizer))
 
 
 def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEstimate:
@@ -65,9 +73,9 @@ def memory_estimate(trainer: L.Trainer, module: L.LightningModule) -> MemoryEsti
         weights += layers // count - layers
     mixed = "mixed" in str(trainer.precision)
     with set_to(ALONE, True):
-        loader = trainer.datamodule.train_dataloader()
+        loader = module.data.train_dataloader()
         batch = largest_batch(loader, loader.made_for or trainer.world_size)
-        step = step_bytes(module.empty_step, batch, mixed, module.device.type)
+        step = step_bytes(module.empty_step, batch, mixed, trainer.strategy.root_device.type)
     step += trained if trainer.world_size > 1 else 0  # gradients on their way to others
     return MemoryEstimate(weights, 2 * trained, max(step, module.validation_bytes()))
 

@@ -23,6 +23,7 @@ from slipstream.configuration import build, recorded
 from slipstream.core.errors import InputError, enough_memory
 from slipstream.core.resuming import BY_CTRL_C, TERMINATED
 from slipstream.targets.packed import packing_available
+from slipstream.training.callbacks import tell_run
 from slipstream.training.module import epoch_batches
 from slipstream.training.resuming import Finished, check_settings, data_of, identity, state_of
 from slipstream.training.sharding import ShardedTarget
@@ -70,6 +71,7 @@ def train(config: DictConfig) -> Path:
     finished = Finished(output, module.run, content["trainer"])
     if config.check:
         check_validations(trainer, len(module.data.train_dataloader()))
+        tell_run(trainer, module)
         print("check: configuration, data and models fit; nothing was trained")
         return output
     if config.resume == "auto":
