@@ -78,9 +78,9 @@ def described(part: object, within: tuple[int, ...] = ()) -> object:
         return str(part)
     if part is None or isinstance(part, int | float | bool):
         return part
-    ours = isinstance(part, Settings)  # of other packages, too
-    ours = ours or type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
-    kept = vars(part) if ours and id(part) not in within and hasattr(part, "__dict__") else {}
+    ours = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
+    told = ours or isinstance(part, Settings)
+    kept = vars(part) if told and id(part) not in within and hasattr(part, "__dict__") else {}
     within = (*within, id(part))
     own = {name: each for name, each in kept.items() if not name.startswith("_")}
     return {type(part).__name__: {name: described(each, within) for name, each in own.items()}}

@@ -261,7 +261,7 @@ class HostSession(Session):
                     f"{type(self.attached).__name__}.drafted: the root of a draft is the last "
                     "token of the text"
                 )
-        return [draft.first(budget) for draft in drafts]
+        return [draft.first(budget) if len(draft) > budget else draft for draft in drafts]
 
     def keep(self, indices: list[int]) -> None:
         self.states = [self.states[index] for index in indices]

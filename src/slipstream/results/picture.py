@@ -110,8 +110,8 @@ def _panels(plot: Plot, result: Result) -> Iterator[Panel]:
         for row in rows:
             lengths[row[plot.x]].append(row[shown[0][0]])
         rows = sorted(rows, key=lambda row: fmean(lengths[row[plot.x]]), reverse=True)
-    hues = (None,) if plot.hue is None else tuple(dict.fromkeys(row[plot.hue] for row in rows))
-    hues = tuple(hue for hue in hues if plot.hue is None or hue is not None)
+    hues = [None] if plot.hue is None else dict.fromkeys(row[plot.hue] for row in rows)
+    hues = tuple(hue for hue in hues if (hue is None) == (plot.hue is None))
     values = [None] if plot.panel is None else dict.fromkeys(row[plot.panel] for row in rows)
     for value in values:
         own = [row for row in rows if plot.panel is None or row[plot.panel] == value]

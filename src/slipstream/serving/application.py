@@ -46,7 +46,10 @@ class Open:
     called when nobody waits for them any more."""
 
     def __init__(
-        self, board: Board, places: list[tuple[int, int]], closed: Callable[[], object] = bool
+        self,
+        board: Board,
+        places: list[tuple[int, int]],
+        closed: Callable[[], object] = lambda: None,
     ):
         self.board, self.places, self.closed = board, places, closed
         self.news: deque[tuple[int, Told]] = deque()
