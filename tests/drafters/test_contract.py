@@ -17,6 +17,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
 from slipstream.drafters.base import Attached, AttachedHost, Drafter, Session
 from slipstream.drafters.combined import Combined
+from slipstream.speculators.base import DraftingSpeculator
 from slipstream.training.speculator import check_tensors
 
 PROMPT = list(range(2, 39))
@@ -106,3 +107,11 @@ def test_tensors_that_no_folder_opens_with_are_refused_before_the_training(wrong
     module.register_buffer("other", module.weight[0] if isinstance(wrong, str) else wrong)
     with pytest.raises(InputError, match=r"'other' of kind 'owl'.*persistent=False"):
         check_tensors(module)
+
+
+def test_a_speculators_layers_go_on_reading_the_config_of_their_target():
+    """Which says how attention is made, and changes while ours runs."""
+    target, module = tiny_target(), nn.Linear(2, 2)
+    module.config = target.model.config
+    placed = DraftingSpeculator.placed(module, target)
+    assert placed is not module and placed.config is target.model.config
