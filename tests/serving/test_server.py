@@ -174,6 +174,7 @@ def test_a_prompt_may_come_as_its_tokens(server):
 
 def test_models_and_health(server):
     (model,) = server.client().models.list().data
+    assert model.max_model_len == load_target("slipstream/small-target").max_positions
     assert model.id == "slipstream"
     assert httpx.get(f"{server.url}/health").text == "ok"
 

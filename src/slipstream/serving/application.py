@@ -108,7 +108,9 @@ class Application:
         return JSONResponse(self._own_model())
 
     def _own_model(self) -> dict:
-        return dict(id=self.model, object="model", created=self.started, owned_by="slipstream")
+        about = dict(id=self.model, object="model", created=self.started, owned_by="slipstream")
+        cells = self.backend.board.cells
+        return about | {"max_model_len": max(Counts(each)["positions"] for each in cells)}
 
     async def metrics(self, request: Request) -> Response:
         board = self.backend.board

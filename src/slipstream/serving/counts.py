@@ -25,15 +25,16 @@ COUNTERS = {
 REASONS = ("stop", "length", "abort", "error")
 POSITIONS = 32
 """Positions of drafted tokens that are counted apart; deeper ones count for the last."""
+OTHERS = "positions", "received", "running"
 CELLS = {
-    name: place
-    for place, name in enumerate(("received", "running", *COUNTERS, *REASONS, *range(POSITIONS)))
+    name: place for place, name in enumerate((*OTHERS, *COUNTERS, *REASONS, *range(POSITIONS)))
 }
 
 
 class Counts:
     """The counts of one worker by name, over `cells`, integers of which it is the only writer; 0,
-    1, 2 and so on are accepted tokens by their position in the draft."""
+    1, 2 and so on are accepted tokens by their position in the draft; received: jobs that were
+    taken from the queue; positions: of the target's context."""
 
     def __init__(self, cells: MutableSequence[int] | None = None):
         self.cells = [0] * len(CELLS) if cells is None else cells

@@ -30,6 +30,7 @@ class Worker:
     def __init__(self, decoder: Decoder, most_running: int, prefill_rows: int, counts: Counts):
         self.decoder, self.most_running, self.rows = decoder, most_running, prefill_rows
         self.counts = counts
+        counts["positions"] = decoder.target.max_positions
         self.waiting: deque[Asked] = deque()
         self.running: dict[Answering, Asked] = {}
         self.reading: tuple[Asked, Iterator[None]] | None = None
