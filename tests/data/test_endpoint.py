@@ -149,9 +149,19 @@ def test_prompts_that_the_server_refuses_are_left_out_unless_it_refuses_all(
     found = ask(server, tmp_path / "parts", prompts)
     assert found == [sample for sample in whole if not server.refused & {*sample.prompt}]
     assert "left out 2 prompts" in caplog.text and "status 400 (" in caplog.text
+    assert "did not end" not in caplog.text
     server.asked.clear()
-    assert ask(server, tmp_path / "parts", prompts) == found and not server.asked
+    assert ask(server, tmp_path / "parts", prompts) == found and len(server.asked) == 2
+    server.refused = set()  # mended
+    assert ask(server, tmp_path / "parts", prompts) == whole
+    server.refused = {7, 12}
     assert "status 400 (" in refused(lambda: ask(server, tmp_path / "none", ["w7", "w12"]))
+
+
+def test_the_last_turn_of_a_single_conversation_may_be_refused(server, tmp_path):
+    server.refused = {20}
+    found = ask(server, tmp_path, [said("user w10", "assistant w1", "user w20")])
+    assert [sample.ids for sample in found] == [[1, 10, 2, 10, 11, 4]]
 
 
 @pytest.mark.parametrize(

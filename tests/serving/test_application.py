@@ -137,7 +137,7 @@ def test_each_choice_of_a_stream_has_its_end_once_and_its_text_once():
 def test_more_choices_than_there_will_ever_be_places_for_are_refused():
     found = Scripted().post(n=5)
     assert found.status_code == 400 and found.json()["error"]["param"] == "n"
-    assert found.json()["error"]["message"].startswith("n: this server answers 4 choices at most")
+    assert found.json()["error"]["message"].startswith("n: this server answers 4 choices of all")
 
 
 def test_jobs_of_clients_that_have_gone_do_not_pile_up():

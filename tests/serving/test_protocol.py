@@ -68,10 +68,19 @@ def test_a_list_of_prompts_has_the_choices_of_each():
     assert [job.prompt for job in jobs(CompletionRequest, prompt=[1, 2])] == [[1, 2]]
 
 
+def test_no_more_prompts_are_taken_than_an_answer_could_have():
+    with pytest.raises(ApiError, match=r"^prompt: ") as said:
+        jobs(CompletionRequest, prompt=["x"] * 50_000, n=16)
+    assert said.value.status == 400
+    assert len(jobs(CompletionRequest, prompt=[5] * 500)[0].prompt) == 500
+
+
 def test_what_a_template_reads_of_parts_and_developers():
     parts = [{"type": "text", "text": text} for text in ("Sum up", "this")]
     (job,) = jobs(ChatRequest, messages=[{"role": "developer", "content": parts}])
     assert job.prompt == [{"role": "system", "content": "Sum up\nthis"}]
+    (job,) = jobs(ChatRequest, messages=[{"role": "user", "content": []}])
+    assert job.prompt == [{"role": "user", "content": ""}]
 
 
 def test_answers_may_go_on_beyond_their_end():

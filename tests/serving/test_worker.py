@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 from tests.drafters import untrained
 from tests.tiny import VOCABULARY, tiny_speculator, tiny_target, tiny_tokenizer
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, device_lost, out_of_memory
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
@@ -286,6 +286,36 @@ def test_requests_that_memory_has_no_room_for_wait_until_others_end():
     assert not any(client.end.failed for client in clients) and own.counts["error"] == 0
     alone = engine("prompt lookup")
     assert [each.text for each in clients] == [alone.generate(c.words).text for c in clients]
+
+
+def test_requests_that_fit_alone_and_not_together_come_one_by_one():
+    """Also where nothing is running yet."""
+    own, clients = worker(engine("prompt lookup")), [Client([9, 10, each]) for each in (11, 12, 13)]
+    starting = own.decoder.starting
+
+    def tight(requests, rows):
+        if len(requests) + len(own.running) > 1:
+            raise torch.OutOfMemoryError
+        yield from starting(requests, rows)
+
+    own.decoder.starting = tight
+    assert run(own, clients) == 1
+    alone = engine("prompt lookup")
+    assert [each.text for each in clients] == [alone.generate(c.words).text for c in clients]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "lost"),
+    [
+        ("CUDA error: device-side assert triggered", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False),
+        ("CUDA error: operation failed due to a previous error during capture", False),
+        ("an illegal memory access", False),
+    ],
+)
+def test_after_some_errors_of_a_device_nothing_works(sentence, lost):
+    assert device_lost(RuntimeError(sentence)) == lost
+    assert out_of_memory(RuntimeError(sentence)) == ("ALLOC_FAILED" in sentence)
 
 
 @pytest.mark.parametrize("while_joining", [False, True])

@@ -77,6 +77,7 @@ def test_a_target_that_processes_share_is_said_to_be_shared(monkeypatch, capsys)
     monkeypatch.setattr(callbacks, "total_steps", lambda *_: 3)
     strategy = ShardedTarget.__new__(ShardedTarget)
     trainer = SimpleNamespace(strategy=strategy, world_size=4, is_global_zero=True)
+    trainer.limit_train_batches = 1.0
     monkeypatch.setattr(callbacks, "memory_estimate", lambda *_: "1.00 GiB")
     monkeypatch.setattr(callbacks, "_masked", lambda *_: "")
     module = torch.nn.Linear(2, 2)

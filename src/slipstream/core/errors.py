@@ -62,14 +62,22 @@ def out_of_memory(error: BaseException) -> bool:
     its own, on a CPU, and CUDA itself (for a graph), by a sentence."""
     import torch
 
-    told = "DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory"
+    told = (
+        "DefaultCPUAllocator: can't allocate memory",
+        "CUDA error: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+    )
     return isinstance(error, torch.OutOfMemoryError) or any(each in str(error) for each in told)
 
 
 def device_lost(error: BaseException) -> bool:
-    """Whether CUDA says that something went wrong on the device: all calls of this process fail
-    from then on."""
-    return "CUDA error" in str(error) and not out_of_memory(error)
+    """Whether CUDA says that something went wrong on the device after which all calls of this
+    process fail."""
+    told = (
+        "illegal memory access", "illegal instruction", "illegal address", "misaligned address",
+        "device-side assert", "unspecified launch failure", "uncorrectable", "hardware stack error",
+    )  # fmt: skip
+    return "CUDA error" in str(error) and any(each in str(error) for each in told)
 
 
 @contextmanager

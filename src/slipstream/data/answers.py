@@ -40,11 +40,16 @@ class Answered:
     ended: bool
 
 
+NOTHING = Answered([], ended=False)
+"""Of a prompt that could not be answered; such are not kept beyond a run."""
+
+
 class Answerer(ABC):
     """Who answers, in tokens below `vocab_size`. shared: whether processes may answer different
-    prompts."""
+    prompts; refusal: why some prompts got no answer."""
 
     shared = True
+    refusal: Exception | None = None
     vocab_size: int
 
     @abstractmethod
@@ -100,7 +105,7 @@ def _fill(
         time.sleep(WAIT_SECONDS)
         known.update(_read(path, answerer.vocab_size))
     if rank == 0:
-        write_text(path, _lines(known) + "\n")
+        write_text(path, _lines({n: own for n, own in known.items() if own != NOTHING}) + "\n")
         for part in _parts(path):
             part.unlink()
 

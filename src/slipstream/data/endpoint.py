@@ -18,7 +18,7 @@ from requests.adapters import HTTPAdapter, Retry
 
 from slipstream.core.errors import InputError, first_sentence
 from slipstream.core.processes import launched
-from slipstream.data.answers import Answered, Answerer, Question
+from slipstream.data.answers import NOTHING, Answered, Answerer, Question
 from slipstream.data.rendering import render_sample, text_ids
 from slipstream.decoding.answer import special_tokens
 
@@ -80,30 +80,27 @@ class Endpoint(Answerer):
                     pool.submit(self._ask, session, questions[number]): number
                     for (number,) in portions
                 }
-                errors, refused, answered = [], {}, 0
+                errors, refused = [], 0
                 for future in as_completed(asked):
                     if future.cancelled():
                         continue
                     error = future.exception()
                     if isinstance(error, _RefusedError):  # of this prompt alone, perhaps
-                        refused[asked[future]] = error
-                        continue
-                    if error:
+                        self.refusal = error
+                        refused += 1
+                        yield {asked[future]: NOTHING}
+                    elif error:
                         errors.append(error)
                         for other in asked:  # what was asked already is waited for, and kept
                             other.cancel()
                         continue
-                    yield {asked[future]: future.result()}
-                    answered += 1
+                    else:
+                        yield {asked[future]: future.result()}
                     done(1)
-                if errors or (refused and not answered):
-                    raise (errors or [*refused.values()])[0]
                 if refused:
-                    log.warning(
-                        "left out %d prompts: %s", len(refused), next(iter(refused.values()))
-                    )
-                    yield dict.fromkeys(refused, Answered([], False))
-                    done(len(refused))
+                    log.warning("left out %d prompts: %s", refused, self.refusal)
+                if errors:
+                    raise errors[0]
             finally:
                 pool.shutdown(cancel_futures=True)
 

@@ -13,7 +13,7 @@ from typing import Annotated
 from slipstream.core.errors import InputError, naming
 from slipstream.core.files import key_of
 from slipstream.core.settings import Len, NotNegative, Positive, Settings, Size, Text
-from slipstream.data.answers import Answered, Question, kept_answers
+from slipstream.data.answers import NOTHING, Answered, Question, kept_answers
 from slipstream.data.endpoint import Endpoint
 from slipstream.data.refill import OwnAnswers
 from slipstream.data.rendering import Sample, render_prompt
@@ -93,7 +93,7 @@ class Regeneration(Settings):
             for own, answer in zip(asked.values(), answers, strict=True):
                 own.take(answer, tokenizer)
             num_answers += len(answers)
-            num_cut += sum(not answer.ended for answer in answers)
+            num_cut += sum(not answer.ended and answer != NOTHING for answer in answers)
         if num_cut:
             log.warning(
                 "kept %d of %d answers that did not end within data.max_new_tokens=%d tokens; "
@@ -104,7 +104,10 @@ class Regeneration(Settings):
                 "left out what %d of %d prompts have beyond data.max_length=%d tokens",
                 num_long, len(prompts), most,
             )  # fmt: skip
-        return [sample for own in written for sample in own.samples()]
+        samples = [sample for own in written for sample in own.samples()]
+        if not samples and answerer.refusal is not None:
+            raise answerer.refusal
+        return samples
 
     def _drawn(self, number: int, seed: int, ids: list[int]) -> tuple[float, int]:
         """Temperature of the answers to a prompt (not in turn: so may kinds of prompts come), and

@@ -70,8 +70,8 @@ def messages_of(prompt: str | Messages) -> Messages:
 
 def read_rows(path: str | Path, split: str, completion_required: bool = True) -> list[Row]:
     """Read the rows of one `.jsonl` or `.jsonl.gz` file, or of the file named `split` in a folder;
-    `InputError` for a missing, empty, truncated, non-UTF-8 or malformed file, which names all rows
-    that something is wrong in."""
+    `InputError` for a missing, empty, truncated, non-UTF-8 or malformed file, which names the
+    first rows that something is wrong in, and counts them."""
     path = Path(path)
     source = path.name.split(".")[0]
     if path.is_dir():

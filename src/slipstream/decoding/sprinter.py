@@ -66,8 +66,8 @@ class SprinterDecoder(Decoder):
             known = self.verifier.features.draft.fingerprint
             if width != draft.hidden_size or (known and known != draft.fingerprint):
                 raise InputError(
-                    f"verifier: it was trained on states of another draft model, of width {width}, "
-                    f"and this one's have {draft.hidden_size}; train one for this draft model"
+                    f"verifier: it was trained on states, of width {width}, of another draft model "
+                    f"than this one (width {draft.hidden_size}); train one for this draft model"
                 )
             says = judged or self.verifier is not verifier  # a trained one says of which target
             if says and target.fingerprint and judged != target.fingerprint:

@@ -71,8 +71,8 @@ class Open:
                 if told.last:
                     self.board.free(*self.places[index])
                 yield index, told
-            if sentence := self.board.sentence.value:
-                yield 0, Told(refused=sentence.decode(), failed=True)
+            if sentence := self.board.said:
+                yield 0, Told(refused=sentence, failed=True)
 
     def close(self) -> None:
         """Nobody waits for the jobs any more; a second call changes nothing."""
@@ -130,7 +130,9 @@ class Application:
         asked = parsed(kind, await _body(request))
         jobs = asked.jobs(self.model, self.sampling, self.limits)
         if len(jobs) > (most := len(self.backend.board.owners)):
-            sentence = f"n: this server answers {most} choices at most; ask for fewer"
+            sentence = (
+                f"n: this server answers {most} choices of all prompts at most; ask for fewer"
+            )
             raise ApiError(400, sentence, "n")
         if self.backend.crowded or (places := self.backend.board.take(len(jobs))) is None:
             raise ApiError(
@@ -152,8 +154,8 @@ class Application:
         return JSONResponse(shape.whole(), headers=named) if there else Response(status_code=499)
 
     async def health(self, request: Request) -> Response:
-        lost = bool(self.backend.board.sentence.value)
-        return Response("lost" if lost else "ok", 503 if lost else 200)
+        lost = self.backend.board.said
+        return Response(lost or "ok", 503 if lost else 200)
 
     def app(self, lifespan: Callable | None = None) -> FastAPI:
         """The routes, and errors of any kind in the API's shape; lifespan: what surrounds all."""

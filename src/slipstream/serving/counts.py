@@ -66,6 +66,14 @@ class Board:
         self.sentence = memory.RawArray("c", 4096)
         self.tickets = 0
 
+    @property
+    def said(self) -> str:
+        """Why no worker answers any more; "" as long as they do."""
+        return self.sentence.value.decode(errors="ignore")
+
+    def say(self, sentence: str) -> None:
+        self.sentence.value = sentence.encode()[:4000]
+
     def take(self, count: int) -> list[tuple[int, int]] | None:
         """A place and a ticket for each of so many requests; None where they are not free."""
         free = [place for place, owner in enumerate(self.owners) if not owner][:count]

@@ -59,7 +59,7 @@ class Workers:
                     missing.discard(pipe)
         except EOFError:
             self._end()
-            raise InputError((self.board.sentence.value or LOST.encode()).decode()) from None
+            raise InputError(self.board.said or LOST) from None
         except BaseException:  # they may be loading for a long time yet
             self._end()
             raise
@@ -79,10 +79,12 @@ class Workers:
 
     def _end(self) -> None:
         self.ending = True
-        for process in self.processes:
-            process.kill()  # nobody waits for it now
-            process.join()
         self.jobs.cancel_join_thread()
+        with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):
+            for process in self.processes:
+                process.kill()  # nobody waits for it now
+            for process in self.processes:
+                process.join()
 
     def watch(self, server: uvicorn.Server) -> None:
         """End the server, with a sentence for what is open, as soon as a process has ended."""
@@ -90,7 +92,7 @@ class Workers:
         def watch() -> None:
             connection.wait([process.sentinel for process in self.processes])
             if not self.ending:
-                self.board.sentence.value = self.board.sentence.value or LOST.encode()
+                self.board.say(self.board.said or LOST)
                 server.should_exit = True
 
         threading.Thread(target=watch, daemon=True).start()
@@ -139,7 +141,7 @@ def work(server, config, device: str, number: int, board: Board, jobs, pipe) -> 
     try:
         worker = server.worker(config, device, Counts(board.cells[number]))
     except InputError as error:
-        board.sentence.value = str(error).encode()[:4000]
+        board.say(str(error))
         sys.exit(2)
     pipe.send(None)
     answer(worker, board, jobs, _sending(pipe))

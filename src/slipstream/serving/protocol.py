@@ -18,7 +18,7 @@ from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Limits
 from slipstream.serving.jobs import Job, Told
 
-MOST_CHOICES, MOST_STOPS, MOST_ARGUMENTS = 16, 16, 16
+MOST_PROMPTS, MOST_CHOICES, MOST_STOPS, MOST_ARGUMENTS = 128, 16, 16, 16
 UNREAD = """
     user safety_identifier metadata store service_tier parallel_tool_calls moderation request_id
     prompt_cache_key prompt_cache_options prompt_cache_retention generation_config cache_salt
@@ -125,9 +125,9 @@ class Message(Lenient):
 
     def plain(self) -> dict[str, str]:
         """As templates know it: of parts a line each, and of developers as of the system."""
-        parts = [] if isinstance(self.content, str) else [part.text for part in self.content]
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": "\n".join(parts) if parts else self.content}
+        role, text = "system" if self.role == "developer" else self.role, self.content
+        text = text if isinstance(text, str) else "\n".join(part.text for part in text)
+        return {"role": role, "content": text}
 
 
 class StreamOptions(Lenient):
@@ -156,8 +156,7 @@ class Asking(Lenient):
     stream_options: StreamOptions | None = None
 
     def asked(self) -> tuple[list[Messages | str | list[int]], dict[str, Argument] | None]:
-        """The prompts: messages for the chat template, with arguments of it, or texts or tokens as
-        they are."""
+        """Prompts: messages for the chat template, with its arguments, or texts or tokens."""
         raise NotImplementedError
 
     def jobs(self, model: str, sampling: Sampling, limits: Limits) -> list[Job]:
@@ -204,10 +203,11 @@ class ChatRequest(Asking):
 
 
 Tokens = Annotated[list[Token], Field(min_length=1)]
+Several = Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
 class CompletionRequest(Asking):
-    prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1)]
+    prompt: str | Tokens | Several
 
     def asked(self) -> tuple[list[str | list[int]], None]:
         several = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
@@ -225,7 +225,8 @@ def parsed(kind: type[Asking], body: bytes) -> Asking:
     except ValidationError as error:
         found = error.errors(include_url=False)
         # Of a list where a text may stand, too, it is the list that something is wrong in.
-        first = min(found, key=lambda e: e["type"] == "string_type" and type(e["input"]) is list)
+        worst = {"too_long": 0, "string_type": 2}
+        first = min(found, key=lambda e: worst.get(e["type"], 1) if type(e["input"]) is list else 1)
         if first["type"] == "json_invalid":
             raise ApiError(400, "the body is no valid JSON; send one JSON object") from None
         known = {*kind.model_fields, *Message.model_fields, *Part.model_fields}
@@ -270,9 +271,8 @@ class Shape:
         return self._object(True, [choice])
 
     def whole(self) -> dict:
-        choices = []
-        for index, (pieces, end) in enumerate(zip(self.texts, self.ends, strict=True)):
-            text = "".join(pieces)
+        choices, texts = [], map("".join, self.texts)
+        for index, (text, end) in enumerate(zip(texts, self.ends, strict=True)):
             message = {"role": "assistant", "content": text, "refusal": None}
             own = {"message": message} if self.chat else {"text": text}
             own |= {"token_ids": list(end.ids)} if self.asked.return_token_ids else {}

@@ -10,6 +10,7 @@ read those of Ray for the whole.
 """
 
 import asyncio
+import logging
 import os
 import queue
 import threading
@@ -24,10 +25,10 @@ from slipstream.configuration import check_config
 from slipstream.serving.application import Application, Open
 from slipstream.serving.counts import Board, Counts
 from slipstream.serving.jobs import Asked, Job, Told
-from slipstream.serving.processes import LOST
 from slipstream.serving.server import Serve
 from slipstream.serving.worker import Worker
 
+log = logging.getLogger(__name__)
 CONF = os.path.join(os.path.dirname(__file__), *[os.pardir] * 3, "conf")
 
 
@@ -79,8 +80,8 @@ class LocalBackend:
         try:
             worker.work(self.arrived.get)
         except BaseException:
-            self.board.sentence.value = LOST.encode()
-            raise
+            log.exception("the worker of this replica has failed; Ray starts another")
+            os._exit(1)
 
     def open(self, jobs: list[Job], places: list[tuple[int, int]]) -> Open:
         opened, loop = Open(self.board, places), asyncio.get_running_loop()

@@ -88,11 +88,12 @@ class Server(Settings):
             options = dict(log_level="warning", access_log=False, http=Connection)
             options |= dict(timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=END_SECONDS)
             server = uvicorn.Server(uvicorn.Config(app, self.host, self.port, **options))
+            check_free(self.host, self.port)  # still, after the models were read
             workers.watch(server)
             with suppress(KeyboardInterrupt):  # a signal, again, when all is answered
                 server.run()
-        if workers.board.sentence.value:
-            raise InputError(workers.board.sentence.value.decode())
+        if workers.board.said:
+            raise InputError(workers.board.said)
 
     def worker(self, config: DictConfig, device: str, counts: Counts) -> Worker:
         """A worker on a device at its start, made in the process that works there."""

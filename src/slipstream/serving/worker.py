@@ -150,9 +150,14 @@ class Worker:
                 del self.running[request]
                 self._end(asked, "abort")
 
+    @property
+    def _others(self) -> bool:
+        """Whether requests are being answered, or a long prompt is being read."""
+        return bool(self.running or self.reading)
+
     def _let_join(self) -> None:
         """Those that fit, in their order: short prompts together, and one long one to be read."""
-        self.full = self.full and bool(self.running)
+        self.full = self.full and self._others
         room = self.most_running - len(self.running) - (self.reading is not None)
         room = 0 if self.full else room
         fresh: list[Asked] = []
@@ -197,23 +202,32 @@ class Worker:
                 self._fail(fresh)
             elif len(fresh) == 1:
                 fresh[0].tell(Told(refused=str(error)))
-            else:  # at the head of those that wait, should one of them fail in its turn
-                self.waiting.extendleft(reversed(fresh))
-                for asked in fresh:
-                    self.waiting.remove(asked)
-                    self._start([asked])
+            else:
+                self._start_each(fresh)
         except Exception as error:
             self._give_back(error)
             joining = self.decoder.running is not before
-            if out_of_memory(error) and self.running and not joining:
-                self.full = True  # until one that is running ends
-                self.waiting.extendleft(reversed(fresh))
+            if out_of_memory(error) and not joining and len(fresh) > 1:
+                return self._start_each(fresh)
+            if out_of_memory(error) and not joining and self._others:
+                self.full = True  # until one of the others ends
+                self.waiting.extendleft(fresh)
                 log.warning("no memory for more requests: they wait until others end")
                 return False
             self._fail(fresh)
             if joining or device_lost(error):
                 raise
             log.exception(NOT_STARTED)
+        return False
+
+    def _start_each(self, fresh: list[Asked]) -> bool:
+        """Start them one by one, as long as there is room; until then they are at the head of those
+        that wait, should one of them fail in its turn."""
+        self.waiting.extendleft(reversed(fresh))
+        for asked in fresh:
+            if not self.full:
+                self.waiting.remove(asked)
+                self._start([asked])
         return False
 
     def _tell(self) -> None:

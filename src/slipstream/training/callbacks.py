@@ -23,7 +23,7 @@ from slipstream.core.settings import Amount, set_to
 from slipstream.data.rendering import Sample
 from slipstream.training.checkpoints import go_back_to_last_step
 from slipstream.training.memory import MemoryEstimate, largest_batch, step_bytes
-from slipstream.training.module import total_steps
+from slipstream.training.module import epoch_batches, total_steps
 from slipstream.training.resuming import kept_in
 from slipstream.training.sharding import ShardedTarget
 from slipstream.training.together import SAVE_SECONDS, end_after
@@ -51,7 +51,7 @@ def tell_run(trainer: L.Trainer, module: L.LightningModule) -> None:
     console.print(
         f"parameters: {trained:,} trained of {total:,} ({100 * trained / total:.2f} %)\n"
         f"memory estimate: {memory_estimate(trainer, module)}{shared}\n"
-        f"steps: {steps:,}, with {batches:,} batches an epoch\n"
+        f"steps: {steps:,}, with {epoch_batches(trainer, batches):,} batches an epoch\n"
         f"data: {len(samples):,} training samples, "
         f"{100 * data.supervised_share:.1f} % of their tokens supervised\n"
         "first sample, supervised tokens in green:"
