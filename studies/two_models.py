@@ -48,8 +48,8 @@ def two_models(
     for name, chosen in task_sets(prompts).items():
         own = {record["method"]: record for record in records if record["prompt_set"] == name}
         total = total_of(runs[1], chosen)
-        # Once for each token that it drafts; an answer's first belongs to the prefill.
-        calls = max(1, total.target_rows - total.target_forwards - total.answers)
+        # the draft model runs once for each token that it drafts
+        calls = total.target_rows - total.target_forwards
         theirs, ours = ([run.generations[n].statistics for n in chosen] for run in runs[1:])
         ratio = speed_ratio(ours, theirs, True)
         rows += [_row(record, own["two models"], calls, gamma, ratio) for record in own.values()]
@@ -91,17 +91,18 @@ def _row(
     models with so many draft `calls`: by Eq. 10, and as measured, of whole calls, `ratio` with its
     95 % over prompts.
 
-    C_draft is 'draft, ms per draft call' (without the passes over prompts), C_target 'verify, ms
-    per target call' of two models, C_ss the sum of 'verify' and 'draft, ms per target call' of
-    streams. zeta and beta are their taus.
+    C_draft is 'draft, ms per draft call' (without an answer's first one, which reads the prompt:
+    its seconds are part of the prefill), C_target 'verify, ms per target call' of two models, C_ss
+    the sum of 'verify' and 'draft, ms per target call' of streams. zeta and beta are their taus.
     """
     drafts, predicted, measured = calls if record is other else 0, None, None
+    timed = max(1, calls - record["num_prompts"])
     verify, draft = (
         seconds / record["target_forwards"]
         for seconds in (record["seconds_verify"], record["seconds_draft"])
     )
     if record["method"] == "streams":
-        costs = other["seconds_draft"] / calls, other["seconds_verify"] / other["target_forwards"]
+        costs = other["seconds_draft"] / timed, other["seconds_verify"] / other["target_forwards"]
         predicted = speed_over_two_models(
             gamma, *costs, verify + draft, other["tau"], record["tau"]
         )
@@ -116,7 +117,7 @@ def _row(
         "tau, 95 %": bounded(record["tau"], record["tau_low"], record["tau_high"]),
         "verify, ms per target call": 1000 * verify,
         "draft, ms per target call": 1000 * draft,
-        "draft, ms per draft call": 1000 * record["seconds_draft"] / drafts if drafts else None,
+        "draft, ms per draft call": 1000 * record["seconds_draft"] / timed if drafts else None,
         "ROUGE-L": record["rouge_l"],
         "exact match": record["exact_match"],
         "over two models, Eq. 10": predicted,
