@@ -208,7 +208,8 @@ class Worker:
             self._give_back(error)
             joining = self.decoder.running is not before
             if out_of_memory(error) and not joining and len(fresh) > 1:
-                return self._start_each(fresh)
+                self._start_each(fresh)
+                return False
             if out_of_memory(error) and not joining and self._others:
                 self.full = True  # until one of the others ends
                 self.waiting.extendleft(fresh)
@@ -220,7 +221,7 @@ class Worker:
             log.exception(NOT_STARTED)
         return False
 
-    def _start_each(self, fresh: list[Asked]) -> bool:
+    def _start_each(self, fresh: list[Asked]) -> None:
         """Start them one by one, as long as there is room; until then they are at the head of those
         that wait, should one of them fail in its turn."""
         self.waiting.extendleft(reversed(fresh))
@@ -228,7 +229,6 @@ class Worker:
             if not self.full:
                 self.waiting.remove(asked)
                 self._start([asked])
-        return False
 
     def _tell(self) -> None:
         for request, asked in list(self.running.items()):
