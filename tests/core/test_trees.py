@@ -127,6 +127,15 @@ def test_what_is_followed_is_what_greedy_verification_accepts(batch, seed):
             assert all(draft.tokens[node] != own[path[-1]] for node in following)
 
 
+def test_nodes_that_are_only_looked_at_are_not_accepted():
+    trees = Trees.of([Draft([7, 1, 2, 3], [-1, 0, 1, 0], [1.0, -1.0, -1.0, 0.0])])
+    for token, expected in ((1, 0), (3, 3)):
+        choices = torch.tensor([[token, 2, 5, 6]])
+        last, tokens = walk(trees, lambda nodes, _, own=choices: own[0, nodes])
+        assert follow(trees, choices).tolist() == last.tolist() == [expected]
+        assert tokens.tolist() == [choices[0, expected]]
+
+
 @given(batches, seeds)
 def test_a_walk_finds_what_is_followed_and_asks_along_the_path_alone(batch, seed):
     trees = Trees.of(batch)

@@ -25,6 +25,8 @@ from tests.tiny import VOCABULARY, tiny_target
 from slipstream.configuration import build
 from slipstream.core.drafts import Draft, grow_by_confidence
 from slipstream.core.sampling import Sampling
+from slipstream.core.trees import Trees
+from slipstream.core.verification import follow
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
@@ -245,10 +247,28 @@ def test_tables_name_by_which_settings_a_drafter_goes_beyond_its_paper():
         name: build(methods[name].drafter).attach(target).details
         for name in ("anpd", "lookahead", "token_recycling", "unispec", "spectra", "combined_text")
     }
-    spectra = "text, unseen_probability, order, chain, backward_share"
-    assert details == dict(anpd="", lookahead="text", token_recycling="prompt",
+    spectra = "text, branches, unseen_probability, order, chain, backward_share"
+    assert details == dict(anpd="", lookahead="text, branches", token_recycling="prompt",
                            unispec="prompt, trust", spectra=spectra,
                            combined_text="unispec (prompt, trust)")  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [lookahead, spectra])
+def test_branches_are_drafts_where_this_is_asked_for_alone(make):
+    """In the papers they are extended, and not verified; guesses are."""
+    request = SimpleNamespace(tokens=[3, 1, 4], room=9)
+    for accept in (True, False):
+        attached = make(accept_branches=accept).attach(tiny_target())
+        state = attached.state(request, 14)
+        state.stored.add([4, 1, 5])
+        draft = attached.drafted(request, state, 14)
+        trees, (guess, *_) = Trees.of([draft]), draft.tokens[1:]
+        path = state.paths()[0]
+        choices = torch.zeros_like(trees.tokens)
+        choices[0, 0] = path[0]
+        assert (int(follow(trees, choices)) > 0) == (accept or path[0] == guess)
+        choices[0, 0] = guess
+        assert int(follow(trees, choices)) == 1
 
 
 def answered(drafter, target, prompt=PROMPT, budget: int = 14, **sampling):
@@ -454,7 +474,7 @@ def test_stores_are_forgotten_from_prompt_to_prompt_unless_they_are_kept(name):
     target = tiny_target()
     attached = untrained([[1, 2, 3], [4, 5, 6]])[name].attach(target)
     engine = Engine(target, attached, Sampling(), Limits(LENGTH), 14)
-    forwards = [engine.generate(PROMPT).statistics.target_forwards for _ in range(3)]
+    forwards = [engine.generate(PROMPT).statistics.target_forwards for _ in range(2)]
     batch = engine.generate_batch([[1, 2], PROMPT, [7] * 5])
     if attached.keeps:
         assert forwards[1] < forwards[0]
@@ -549,14 +569,11 @@ def test_memory_counts_each_object_once():
 
 def test_budgets_that_leave_no_room_still_decode():
     target = tiny_target()
-    plain = answered(unispec(), target).ids
-    for budget in (1, 2, 3, 5):
-        for name, drafter in untrained([[1, 2, 3]]).items():
-            assert answered(drafter, target, budget=budget).ids == plain, name
-    for prompt in ([5], [VOCABULARY - 1] * 2):
-        expected = answered(PromptLookup(1, 1), target, prompt).ids
-        for name, drafter in untrained([[1, 2, 3]]).items():
-            assert answered(drafter, target, prompt).ids == expected, name
+    for name, drafter in untrained([[1, 2, 3]]).items():
+        for budget, prompt in ((1, PROMPT), (2, [5]), (3, PROMPT), (5, [VOCABULARY - 1] * 2)):
+            expected = PlainDecoder(target, Sampling(), Limits(8)).generate(prompt).ids
+            engine = Engine(target, drafter, Sampling(), Limits(8), budget)
+            assert engine.generate(prompt).ids == expected, name
 
 
 @pytest.mark.parametrize("place", [-1, 4, 2**31 - 1])

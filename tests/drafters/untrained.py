@@ -41,13 +41,15 @@ def spectra(**changes) -> Spectra:
     settings = dict(
         candidates=2, ngram=3, guesses=3, unseen_probability=0.5, forward=True, backward=True,
         order="backward_first", chain=6, backward_share=0.75, sub_ngrams=True, retrieval=None,
-        text=False, keep=False,
+        text=False, keep=False, accept_branches=True,
     )  # fmt: skip
     return Spectra(**(settings | changes))
 
 
 def lookahead(**changes) -> Lookahead:
-    settings = dict(window=2, ngram=3, guesses=3, text=False, retrieval=None, keep=False)
+    settings = dict(
+        window=2, ngram=3, guesses=3, text=False, retrieval=None, keep=False, accept_branches=True
+    )  # fmt: skip
     return Lookahead(**(settings | changes))
 
 
@@ -85,6 +87,7 @@ def untrained(texts: list[list[int]]) -> dict[str, object]:
         "unispec, kept": unispec(keep=True),
         "unispec, local scores": unispec(reading="local"),
         "lookahead": lookahead(),
+        "lookahead, branches not accepted": lookahead(accept_branches=False),
         "lookahead, text, corpus, kept": lookahead(
             text=True, retrieval=retrieval(texts), keep=True
         ),

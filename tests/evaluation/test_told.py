@@ -77,18 +77,18 @@ def test_memory_of_stores_is_told_by_set_and_kept_stores_are_named(target):
     assert stores[0] > stores[1] > 0 and stores[2] == stores[0]
     assert [records[name, "all"]["details"] for name in methods] == [
         "",
-        "stores kept",
+        "stores kept, branches",
         "stores kept, unispec (prompt), more (prompt)",
     ]
     text = markdown(comparison_result(list(records.values()), runs, prompts))
-    assert " | stores kept |" in text
+    assert " | stores kept, branches |" in text
 
 
 def test_calibrating_keeps_a_choice_that_budget_auto_picks_up(tmp_path, capsys):
     """The whole way, on the shipped target; the record says which split was decoded."""
     settings = (
-        "drafter=prompt_lookup", "limits.max_new_tokens=12", "num_prompts=2", "repeats=1",
-        "calibration.num_prompts=2", "calibration.budgets=[2,4]",
+        "drafter=prompt_lookup", "limits.max_new_tokens=6", "num_prompts=1", "repeats=1",
+        "calibration.num_prompts=1", "calibration.budgets=[2,4]",
         f"calibration.folder={tmp_path}/kept", f"output_dir={tmp_path}/out",
     )  # fmt: skip
     auto = "budget=auto"

@@ -112,8 +112,9 @@ class PathTree:
         self.draft, self.budget = Draft.chain([root]), budget
         self.nodes: dict[tuple[int, int], int] = {}
 
-    def add(self, path: Sequence[int]) -> int | None:
-        """The node of the last token of `path`; None where the budget ends before it."""
+    def add(self, path: Sequence[int], confidence: float = 1.0) -> int | None:
+        """The node of the last token of `path`, of which new nodes have this confidence; None where
+        the budget ends before it."""
         node, draft = 0, self.draft
         for token in path:
             key = (node, token)
@@ -123,7 +124,7 @@ class PathTree:
                 self.nodes[key] = len(draft)
                 draft.tokens.append(token)
                 draft.parents.append(node)
-                draft.confidences.append(1.0)
+                draft.confidences.append(confidence)
             node = self.nodes[key]
         return node
 

@@ -34,7 +34,8 @@ class Trees:
     """B trees of N nodes on one device.
 
     tokens, parents: (B, N) int64, parents -1 for the roots and for padding; confidences: (B, N)
-    estimated probabilities of the paths to the nodes; depth: an upper bound on that of all nodes;
+    estimated probabilities of the paths to the nodes, negative for nodes that are only looked at,
+    and never accepted; depth: an upper bound on that of all nodes;
     drawn: what the children were drawn from, None for deterministic ones (top-k, n-grams).
 
     >>> trees = Trees.of([Draft([7, 1, 2, 3], [-1, 0, 0, 1])])

@@ -28,7 +28,7 @@ def follow(trees: Trees, choices: torch.Tensor) -> torch.Tensor:
     >>> follow(Trees.of([Draft([7, 1, 2], [-1, 0, 0])]), torch.tensor([[2, 5, 9]])).tolist()
     [2]
     """
-    agrees = trees.tokens == choices.gather(1, trees.parents_or_root)
+    agrees = (trees.tokens == choices.gather(1, trees.parents_or_root)) & (trees.confidences >= 0)
     agrees = agrees | (trees.depths == 0)
     return (trees.along(agrees) * (trees.depths + 1)).argmax(-1)
 
@@ -51,6 +51,7 @@ def walk(
     going, tokens = last == 0, choose(last, 0)
     for depth in range(1, trees.depth + 1):
         child = (trees.parents == last[:, None]) & (trees.tokens == tokens[:, None])
+        child = child & (trees.confidences >= 0)
         going = going & child.any(-1)
         last = torch.where(going, child.byte().argmax(-1), last)
         tokens = torch.where(going, choose(last, depth), tokens)

@@ -195,14 +195,14 @@ class Heuristic(_Counting):
 @dataclass(eq=False, kw_only=True)
 class GammaTune(_Counting):
     """A draft length that follows a moving mean of the accepted tokens (GammaTune, Algorithm 1,
-    whose lines are read in the one way in which all act): A accepted tokens, `bonus` more if the
-    whole draft was accepted; then length <- clip((1 - rate) length + rate A, least, most), and its
+    whose lines are read in the one way in which all act): A accepted tokens, `bonus` more if they
+    are as many as the length; then length <- clip((1 - rate) length + rate A, least, most), and its
     ceiling is drafted.
 
     rate: eta; bonus: delta; threshold: GammaTune+, which ends a draft with a token drawn where the
-    draft model's largest probability is below it; None for GammaTune. A draft that something else
-    cut short (the end of an answer, the budget) and that was accepted whole says nothing about the
-    length, and changes nothing.
+    draft model's largest probability is below it (and has no bonus then, however right it was);
+    None for GammaTune. A draft that something else cut short (the end of an answer, the budget) and
+    that was accepted whole says nothing about the length, and changes nothing.
     """
 
     stopped = False  # the last draft, by its threshold

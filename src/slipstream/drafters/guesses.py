@@ -114,7 +114,7 @@ class Guessing(Drafter):
     ngram: tokens of an n-gram (N); guesses: verified at once at most, and kept of each first token
     (G). text: whether the n-grams of prompt and answer are stored, too. retrieval: guesses from a
     corpus where the others leave room, None for none. keep: whether later prompts find what earlier
-    ones stored.
+    ones stored. accept_branches: whether tokens of branches are drafts, too, and may be accepted.
     """
 
     ngram: Annotated[int, Ge(2), Le(65536)]
@@ -122,6 +122,7 @@ class Guessing(Drafter):
     text: bool
     retrieval: Retrieval | None
     keep: bool
+    accept_branches: bool
 
     def stored(self) -> GuessPool:
         """An empty store."""
@@ -141,7 +142,7 @@ class Guessing(Drafter):
         return logits.argmax(-1, keepdim=True)
 
     def additions(self) -> list[str]:
-        return ["text"] if self.text else []
+        return ["text"] * self.text + ["branches"] * self.accept_branches
 
     def attach(self, target: Target) -> "AttachedGuessing":
         return AttachedGuessing(target, self)
@@ -195,7 +196,8 @@ class AttachedGuessing(AttachedHost):
         for guess in found:
             paths.add(guess[: max(0, request.room - 1)])
         paths.budget = budget
-        state.ends = [paths.add(path) for path in ahead]
+        confidence = 1.0 if settings.accept_branches else -1.0
+        state.ends = [paths.add(path, confidence) for path in ahead]
         return paths.draft
 
     def memory(self) -> int:
