@@ -67,4 +67,4 @@ gpu-test: install
 		$(addprefix tests/decoding/test_,greedy_identity.py batches.py fuzz_generate.py)
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv $(RUNS)

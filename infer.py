@@ -12,7 +12,7 @@ from slipstream import app, entry
 def main(config: DictConfig) -> None:
     with entry.one_sentence():
         found = app.infer(entry.in_own_folder(config))
-        if config.verify and found:  # answers that differ
+        if config.verify and not all(each.numeric_tie for each in found):
             sys.exit(1)
 
 

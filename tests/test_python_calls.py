@@ -6,7 +6,6 @@ import shutil
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Empty
 
 import pytest
 import torch
@@ -112,13 +111,11 @@ def test_the_shipped_speculator_through_transformers_generate(small):
 GREEDY = dict(max_new_tokens=24, do_sample=False, pad_token_id=0)
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_custom_generate_ends_at_the_end_tokens_of_the_call(several):
+def test_custom_generate_ends_at_the_end_token_of_the_call():
     target, ids = tiny_target(), torch.tensor([[1, 2, 3]])
     free = target.model.generate(ids, **GREEDY)[0, 3:].tolist()
     end = next(token for token in free[4:] if token not in free[:4])
-    unseen = next(token for token in range(target.vocab_size) if token not in free)
-    options = GREEDY | dict(eos_token_id=[unseen, end] if several else end)
+    options = GREEDY | dict(eos_token_id=end)
     expected = target.model.generate(ids, **options).tolist()
     assert len(expected[0]) < 3 + len(free)
     assert ours(target.model, ids, DraftModel(target, 4), **options).tolist() == expected
@@ -137,17 +134,6 @@ def test_custom_generate_does_not_read_the_padding(model, ids):
         ours(model, padded, drafter, **options)
 
 
-def test_custom_generate_streams_and_ends_the_stream(model, ids):
-    tokenizer = AutoTokenizer.from_pretrained(locate("slipstream/small-target"))
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=1)
-    found = ours(model, ids, PromptLookup(3, 4), max_new_tokens=24, streamer=streamer)
-    try:
-        text = "".join(streamer)
-    except Empty:
-        pytest.fail("the stream never ends")
-    assert text == tokenizer.decode(found[0, ids.shape[1] :])
-
-
 def test_a_wrapped_custom_generate_streams_as_well(model, ids):
     tokenizer = AutoTokenizer.from_pretrained(locate("slipstream/small-target"))
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=1)
@@ -157,29 +143,6 @@ def test_a_wrapped_custom_generate_streams_as_well(model, ids):
 
     model.generate(ids, custom_generate=wrapped, max_new_tokens=24, streamer=streamer)
     assert len("".join(streamer)) > 20
-
-
-def test_custom_generate_returns_the_output_object_it_is_asked_for(model, ids):
-    options = dict(max_new_tokens=24, return_dict_in_generate=True)
-    found = ours(model, ids, PromptLookup(3, 4), **options)
-    expected = model.generate(ids, do_sample=False, **options)
-    assert type(found) is type(expected) and found.sequences.equal(expected.sequences)
-    with pytest.raises(InputError, match="output_scores is not supported"):
-        ours(model, ids, PromptLookup(3, 4), output_scores=True, **options)
-
-
-def test_samples_differ_unless_they_are_seeded(model, ids):
-    options = dict(max_new_tokens=24, do_sample=True, temperature=1.0, top_k=0)
-
-    def answers(**seed):
-        return [ours(model, ids, PromptLookup(3, 4), **options, **seed).tolist() for _ in range(4)]
-
-    torch.manual_seed(0)
-    free = answers()
-    assert len({str(answer) for answer in free}) > 1
-    torch.manual_seed(0)
-    assert answers() == free
-    assert len({str(answer) for answer in answers(seed=1)}) == 1
 
 
 def test_a_second_call_finds_what_the_first_one_made(tmp_path):
@@ -277,12 +240,12 @@ def test_a_models_own_generate_is_right_while_others_decode(limited):
         try:
             found = [
                 [model.generate(own, **GREEDY, **more).tolist() for own, more in ways]
-                for _ in range(12)
+                for _ in range(4)
             ]
         finally:
             ended.append(True)
         beside.result()
-    assert found == [expected] * 12
+    assert found == [expected] * 4
 
 
 def test_a_compiled_model_is_the_one_that_was_compiled(model):
@@ -394,6 +357,15 @@ def test_generate_takes_a_folder_or_a_model_as_target(small, model, tmp_path):
     assert "target: no tokenizer" in refused(lambda: slipstream.generate(PROMPT, tiny, None))
 
 
+def test_a_named_target_has_the_dtype_that_it_was_saved_in(tmp_path):
+    tiny = tiny_target().model.bfloat16()
+    save_tiny_target(tmp_path, tokenizer=tiny_tokenizer())
+    tiny.save_pretrained(tmp_path)
+    slipstream.generate("w1", tmp_path, None, 2)
+    (target,) = generation._LOADED.values()
+    assert target.dtype == torch.bfloat16
+
+
 def test_steps_with_a_target_run_compiled_unless_somebody_chose(small, model, monkeypatch):
     """Where that is the rule, as on a GPU; not with a model, whose adapters may change."""
     asked, target = [], copy.copy(small)
@@ -419,7 +391,8 @@ def test_budget_auto_is_what_the_command_calibrated(small, tmp_path, monkeypatch
         )
     )  # fmt: skip
     expected = slipstream.generate(PROMPT, small, drafter=None).ids
-    assert call().ids == call().ids == expected
+    assert call().ids == expected
+    assert "".join(slipstream.stream(PROMPT, small, budget="auto")) == call().text
     several = slipstream.generate([PROMPT, PROMPT], small, budget="auto")
     assert [each.ids for each in several] == [expected] * 2
 
@@ -460,9 +433,9 @@ def test_a_named_target_goes_before_another_one_comes(tmp_path, monkeypatch):
     """Two large models may not fit beside one another."""
     living, loaded = [], []
 
-    def load_target(name):
+    def load_target(name, dtype):
         assert not any(each() for each in living)
-        living.append(weakref.ref(target := load_small(name)))
+        living.append(weakref.ref(target := load_small(name, dtype)))
         loaded.append(name)
         return target
 

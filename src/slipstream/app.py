@@ -88,6 +88,8 @@ def infer(config: DictConfig) -> list:
         torch.set_num_threads(config.threads)
     output = Path(config.output_dir)
     check_replaceable(output)
+    if config.prompt is None and not config.chat:
+        build(config.data)  # what cannot be read is said before weights are loaded
     target = compile_target(build(config.target), config.engine.compile)
     if config.verify and is_fused(target.model):  # the products of `generate`, to the last bit
         unpack_linears(target.model)

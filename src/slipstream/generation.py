@@ -3,12 +3,13 @@ conversation on the terminal."""
 
 import gc
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import RLock
 
 import torch
 
-from slipstream.assets import locate
+from slipstream.assets import SHIPPED, locate
 from slipstream.core.errors import InputError
 from slipstream.core.files import times_of
 from slipstream.core.sampling import Sampling
@@ -59,10 +60,11 @@ def generate(
     """Answer a prompt, or several together; the output is the target's own, only faster.
 
     prompt: a text, messages for the chat template, or a list of either, which has a list of
-    answers. target: a `Target`, a transformers model, or the name or folder of one to load (kept
-    for later calls). drafter: a `Drafter`, a speculator's folder or hub id, a name in conf/drafter
-    ("auto" chooses at every step), or None for plain decoding. budget: nodes of a draft tree, root
-    included, or "auto" for what `infer.py calibrate=true` found. seed: of the first prompt, the
+    answers. target: a `Target`, a transformers model, or the name or folder of one to load, in the
+    dtype that it was saved in (kept for later calls). drafter: a `Drafter`, a speculator's folder
+    or hub id, a name in conf/drafter ("auto" chooses at every step), or None for plain decoding.
+    budget: nodes of a draft tree, root included, or "auto" for what `infer.py calibrate=true` found
+    for the same model, device, dtype and drafter. seed: of the first prompt, the
     next one's is one more. on_text: called with each piece of the text of a single answer as it is
     decided. speculator, draft: folders of a speculator and of a draft model, with which those
     drafters of conf/drafter draft that need them, in place of the ones that ship. Raises
@@ -248,10 +250,22 @@ def _configured(target: Target, name: str, speculator: str | None, draft: str | 
     return build(config.drafter)
 
 
+def _opened(name: str) -> Target:
+    """The target called `name`, in the dtype that it was saved in; those that ship in float32."""
+    from transformers import PreTrainedConfig
+
+    said = {}
+    if name not in SHIPPED:
+        with suppress(Exception):  # `load_target` says what is wrong
+            said, _ = PreTrainedConfig.get_config_dict(name)
+    dtype = said.get("dtype") or said.get("torch_dtype")
+    return compile_target(load_target(name, dtype if dtype in DTYPES else "float32"), "auto")
+
+
 def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:
     """A target that can read text."""
     if isinstance(target, str | Path):
-        return _last(_LOADED, lambda name: compile_target(load_target(name), "auto"), target)
+        return _last(_LOADED, _opened, target)
     if isinstance(target, torch.nn.Module) and hasattr(target, "config"):
         target = target_of(target)  # not compiled: its adapters may change, which graphs do not see
     elif not isinstance(target, Target):

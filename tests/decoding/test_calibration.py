@@ -153,7 +153,10 @@ def test_a_calibration_of_other_values_is_refused(tmp_path, wrong):
     assert "cannot be read" in refused(lambda: kept_calibration(path))
 
 
-def test_keys_tell_apart_models_drafters_and_sampling():
+def test_keys_tell_apart_models_drafters_and_sampling(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.jsonl").touch()
     one, other = tiny_target(), tiny_target("opt")
     keys = [
         calibration_key(target, described(drafter), sampling)

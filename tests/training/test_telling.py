@@ -92,6 +92,8 @@ def test_the_model_card_tells_what_was_measured_and_how(run):
     assert command.startswith("python train.py debug=quick target.name=target data=jsonl ")
     assert "data.path=rows" in command and str(run[0].parent) not in card
     assert "speed depends on the device and was not measured" in card
+    again = "target=small target.name=TARGET drafter=streaming speculator_path=THIS"
+    assert f"`python infer.py {again}`" in card
 
 
 @pytest.mark.parametrize(
@@ -107,10 +109,13 @@ def test_the_model_card_names_a_target_of_the_hub(tmp_path, name, base):
     card = (tmp_path / "model" / "README.md").read_text()
     assert (f"\nbase_model: {name}\n---\n# Title" in card) == base and f"- target: {name}, " in card
     assert "- tau: " not in card and "trained on up to 33 tokens" in card
-    assert "chat_template=TEMPLATE" not in card
+    assert '\ntarget = load_target(TARGET, "float32")\n' in card
     target.tokenizer.own_template = True
+    target.tokenizer.chat_template_kwargs = {"enable_thinking": False}
+    target.loading["quantization"] = "nf4"
     module.save(tmp_path / "model", "# Title\n\n- data: x\n")
-    assert "chat_template=TEMPLATE" in (tmp_path / "model" / "README.md").read_text()
+    told = "chat_template=TEMPLATE, chat_template_kwargs={'enable_thinking': False}"
+    assert f"{told}, quantization='nf4')" in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_only_wandb_is_given_the_config(tmp_path, monkeypatch):

@@ -68,6 +68,12 @@ def messages_of(prompt: str | Messages) -> Messages:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
+def check_there(path: str | Path) -> None:
+    """`InputError` unless there is something at this path."""
+    if not Path(path).exists():
+        raise InputError(f"data.path: {path} does not exist; give a .jsonl or .jsonl.gz file")
+
+
 def read_rows(path: str | Path, split: str, completion_required: bool = True) -> list[Row]:
     """Read the rows of one `.jsonl` or `.jsonl.gz` file, or of the file named `split` in a folder;
     `InputError` for a missing, empty, truncated, non-UTF-8 or malformed file, which names the
@@ -84,8 +90,7 @@ def read_rows(path: str | Path, split: str, completion_required: bool = True) ->
             )
     elif source in ("train", "validation", "test", "questions"):
         source = path.resolve().parent.name
-    if not path.exists():
-        raise InputError(f"data.path: {path} does not exist; give a .jsonl or .jsonl.gz file")
+    check_there(path)
     rows, wrong = [], {}
     for number, line in enumerate(_lines(path), start=1):
         if line.strip():

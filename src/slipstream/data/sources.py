@@ -10,7 +10,7 @@ from slipstream.assets import PROMPTS
 from slipstream.core.errors import InputError
 from slipstream.core.settings import Len, Seed, Text
 from slipstream.data.hub import SPLITS, HubSource, TextSource
-from slipstream.data.rows import Row, read_rows, text_of
+from slipstream.data.rows import Row, check_there, read_rows, text_of
 
 KINDS = ("data_to_text", "text_to_sql")
 FORMS = {"Repeat": str, "Repeat in lower case": str.lower, "Repeat with capitals": str.title}
@@ -30,6 +30,8 @@ class Sources:
         self.kinds, self.seed = list(synthetic_kinds or []), seed
         if not (self.paths or self.hub or self.kinds):
             raise InputError("data.path: no data given; name a JSONL file or folder")
+        for each in self.paths:  # before a model is loaded
+            check_there(each)
 
     @property
     def given(self) -> bool:

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+LOW_TAU = 1.05
+"""Below it drafting is of no use."""
+
 
 @dataclass
 class Statistics:

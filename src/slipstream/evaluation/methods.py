@@ -137,8 +137,8 @@ class Speculative(Method):
         said = [] if self._found is None else [f"calibrated: {self._found.choice}"]
         if self._drift is not None and self._drift.noticed:
             said.append("steps are not as calibrated")
-        if self._attached.keeps:
-            said.append("stores kept")
+        if self.learns:
+            said.append("stores kept" if self._attached.keeps else "learns from prompt to prompt")
         return ", ".join(filter(None, [*said, self._attached.details]))
 
     def prepare(self, target: Target, sampling: Sampling, limits: Limits) -> None:

@@ -15,6 +15,7 @@ from slipstream.data.rendering import render_prompt
 from slipstream.data.rows import Messages
 from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.decoder import Decoder
+from slipstream.decoding.statistics import LOW_TAU
 from slipstream.drafters.streaming import OWN_MODEL
 from slipstream.evaluation.comparison import compare, summarise
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
@@ -26,7 +27,6 @@ from slipstream.results.record import environment
 from slipstream.results.writer import show, write
 from slipstream.targets.target import Target
 
-LOW_TAU = 1.05
 STUDY_KEYS = ("target", "data", "study", "engine", "num_prompts", "threads")
 
 
@@ -159,9 +159,11 @@ def verify_methods(
                 found.append(divergence)
                 print(divergence.sentence())
     own = [name for name, method in methods.items() if method.reference]
+    ties = sum(each.numeric_tie for each in found)
     print(
         f"verify: {count - len(found)} of {count} answers are identical to plain decoding "
         f"({str(target.dtype).removeprefix('torch.')})"
+        + (f", {ties} leave it at a numeric tie, {len(found) - ties} by a bug" * bool(found))
         + (f"; of {', '.join(own)} to that of its own model, which is not the target" * bool(own))
     )
     return found

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -22,8 +21,10 @@ from torch.distributed import DistError
 from slipstream.configuration import build, recorded
 from slipstream.core.errors import InputError, enough_memory
 from slipstream.core.resuming import BY_CTRL_C, TERMINATED
+from slipstream.decoding.statistics import LOW_TAU
 from slipstream.targets.packed import packing_available
 from slipstream.training.callbacks import tell_run
+from slipstream.training.card import card
 from slipstream.training.module import epoch_batches
 from slipstream.training.resuming import Finished, check_settings, data_of, identity, state_of
 from slipstream.training.sharding import ShardedTarget
@@ -61,9 +62,9 @@ def train(config: DictConfig) -> Path:
     if OmegaConf.select(config, "target.device") == "auto":
         strategy = trainer.strategy
         own = {} if isinstance(strategy, ShardedTarget) else {"device": str(strategy.root_device)}
+    content, data = recorded(config), build(config.data)
     parts = {"target": build(config.target, **own), "speculator": build(config.get("speculator"))}
     module = build(config.training, **{name: part for name, part in parts.items() if part})
-    content, data = recorded(config), build(config.data)
     run = identity(module, content)
     check_settings(state, run)
     module.prepare(data)
@@ -229,38 +230,6 @@ def finish(trainer: L.Trainer, module: L.LightningModule, output: Path, config: 
     for logger in tracked(trainer.loggers) if config.get("speculator") else ():
         logger.experiment.log_artifact(folder, name=f"run-{logger.version}", type="model")
     print(f"saved to {folder}" + ("" if score is None else f" (best state, {float(score):.3f})"))
+    if score is not None and kept.monitor == "validation/tau" and score < LOW_TAU:
+        print("warning: hardly any draft is accepted; train for longer, or on more answers")
     return folder
-
-
-def card(module: L.LightningModule, config: dict, trainer: L.Trainer, score) -> str:
-    """The model card of what was trained."""
-    data = config["data"]
-    paths = [data["path"]] if isinstance(data["path"], str) else data["path"] or []
-    # without the folders of this machine
-    names = [Path(path).name for path in paths]
-    names = names or [source["name"] for source in (data["hub"] or {}).values()]
-    text = f"# {module.title}\n\n{module.description}\n\n"
-    text += f"- data: {', '.join(names or data['synthetic_kinds'])}"
-    text += ", answered by the target itself" if data["regenerate"] else ""
-    if data["generated_rows"]:
-        kinds = " and ".join(data["synthetic_kinds"])
-        text += f", and {data['generated_rows']:,} generated prompts ({kinds}), sampled answers"
-    text += f"\n- command: `{command()}`" if command() else ""
-    text += f"\n- steps: {trainer.global_step}, seconds: {module.training_seconds:.0f}\n"
-    if score is not None:
-        monitored = trainer.checkpoint_callback.monitor.replace("/", " ")
-        text += f"- {monitored}: {float(score):.3f}\n"
-    return text
-
-
-def command() -> str:
-    """The command that this process was started with, without folders of this machine, "" where
-    there was none."""
-    from hydra.core.hydra_config import HydraConfig
-
-    if not HydraConfig.initialized():
-        return ""
-    given = HydraConfig.get().overrides
-    found = [each for each in given.hydra if each.startswith("hydra.searchpath=")] + [*given.task]
-    given = [re.sub(r"(?<=[=\[,'\"])(file://)?/(?:[^/,\]\s]+/)*", r"\1", each) for each in found]
-    return shlex.join(["python", "train.py", *given])

@@ -3,7 +3,6 @@
 What is learned and how stands with the speculator. Its tau decides which checkpoint is best.
 """
 
-import re
 import time
 from itertools import islice
 from pathlib import Path
@@ -23,6 +22,7 @@ from slipstream.speculators.base import DraftingSpeculator, SpeculatorConfig, ne
 from slipstream.speculators.checkpoint import save_speculator, start_from_speculator
 from slipstream.targets.lora import merged_bytes
 from slipstream.targets.target import Target
+from slipstream.training.card import speculator_card
 from slipstream.training.memory import Step, empty_target
 from slipstream.training.module import TrainingModule, check_on_one_device
 
@@ -31,31 +31,6 @@ MEASURED = 96
 USUAL_RATE = 2.0
 """Of AdamW, times the hidden size: 5.2e-3 at 384, where 4e-3 and 5e-3 were measured to be best, and
 4.9e-4 at 4,096, where the paper has 5e-4."""
-CARD = """---
-library_name: slipstream
-pipeline_tag: text-generation
-tags: [speculative-decoding]
-{base}---
-{card}{tau}- target: {name}, for which alone it is; {writes}
-- limits: trained on up to {longest} tokens; for prompts unlike its data drafts are worse, and \
-never change an answer; speed depends on the device and was not measured in training: \
-`python infer.py target=hub target.name=TARGET drafter={kind} speculator_path=THIS` does, beside \
-plain decoding
-
-```python
-import slipstream  # THIS: this folder, or its hub id; TARGET: the target's
-
-{opens}print(slipstream.generate("...", target=TARGET, drafter=THIS).text)
-model.generate(ids, custom_generate=THIS, trust_remote_code=True)  # of transformers
-```
-"""
-OWN_TEMPLATE = """from slipstream.targets.loading import load_target
-
-TARGET = load_target(TARGET, chat_template=TEMPLATE)  # that of config.json here, not its own
-"""
-TAU = """- tau: tokens per forward of the target (plain decoding has 1), counted while it decoded \
-{prompts} validation prompts, evenly spread over them, greedy, with trees of {budget} nodes
-"""
 
 
 def losses_of(
@@ -186,30 +161,5 @@ class SpeculatorTraining(TrainingModule):
         return [{"params": own}, {"params": lora, "lr": rate}]
 
     def save(self, folder: Path, card: str) -> None:
-        card = self._completed(card)
+        card = speculator_card(self, card)
         save_speculator(folder, self.speculator, self.target, self.data.longest, card)
-
-    def _completed(self, card: str) -> str:
-        """The model card with what the hub reads at its head, what its numbers mean, use and
-        limits."""
-        name, here = self.target.name, Path(self.target.name).is_dir()
-        hub = not here and re.fullmatch(r"(?!slipstream/)[\w.-]+/[\w.-]+", name)
-        name = Path(name).name if here else name  # without the folders of this machine
-        writes = "its weights and its output stay what they are"
-        if self.shared:
-            writes = "what they write together is no longer that model's output"
-        own = getattr(self.target.tokenizer, "own_template", False)
-        tau = ""
-        if "- validation tau: " in card:
-            measured = min(self.validation_prompts, len(self.data.samples["validation"]))
-            tau = TAU.format(prompts=measured, budget=self.validation_budget)
-        return CARD.format(
-            base=f"base_model: {name}\n" if hub else "",
-            opens=OWN_TEMPLATE if own else "",
-            card=card,
-            tau=tau,
-            kind=self.speculator.kind,
-            name=name,
-            writes=writes,
-            longest=self.data.longest,
-        )

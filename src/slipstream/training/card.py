@@ -1,0 +1,117 @@
+"""The model card of what was trained: how it was made, and how it is opened and used."""
+
+import re
+import shlex
+from pathlib import Path
+
+import lightning as L
+
+from slipstream.core.templates import FIELD
+from slipstream.targets.target import Target
+
+SPECULATOR = """---
+library_name: slipstream
+pipeline_tag: text-generation
+tags: [speculative-decoding]
+{base}---
+{card}{tau}- target: {name}, for which alone it is; {writes}
+- limits: trained on up to {longest} tokens; for prompts unlike its data drafts are worse, and \
+never change an answer; speed depends on the device and was not measured in training: \
+`{command}` does, beside plain decoding
+
+```python
+import slipstream  # THIS: this folder, or its hub id; TARGET: the target's{template}
+from slipstream.targets.loading import load_target
+
+target = load_target({opened})
+print(slipstream.generate("...", target, THIS).text)
+model.generate(ids, custom_generate=THIS, trust_remote_code=True)  # of transformers
+```
+"""
+TAU = """- tau: tokens per forward of the target (plain decoding has 1), counted while it decoded \
+{prompts} validation prompts, evenly spread over them, greedy, with trees of {budget} nodes
+"""
+
+
+def card(module: L.LightningModule, config: dict, trainer: L.Trainer, score) -> str:
+    """What every run can tell. score: of the best state, if one was measured."""
+    data = config["data"]
+    paths = [data["path"]] if isinstance(data["path"], str) else data["path"] or []
+    # without the folders of this machine
+    names = [Path(path).name for path in paths]
+    names = names or [source["name"] for source in (data["hub"] or {}).values()]
+    text = f"# {module.title}\n\n{module.description}\n\n"
+    text += f"- data: {', '.join(names or data['synthetic_kinds'])}"
+    text += ", answered by the target itself" if data["regenerate"] else ""
+    if data["generated_rows"]:
+        kinds = " and ".join(data["synthetic_kinds"])
+        text += f", and {data['generated_rows']:,} generated prompts ({kinds}), sampled answers"
+    text += f"\n- command: `{shlex.join(['python', 'train.py', *given()])}`" if given() else ""
+    text += f"\n- steps: {trainer.global_step}, seconds: {module.training_seconds:.0f}\n"
+    if score is not None:
+        monitored = trainer.checkpoint_callback.monitor.replace("/", " ")
+        text += f"- {monitored}: {float(score):.3f}\n"
+    return text
+
+
+def speculator_card(module: L.LightningModule, text: str) -> str:
+    """`text` with what the hub reads at its head, what its numbers mean, use and limits."""
+    target, kind = module.target, module.speculator.kind
+    here = Path(target.name).is_dir()
+    hub = not here and re.fullmatch(r"(?!slipstream/)[\w.-]+/[\w.-]+", target.name)
+    writes = "its weights and its output stay what they are"
+    if module.shared:
+        writes = "what they write together is no longer that model's output"
+    tau = ""
+    if "- validation tau: " in text:
+        measured = min(module.validation_prompts, len(module.data.samples["validation"]))
+        tau = TAU.format(prompts=measured, budget=module.validation_budget)
+    own = getattr(target.tokenizer, "own_template", False)
+    command = ["python", "infer.py", *target_overrides(), f"drafter={kind}", "speculator_path=THIS"]
+    return SPECULATOR.format(
+        base=f"base_model: {target.name}\n" if hub else "",
+        card=text,
+        tau=tau,
+        name=Path(target.name).name if here else target.name,  # without the machine's folders
+        writes=writes,
+        longest=module.data.longest,
+        command=shlex.join(command),
+        template="\n# TEMPLATE: that of config.json there, not the target's own" if own else "",
+        opened=opened(target),
+    )
+
+
+def given() -> list[str]:
+    """The overrides that this process was started with, without folders of this machine, none where
+    there was no command."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return []
+    own = HydraConfig.get().overrides
+    found = [each for each in own.hydra if each.startswith("hydra.searchpath=")] + [*own.task]
+    return [re.sub(r"(?<=[=\[,'\"])(file://)?/(?:[^/,\]\s]+/)*", r"\1", each) for each in found]
+
+
+def target_overrides() -> list[str]:
+    """With which `infer.py` opens the target as this run did."""
+    from hydra.core.hydra_config import HydraConfig
+
+    choice = "hub"
+    if HydraConfig.initialized():
+        choice = HydraConfig.get().runtime.choices.get("target", choice)
+    places = "target.name=", "target.device=", "target.packed="
+    kept = [each for each in given() if each.startswith("target.") and not each.startswith(places)]
+    return [f"target={choice}", "target.name=TARGET", *kept]
+
+
+def opened(target: Target) -> str:
+    """The arguments of `load_target` that open the target as this run did."""
+    dtype = str(target.dtype).removeprefix("torch.")
+    words = ["TARGET", f'"{dtype}"']
+    if getattr(target.tokenizer, "own_template", False):
+        words.append("chat_template=TEMPLATE")
+    told = {FIELD: getattr(target.tokenizer, FIELD, None)} | getattr(target, "loading", {})
+    told |= {"adapter": "ADAPTER"} if told.get("adapter") else {}
+    words += [f"{name}={value!r}" for name, value in told.items() if value]
+    return ", ".join(words)
