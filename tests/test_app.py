@@ -104,7 +104,8 @@ def test_fine_tuning_writes_an_adapter_that_infer_opens(tmp_path):
     assert {record["method"] for record in records} == {"plain"}
 
 
-@pytest.mark.parametrize(("batch_size",), sparing([(1,), (4,)], lambda size: size == 4))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("batch_size", [1, 4])
 def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path, batch_size):
     records = app.infer(
         config_of(
@@ -121,13 +122,11 @@ def test_every_method_of_the_demo_gives_the_output_of_generate(tmp_path, batch_s
     assert taus["plain"] == 1.0 and taus["streaming_fused"] > 1.5
 
 
-@pytest.mark.parametrize(
-    ("name",), sparing(DRAFTERS, lambda name: name in ("streaming", "draft_model"))
-)
+@pytest.mark.parametrize(("name",), sparing(DRAFTERS, lambda name: name == "streaming"))
 def test_every_drafter_of_the_configs_gives_the_output_of_plain_decoding(tmp_path, name):
     more = ["length=gammatune"] if name == "adaptive" else []
     more += [f"drafter.{key}.max_rows=100" for key in CORPORA.get(name, ())]
-    given = "verify=true", "num_prompts=4", SHORT, f"output_dir={tmp_path}"
+    given = "verify=true", "num_prompts=2", SHORT, f"output_dir={tmp_path}"
     divergences = app.infer(config_of("infer", f"drafter={name}", *more, *given))
     assert divergences == []
 
@@ -271,12 +270,12 @@ def test_conversations_are_trained_on_and_answered(tmp_path, overrides):
 def test_fused_and_deferred_draft_the_same_trees():
     """Where deferred streams are not told the root, both schedules need the same forwards."""
     target = load_target("slipstream/small-target", device="cpu")
-    prompts = PromptSets(None, None, ["data_to_text", "text_to_sql"], "test", seed=0).take(4)
+    prompts = PromptSets(None, None, ["data_to_text", "text_to_sql"], "test", seed=0).take(2)
     found = []
     for schedule in ("fused", "deferred"):
         speculator = load_speculator("slipstream/small-streaming", target)
         speculator.root = None
-        engine = Engine(target, Streaming(speculator, schedule, 4), Sampling(), Limits(96), 10)
+        engine = Engine(target, Streaming(speculator, schedule, 4), Sampling(), Limits(48), 10)
         numbers = [
             engine.generate(render_prompt(target.tokenizer, prompt.text)).statistics
             for prompt in prompts

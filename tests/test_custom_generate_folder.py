@@ -180,6 +180,10 @@ class Anything:
     [
         ({"stop_strings": ["."]}, "stop_strings is not supported"),
         ({"num_beams": 2}, "beam_search is not supported"),
+        (
+            {"output_scores": True, "return_dict_in_generate": True},
+            "output_scores is not supported",
+        ),
         ({"repetition_penalty": 1.5}, "RepetitionPenaltyLogitsProcessor is not supported"),
         (
             {

@@ -134,7 +134,8 @@ def test_every_command_composes(section):
     makefile = (ROOT / "Makefile").read_text()
     for command in section.commands:
         if command.script:
-            composed(command)
+            if FIRST.get(command.text, section.name) == section.name:
+                composed(command)
         elif command.text.startswith("make "):
             assert re.search(rf"^{command.text.split()[1]}:", makefile, re.M), command
         else:

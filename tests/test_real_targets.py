@@ -81,7 +81,6 @@ TINY = dict(
     num_heads=4,
     attention_types=[[["global", "local"], 2], [["local"], 1]],
 )
-ONCE = ("gpt2_xl", "phi3_mini", "qwen3_8b")  # learned positions, fused projections, norms of heads
 each_target = pytest.mark.parametrize("name", sorted(PARAMETERS))
 
 
@@ -145,7 +144,9 @@ def test_the_experiment_composes_and_has_the_expected_sizes(name):
     assert num_extra_parameters(speculator) == 20 * target.hidden_size
 
 
-@pytest.mark.parametrize(("name",), sparing(zip(sorted(PARAMETERS)), lambda name: name in ONCE))
+@pytest.mark.parametrize(
+    ("name",), sparing(zip(sorted(PARAMETERS)), lambda name: name == "qwen3_8b")
+)
 def test_two_steps_and_a_decode_on_a_tiny_model(name, tiny, tmp_path, capsys):
     line = '{"prompt": "Hi", "completion": "Hello"}\n'
     for split in ("train", "validation"):

@@ -37,7 +37,7 @@ from slipstream.targets.loading import load_target
 from slipstream.targets.packed import fuse_linears
 from slipstream.targets.reading import joined, read_on
 
-LIMITS = Limits(max_new_tokens=24)
+LIMITS = Limits(max_new_tokens=16)
 ROOM = 8 + 4  # what the stand-in has in place of GRANULARITY and PROMPT
 BATCH = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]]
 
@@ -103,6 +103,7 @@ DECODERS = {
 # What changes the streams alone, or the sampling, is among the full products.
 ONCE_REPLAYED = "plain", "fused", "deferred", "draft model", "sprinter", "prompt lookup"
 ONCE_REPLAYED += "pruned", "sampled lookup"
+ONCE_FREE = "plain", "deferred", "draft model", "sprinter", "pruned"
 
 
 @pytest.mark.parametrize(
@@ -116,14 +117,12 @@ def test_replayed_steps_give_the_tokens_of_eager_ones(cuda, replayed, name, arch
     changes = {"sliding_window": 6} if architecture == "mistral" else {}
     eager = DECODERS[name](tiny_target(architecture, **changes))
     ours = DECODERS[name](replayed(tiny_target(architecture, **changes)))
+    expected = [eager.generate(ids, 1).ids for ids in BATCH]
+    together = [each.ids for each in eager.generate_batch(BATCH, [1, 2, 3])]
     for _ in range(2):  # the second time over the buffers and graphs of the first
-        assert [ours.generate(ids, 1).ids for ids in BATCH] == [
-            eager.generate(ids, 1).ids for ids in BATCH
-        ]
+        assert [ours.generate(ids, 1).ids for ids in BATCH] == expected
         alone = cuda.captures
-        together = ours.generate_batch(BATCH, [1, 2, 3])
-        expected = eager.generate_batch(BATCH, [1, 2, 3])
-        assert [each.ids for each in together] == [each.ids for each in expected]
+        assert [each.ids for each in ours.generate_batch(BATCH, [1, 2, 3])] == together
     assert 0 < alone <= cuda.captures
 
 
@@ -149,6 +148,7 @@ def test_a_drafted_step_waits_once(monkeypatch):
         assert len(waits) == steps + 1  # the prefill's
 
 
+@pytest.mark.exhaustive
 def test_compiled_layers_compute_what_the_eager_ones_do():
     """The real compiler, on one small span."""
     eager, ours = tiny_target(), compile_target(tiny_target(), "reduce-overhead")
@@ -367,7 +367,7 @@ def test_a_cache_holds_what_it_was_made_for(cuda, replayed):
     assert kept.lengths == [0]
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(("name",), sparing(zip(DECODERS), lambda name: name in ONCE_FREE))
 def test_buffers_are_free_when_an_answer_is_finished(cuda, replayed, name):
     """At once, and not when circles are collected: else the next answer would find no graphs."""
     target = replayed(tiny_target())
@@ -599,20 +599,20 @@ def test_one_layer_is_compiled_for_all(monkeypatch):
     monkeypatch.setattr(
         torch, "compile", lambda function, **ways: compile_(function, backend=counting, **ways)
     )
-    for layers in (4, 8, 16):
+    for layers in (4, 16):
         torch._dynamo.reset()
         graphs.clear()
         ours = compile_target(tiny_target(num_hidden_layers=layers), "reduce-overhead")
         fuse_linears(ours.family.layers, ours.family.fused)
         eager = tiny_target(num_hidden_layers=layers)
-        for length in (3, 40, 100):
+        for length in (3, 40):
             prompt = [n % VOCABULARY for n in range(length)]
             expected = PlainDecoder(eager, Sampling(), Limits(4)).generate(prompt).ids
             assert PlainDecoder(ours, Sampling(), Limits(4)).generate(prompt).ids == expected
             drafted = Engine(ours, PromptLookup(3, 7), Sampling(), Limits(4), 8)
             assert drafted.generate(prompt).ids == expected
         found[layers] = list(graphs)
-    assert len(found[4]) == 2 and found[4] == found[8] == found[16]  # one row, and several
+    assert len(found[4]) == 2 and found[4] == found[16]  # one row, and several
 
 
 @pytest.mark.exhaustive
@@ -730,7 +730,7 @@ def test_requests_that_came_during_a_long_prompt_get_graphs_again(cuda, replayed
     until the next one joins."""
     eager, ours = DECODERS["deferred"](tiny_target()), DECODERS["deferred"](replayed(tiny_target()))
     prompts = [[n % VOCABULARY for n in range(40)], [3, 1, 4], [9, 2], [6, 5, 3]]
-    requests = [ours.request(prompt, limits=Limits(24)) for prompt in prompts]
+    requests = [ours.request(prompt) for prompt in prompts]
 
     def shared() -> bool:
         return ours.running.cache.layers is ours.target.compiled._buffers.layers

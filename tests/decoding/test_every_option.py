@@ -26,7 +26,7 @@ from slipstream.speculators.streaming.speculator import StreamingSpeculator
 from slipstream.targets.target import Target
 
 PROMPT = [3, 1, 5, 2, 4, 1, 0]
-VOCABULARY, LENGTH = 12, 12
+VOCABULARY, LENGTH = 12, 10
 IN_EVERY_FAMILY = ("paper", "many")
 IN_TWO_FAMILIES = ("msa_layers_1", "attended_3", "same_positions", "rotated_values", "skipped_mlp")
 CASES = [
@@ -71,12 +71,10 @@ def test_greedy_output_is_that_of_one_token_per_forward(architecture, mode, name
             assert drafter.pruned == (tree in PRUNED), (schedule, tree)
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - {"opt"}))
 def test_streams_without_the_mlp_decode_batches(architecture):
     """The rows that the MLP still sees are a part of the batch that lies in pieces."""
     target = tiny_target(architecture, vocab_size=VOCABULARY)
-    if target.family.mlp is None:
-        return
     speculator = tiny_speculator(target, seed=2, mlp="adapter")
     prompts = [PROMPT, PROMPT[:3]]
     plain = PlainDecoder(target, Sampling(), Limits(LENGTH))

@@ -33,10 +33,10 @@ PROMPT = (  # the answer's second token may be any column, so a wrong rule shows
     "CREATE TABLE table_1_341_2 (player VARCHAR, team VARCHAR, points INTEGER, year INTEGER)\n"
     "Question: What is it?\nSELECT year"
 )
-SEEDS = range(8)
+SEEDS = range(4)
 # Texts of a corpus: enough to find some drafts in, and each is the target's own answer.
 FEW_TEXTS = {
-    name: f"drafter.{parts}retrieval.corpus.max_rows=60"
+    name: f"drafter.{parts}retrieval.corpus.max_rows=16"
     for name, parts in (
         ("rest", ""),
         ("spectra_retrieval", ""),
@@ -89,7 +89,7 @@ def drawn(target) -> list[list[int]]:
     """Plain sampling's answers with `SEEDS`."""
     plain, prompt = decoder_of(target, "plain", 16), render_prompt(target.tokenizer, PROMPT)
     answers = [plain.generate(prompt, seed).ids for seed in SEEDS]
-    assert len(set(map(tuple, answers))) > 4
+    assert len(set(map(tuple, answers))) > 2
     return answers
 
 
@@ -123,15 +123,15 @@ def p_value(target, expected: dict[tuple[int, int], float], name: str) -> tuple[
     return float(torch.special.gammaincc(half[0], half[1])), accepted
 
 
-@pytest.mark.parametrize(
-    ("name",), sparing(zip(["plain", *DRAWN]), lambda name: name == "draft_model")
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["plain", *DRAWN])
 def test_pairs_of_tokens_have_the_targets_distribution(target, expected, name):
     assert len(expected) >= 4
     p, accepted = p_value(target, expected, name)
     assert p > 1e-3 and (accepted > 0.05 * NUM_DRAWS or name == "plain")
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_residual_is_noticed(target, expected, monkeypatch):
     """A rejected token that stays possible is drawn too often."""
     monkeypatch.setattr(verification, "residual", lambda remaining, _: remaining)

@@ -257,7 +257,7 @@ def test_nothing_follows_an_end_token(threshold):
     """Drafted and kept, doubted and kept, or drawn by the target: the answer ends with it."""
     decoder = decoder_of(limits=Limits(30), threshold=threshold, vocabulary=8)
     decoder.target.model.generation_config.eos_token_id = [2]
-    answers = [decoder.generate(PROMPT, seed).ids for seed in range(30)]
+    answers = [answer.ids for answer in decoder.generate_batch([PROMPT] * 30, list(range(30)))]
     assert all(answer.count(2) == (answer[-1] == 2) for answer in answers)
     ended = [answer for answer in answers if answer[-1] == 2]
     assert len(ended) > 20 and len(set(map(len, ended))) > 3

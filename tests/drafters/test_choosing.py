@@ -411,6 +411,7 @@ def test_where_steps_are_compiled_streams_draft_before_the_host_knows(
     What became of trees is learned of all steps."""
     speculator = tiny_speculator(target, seed=2, num_streams=3)
     parts = {"streaming": Streaming(speculator, "deferred", 2), "lookup": PromptLookup(2, 3)}
+    monkeypatch.setattr("torch.compile", lambda function, **_: function)
     monkeypatch.setattr(Experience, "pays", lambda *_: looking)
     monkeypatch.setattr(Experience, "glances", False)
     costs = {"plain": 1.0, "streaming": 1.0 if drafting else 99.0}

@@ -204,33 +204,45 @@ LIKELY_RULES = RULES | {
 }
 
 
-@pytest.mark.parametrize("name", LIKELY_RULES)
-def test_greedy_answers_are_those_of_plain_decoding(name):
-    """Alone, and in batches whose answers end at different lengths."""
-    target, draft = likely_pair()
+@pytest.fixture(scope="module")
+def plainly():
+    """The greedy answers of `likely_pair`: to prompts alone, and to batches, with their ends."""
+    target, _ = likely_pair()
     plain = PlainDecoder(target, Sampling(), Limits(NUM_TOKENS))
-    watched = Watched(target, DraftModel(draft, 5, LIKELY_RULES[name](draft)))
-    engine = watched.engine(Sampling(), NUM_TOKENS)
-    taus = []
-    for prompt in prompts(seed=3, count=4):
-        answer = engine.generate(prompt)
-        assert answer.ids == plain.generate(prompt).ids
-        taus.append(answer.statistics.tau)
-    assert max(taus) > 1.5 and watched.varied
-    watched.lengths.clear()
+    alone = [(prompt, plain.generate(prompt).ids) for prompt in prompts(seed=3, count=4)]
+    batches = []
     for size in (2, 8):
         batch = batch_of(size)
         endless = [plain.generate(prompt).ids for prompt in batch]
         ends = [endless[0][17], endless[size // 2][11], endless[-1][5]]
         target.model.generation_config.eos_token_id = ends
-        alone = [plain.generate(prompt).ids for prompt in batch]
-        assert len({len(ids) for ids in alone}) >= min(size, 3)
-        assert [answer.ids for answer in engine.generate_batch(batch)] == alone
+        answers = [plain.generate(prompt).ids for prompt in batch]
+        assert len({len(ids) for ids in answers}) >= min(size, 3)
+        batches.append((batch, ends, answers))
         target.model.generation_config.eos_token_id = None
-    assert watched.varied
+    return alone, batches
 
 
 @pytest.mark.parametrize("name", LIKELY_RULES)
+def test_greedy_answers_are_those_of_plain_decoding(name, plainly):
+    """Alone, and in batches whose answers end at different lengths."""
+    (alone, batches), (target, draft) = plainly, likely_pair()
+    watched = Watched(target, DraftModel(draft, 5, LIKELY_RULES[name](draft)))
+    engine = watched.engine(Sampling(), NUM_TOKENS)
+    taus = []
+    for prompt, expected in alone:
+        answer = engine.generate(prompt)
+        assert answer.ids == expected
+        taus.append(answer.statistics.tau)
+    assert max(taus) > 1.5 and watched.varied
+    watched.lengths.clear()
+    for batch, ends, expected in batches:
+        target.model.generation_config.eos_token_id = ends
+        assert [answer.ids for answer in engine.generate_batch(batch)] == expected
+    assert watched.varied
+
+
+@pytest.mark.parametrize(("name",), sparing(zip(LIKELY_RULES), ONE_OF_A_KIND.__contains__))
 def test_sampled_answers_of_a_batch_are_those_alone_with_the_same_seeds(name):
     """How much chance is used depends on the lengths of the drafts: each request has its own, and
     requests leave one after the other."""

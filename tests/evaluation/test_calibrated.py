@@ -57,12 +57,12 @@ def test_a_device_that_slows_down_while_it_decodes_is_noticed_once(clock, tmp_pa
         target, tmp_path, replace(found, way="PromptLookup", budget=4, seconds=seconds)
     )
     assert "PromptLookup drafts 4 nodes, as calibrated" in capsys.readouterr().out
-    for _ in range(20):
+    for _ in range(8):
         method.generate(PROMPTS[:1], [0])
     assert capsys.readouterr().out == ""
     assert method.details == "calibrated: 4 nodes, PromptLookup"
     clock.pace *= 1.5
-    for _ in range(10):
+    for _ in range(8):
         method.generate(PROMPTS[:1], [0])
     said = capsys.readouterr().out
     assert said.count("calibrate=true again") == 1 and "more than when it was calibrated" in said

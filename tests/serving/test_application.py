@@ -30,6 +30,7 @@ from slipstream.serving.server import Server
 from slipstream.serving.worker import Worker
 
 BODY = {"prompt": "w9 w10 w11", "max_tokens": 4}
+CHAT = {"messages": [{"role": "user", "content": "w9"}]}
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +223,9 @@ def test_a_head_that_does_not_come_is_not_waited_for(served, monkeypatch, first,
 
 
 def test_an_answer_may_take_longer_than_a_head(served, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    step = served[1].decoder.step
+    monkeypatch.setattr(served[1].decoder, "step", lambda: time.sleep(0.03) or step())
     assert post(served[0], max_tokens=40).json()["usage"]["completion_tokens"] == 40
 
 
@@ -277,6 +280,55 @@ def test_a_place_belongs_to_its_ticket():
     board.free(*first)  # the first client goes only now
     assert board.owners[again[0]] == again[1]
     assert len({place for place, _ in [again, *rest]}) == 3
+
+
+BAD = {
+    "no JSON": ("{", 400, "the body is no valid JSON"),
+    "no object": ("[1]", 400, "body: "),
+    "no messages": ({}, 400, "messages: "),
+    "empty messages": ({"messages": []}, 400, "messages: "),
+    "a message without content": ({"messages": [{"role": "user"}]}, 400, "messages.0.content: "),
+    "a role of the past": (
+        {"messages": [{"role": "assistant", "content": "x"}]},
+        400,
+        "messages: ",
+    ),
+    "a number in quotes": ({"max_tokens": "7"}, 400, "max_tokens: "),
+    "no tokens": ({"max_tokens": 0}, 400, "max_tokens: "),
+    "huge max_tokens": ({"max_tokens": 10**12}, 400, "max_tokens: the model's context has 128"),
+    "hot": ({"temperature": 5}, 400, "temperature: "),
+    "not a number": ('{"messages": [], "temperature": NaN}', 400, ""),
+    "top_p": ({"top_p": 0}, 400, "top_p: "),
+    "many choices": ({"n": 1000}, 400, "n: "),
+    "a huge seed": ({"seed": 2**70}, 400, "seed: "),
+    "another model": ({"model": "gpt-5"}, 404, "the model 'gpt-5' does not exist"),
+    "tools": ({"tools": [{"type": "function"}]}, 400, "tools: this server has no such option"),
+    "JSON mode": ({"response_format": {"type": "json_object"}}, 400, "response_format: "),
+    "a long prompt": (
+        {"messages": [{"role": "user", "content": "w9 " * 200}]},
+        400,
+        "prompt: ",
+    ),
+    "invalid UTF-8": (b'{"messages": "\xff"}', 400, "the body is no valid UTF-8"),
+    "a lone surrogate": ('{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, ""),
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_request_ends_with_the_apis_error_and_a_sentence(served, name, streamed):
+    body, status, sentence = BAD[name]
+    if isinstance(body, dict):
+        body = json.dumps(CHAT | {"stream": streamed} | body)
+        body = "{}" if name == "no messages" else body
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
+    path = f"{served[0]}/v1/chat/completions"
+    found = httpx.post(path, content=body, headers=headers, timeout=60)
+    assert found.status_code == status, found.text
+    error = found.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"].startswith(sentence) and "\n" not in error["message"]
+    assert error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,8 @@ from slipstream.targets.loading import load_target
 TEXTS = [
     row.prompt
     for kind in ("data_to_text", "text_to_sql")
-    for row in read_rows(PROMPTS / kind, "test", False)[:32]
+    for row in read_rows(PROMPTS / kind, "test", False)[:8]
 ]
-LONG = " ".join(TEXTS)
 
 
 def of_user(text: str) -> list[dict]:
@@ -46,7 +45,7 @@ def size_of(text: str) -> int:
 
 
 def test_an_answer_is_the_librarys_with_its_counts(server, alone):
-    for text in (TEXTS[0], TEXTS[40]):
+    for text in (TEXTS[0], TEXTS[8]):
         found, expected = ask(server, text, max_tokens=size_of(text)), alone[text]
         (choice,) = found.choices
         assert choice.message.content == expected.text and choice.message.role == "assistant"
@@ -75,12 +74,12 @@ def test_streamed_pieces_add_up_to_the_answer(server, alone):
     assert len({each.id for each in chunks}) == 1
 
 
-def test_64_at_once_are_each_answered_as_alone(server, alone):
-    before = server.counts()
-    with ThreadPoolExecutor(64) as pool:
-        found = list(pool.map(lambda text: ask(server, text, max_tokens=size_of(text)), TEXTS))
-    assert len(found) == 64
-    for text, own in zip(TEXTS, found, strict=True):
+def test_many_at_once_are_each_answered_as_alone(server, alone):
+    before, asked = server.counts(), TEXTS * 2
+    with ThreadPoolExecutor(len(asked)) as pool:
+        found = list(pool.map(lambda text: ask(server, text, max_tokens=size_of(text)), asked))
+    assert len(found) == 32 > 2 * 8  # which are answered together
+    for text, own in zip(asked, found, strict=True):
         assert own.choices[0].message.content == alone[text].text, text
     assert server.quiet()
     after = server.counts()
@@ -131,12 +130,12 @@ def test_the_end_is_said_as_it_was(server):
 
 
 def test_choices_have_seeds_of_their_own_and_a_seed_is_repeatable(server):
-    options = dict(temperature=1.0, top_p=0.95, max_tokens=12, seed=5, n=3)
+    options = dict(temperature=1.0, top_p=0.95, max_tokens=8, seed=5, n=3)
     first, again = (ask(server, TEXTS[4], **options) for _ in range(2))
     texts = [choice.message.content for choice in first.choices]
     assert texts == [choice.message.content for choice in again.choices]
     assert len(set(texts)) > 1 and [choice.index for choice in first.choices] == [0, 1, 2]
-    expected = generate(TEXTS[4], temperature=1.0, top_p=0.95, max_new_tokens=12, seed=6).text
+    expected = generate(TEXTS[4], temperature=1.0, top_p=0.95, max_new_tokens=8, seed=6).text
     assert texts[1] == expected
     streamed = {0: "", 1: "", 2: ""}
     for chunk in ask(server, TEXTS[4], stream=True, **options):
@@ -144,7 +143,7 @@ def test_choices_have_seeds_of_their_own_and_a_seed_is_repeatable(server):
             streamed[choice.index] += choice.delta.content or ""
     assert list(streamed.values()) == texts
     unseeded = {
-        ask(server, TEXTS[4], temperature=1.5, max_tokens=12).choices[0].message.content
+        ask(server, TEXTS[4], temperature=1.5, max_tokens=6).choices[0].message.content
         for _ in range(4)
     }
     assert len(unseeded) > 1
@@ -192,7 +191,7 @@ def test_it_listens_on_the_loopback_interface_alone(server):
 
 def go_away(server, number: int) -> None:
     """Start a request, streamed or not, and close the connection in its midst."""
-    body = dict(messages=of_user(TEXTS[number % 64]), max_tokens=300, temperature=1.5)
+    body = dict(messages=of_user(TEXTS[number % len(TEXTS)]), max_tokens=300, temperature=1.5)
     path = f"{server.url}/v1/chat/completions"
     if number % 2:
         with httpx.stream("POST", path, json={**body, "stream": True}, timeout=60) as response:
@@ -249,63 +248,6 @@ def test_a_client_that_goes_before_its_request_is_whole_is_no_error(server):
     time.sleep(0.2)
     assert "Traceback" not in server.log.read_text()
     assert server.quiet()
-
-
-BAD = {
-    "no JSON": ("{", 400, "the body is no valid JSON"),
-    "no object": ("[1]", 400, "body: "),
-    "no messages": ({}, 400, "messages: "),
-    "empty messages": ({"messages": []}, 400, "messages: "),
-    "a message without content": ({"messages": [{"role": "user"}]}, 400, "messages.0.content: "),
-    "a picture": (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        400,
-        "messages.0.content",
-    ),
-    "a role of the past": (
-        {"messages": [{"role": "assistant", "content": "x"}]},
-        400,
-        "messages: ",
-    ),
-    "a number in quotes": ({"max_tokens": "7"}, 400, "max_tokens: "),
-    "no tokens": ({"max_tokens": 0}, 400, "max_tokens: "),
-    "huge max_tokens": ({"max_tokens": 10**12}, 400, "max_tokens: the model's context has 1024"),
-    "hot": ({"temperature": 5}, 400, "temperature: "),
-    "not a number": ('{"messages": [], "temperature": NaN}', 400, ""),
-    "top_p": ({"top_p": 0}, 400, "top_p: "),
-    "many choices": ({"n": 1000}, 400, "n: "),
-    "an empty stop": ({"stop": ""}, 400, "stop: "),
-    "many stops": ({"stop": ["x"] * 17}, 400, "stop: "),
-    "a huge seed": ({"seed": 2**70}, 400, "seed: "),
-    "another model": ({"model": "gpt-5"}, 404, "the model 'gpt-5' does not exist"),
-    "tools": ({"tools": [{"type": "function"}]}, 400, "tools: this server has no such option"),
-    "logprobs": ({"logprobs": True}, 400, "logprobs: "),
-    "JSON mode": ({"response_format": {"type": "json_object"}}, 400, "response_format: "),
-    "a long prompt": (
-        {"messages": of_user(LONG)},
-        400,
-        "prompt: ",
-    ),
-    "invalid UTF-8": (b'{"messages": "\xff"}', 400, "the body is no valid UTF-8"),
-    "a lone surrogate": ('{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, ""),
-}
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_request_ends_with_the_apis_error_and_a_sentence(server, name, streamed):
-    body, status, sentence = BAD[name]
-    if isinstance(body, dict):
-        body = json.dumps({"messages": of_user("Hi"), "stream": streamed, **body})
-        body = "{}" if name == "no messages" else body
-    headers = {"Content-Type": "application/json"}
-    path = f"{server.url}/v1/chat/completions"
-    found = httpx.post(path, content=body, headers=headers, timeout=60)
-    assert found.status_code == status, found.text
-    error = found.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["message"].startswith(sentence) and "\n" not in error["message"]
-    assert error["type"] == "invalid_request_error"
 
 
 def test_other_ways_to_ask_wrongly(server):

@@ -132,6 +132,7 @@ def test_a_file_with_another_checksum_is_refused(folder, target, name):
     assert f"{path} is not what was written" in refused(folder, target)
 
 
+@pytest.mark.exhaustive
 def test_a_folder_opens_by_its_path_alone_in_a_fresh_process(target_folder, target, folder):
     expected = digest_of_streams(target, random_speculator(target))
     assert expected != digest_of_streams(target, random_speculator(target, seed=1))

@@ -49,8 +49,9 @@ def decoded(target: Target, speculator, sampling: Sampling) -> tuple[torch.Tenso
     return torch.cat(logits), [*(each.trees.tokens.tolist() for each in engine.seen), ids]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9)])
+@pytest.mark.parametrize(
+    ("packed", "sampling"), [(False, Sampling(0.9)), (True, Sampling())], ids=["sampled", "packed"]
+)
 def test_a_round_trip_gives_bit_identical_decoding(target_folder, tmp_path, packed, sampling):
     target = load_target(str(target_folder), device="cpu", packed=packed)
     folder = save_speculator(tmp_path / "made", speculator_of(target), target, 24, "# A")

@@ -1,5 +1,7 @@
 """A larger model with the same function: the same logits, answers and drafts, also from folders."""
 
+from functools import cache
+
 import pytest
 import torch
 from studies import enlargement, scale
@@ -39,6 +41,11 @@ def small():
     return load_target("slipstream/small-target", packed=False)
 
 
+@pytest.fixture(scope="module")
+def speculator(small):
+    return load_speculator("slipstream/small-streaming", small)
+
+
 @pytest.fixture(scope="module", params=SHAPES)
 def pair(small, request):
     return small, enlarged_target(small, SHAPES[request.param], torch.float32), request.param
@@ -60,22 +67,32 @@ def test_the_large_target_has_its_shape_and_the_same_logits(pair):
     assert (found[..., 4096:] < expected.min() - 1000).all()
 
 
+@pytest.fixture(scope="module")
+def drafted(small):
+    """The answer of an engine with this target, speculator and schedule; the small ones' is made
+    once."""
+
+    def answer(target, speculator, schedule):
+        engine = Engine(target, Streaming(speculator, schedule, 4), Sampling(), Limits(24), 8)
+        return engine.generate(render_prompt(small.tokenizer, PROMPT))
+
+    return cache(answer)
+
+
 @pytest.mark.parametrize("schedule", ["fused", "deferred"])
-def test_streams_draft_the_same(pair, schedule):
+def test_streams_draft_the_same(pair, speculator, drafted, schedule):
     small, large, _ = pair
-    speculator = load_speculator("slipstream/small-streaming", small)
-    ids = render_prompt(small.tokenizer, PROMPT)
-    expected = PlainDecoder(small, Sampling(), Limits(24)).generate(ids).ids
-    steps = []
-    for target, own in (
-        (small, speculator),
-        (large, enlarged_speculator(speculator, small, large)),
-    ):
-        engine = Engine(target, Streaming(own, schedule, 4), Sampling(), Limits(24), 8)
-        answer = engine.generate(ids)
-        assert answer.ids == expected
-        steps.append(answer.statistics.target_forwards)
-    assert steps[0] == steps[1] < len(expected) - 1
+    expected = drafted(small, speculator, schedule)
+    found = drafted(large, enlarged_speculator(speculator, small, large), schedule)
+    assert found.ids == expected.ids
+    steps = [each.statistics.target_forwards for each in (found, expected)]
+    assert steps[0] == steps[1] < len(expected.ids) - 1
+
+
+def test_what_is_compared_is_the_answer_of_plain_decoding(small, speculator, drafted):
+    plain = PlainDecoder(small, Sampling(), Limits(24))
+    expected = plain.generate(render_prompt(small.tokenizer, PROMPT)).ids
+    assert drafted(small, speculator, "fused").ids == expected
 
 
 @pytest.mark.parametrize("kinds", [("hidden", "distribution", "rank"), ("hidden",), ("rank",)])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from studies.training_costs import PeakMemory, gradients, memory, pair_scores, segments
+from tests.exhaustive import sparing
 from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core.errors import InputError
@@ -38,7 +39,9 @@ def test_peak_memory_sees_saved_activations_and_gradients():
     assert memory.peak >= saved + 400_000
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize(
+    ("mode",), sparing([("lossless",), ("shared",)], lambda mode: mode == "lossless")
+)
 def test_the_segment_study_measures_every_kind(mode):
     target = tiny_target()
     target.model.float()

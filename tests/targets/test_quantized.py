@@ -22,7 +22,7 @@ from slipstream.targets.lora import LoraSettings, save_lora, with_lora
 from slipstream.targets.quantized import QUANTIZATIONS, is_quantized
 from slipstream.targets.target import Target
 
-PROMPT, LIMITS = [3, 17, 5, 29, 11, 8], Limits(24)
+PROMPT, LIMITS = [3, 17, 5, 29, 11, 8], Limits(12)
 SAMPLES = [Sample([5, 9, 5, 9, 7, 5], 3), Sample([4, 8, 4, 8, 8, 1, 2, 30], 5)]
 IDS = torch.tensor([PROMPT])
 
@@ -71,11 +71,8 @@ def test_the_linears_of_the_layers_are_quantised_and_nothing_else(folder, target
 def test_lossless_output_is_that_of_the_quantised_target(target, schedule):
     expected = PlainReference(target, LIMITS).generate(PROMPT)
     assert len(set(expected)) > 3
-    for budget in (1, 4, 12):
-        engine = Engine(
-            target, Streaming(speculator_of(target), schedule, 3), Sampling(), LIMITS, budget
-        )
-        assert engine.generate(PROMPT).ids == expected
+    engine = Engine(target, Streaming(speculator_of(target), schedule, 3), Sampling(), LIMITS, 12)
+    assert engine.generate(PROMPT).ids == expected
 
 
 def test_shared_output_is_that_of_one_token_a_forward(target):

@@ -50,7 +50,7 @@ def train_heads(world, output, *overrides):
 
 TRAINED = {
     "medusa": (train_heads, SpeculatorTraining, []),
-    "streaming": (train, SpeculatorTraining, []),
+    "streaming": (train, SpeculatorTraining, ["trainer.val_check_interval=4"]),
     "accumulating": (train, SpeculatorTraining, ["trainer.accumulate_grad_batches=4"]),
     "sprinter": (classify, VerifierTraining, ["experiment=sprinter_small"]),
     "acceptance": (

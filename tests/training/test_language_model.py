@@ -73,13 +73,13 @@ def test_a_draft_model_learns_what_its_teacher_says(first, rows, tmp_path):
     """The loss is the KL divergence from the teacher's distribution, over real rows and generated
     prompts that the teacher answers."""
     options = (
-        f"training.tokenizer={first}", f"training.teacher.name={first}", "data.generated_rows=40",
-        f"data.cache_dir={tmp_path}/answers", "data.max_new_tokens=24",
+        f"training.tokenizer={first}", f"training.teacher.name={first}", "data.generated_rows=8",
+        f"data.cache_dir={tmp_path}/answers", "data.max_new_tokens=8",
         "training.architecture.num_key_value_heads=4",
     )  # fmt: skip
     folder = train("small_draft", rows, tmp_path / "draft", *options)
     card = (folder / "README.md").read_text()
-    assert "40 generated prompts (data_to_text and text_to_sql)" in card and "forward KL" in card
+    assert "8 generated prompts (data_to_text and text_to_sql)" in card and "forward KL" in card
     config = config_of("train", "experiment=small_draft", f"data.path={rows}", *options)
     module, data = build(config.training), build(config.data)
     module.prepare(data)

@@ -19,7 +19,9 @@ from slipstream.speculators.streaming.pairs import PairScores
 from slipstream.speculators.streaming.segments import lossless_losses, shared_losses
 
 ALPHAS = torch.tensor([0.5, 1.25, 2.0], dtype=torch.float64)
-CASES = list(product(sorted(ARCHITECTURES), ("lossless", "shared")))
+MODES = "lossless", "shared"
+CASES = list(product(sorted(ARCHITECTURES), MODES))
+SHARED_ONCE = "paper", "many", "attended_3", "rotated_values", "pair_scores"
 
 
 def ragged_batch() -> Batch:
@@ -76,7 +78,11 @@ def assert_same(
     ("architecture", "mode", "num_segments"),
     sparing(
         [(*case, number) for case in CASES for number in (1, 2, 5, 12)],
-        lambda architecture, mode, number: architecture == "llama" or number == 5,
+        lambda architecture, mode, number: (
+            number in (1, 12)
+            if architecture == "llama"
+            else number == 5 and mode == MODES[sorted(ARCHITECTURES).index(architecture) % 2]
+        ),
     ),
 )
 def test_segments_equal_the_dense_reference(architecture, mode, num_segments):
@@ -91,7 +97,10 @@ def test_segments_equal_the_dense_reference(architecture, mode, num_segments):
     sparing(
         [("llama", mode, name) for mode, options in OPTIONS.items() for name in options]
         + [(*case, "many") for case in CASES if case[0] != "llama"],
-        lambda architecture, mode, name: name not in DOUBLED and architecture == "llama",
+        lambda architecture, mode, name: (
+            architecture == "llama"
+            and (name in SHARED_ONCE if mode == "shared" else name not in DOUBLED)
+        ),
     ),
 )
 def test_segments_equal_the_dense_reference_for_every_option(architecture, mode, name):
@@ -119,8 +128,10 @@ def test_the_main_stream_is_trained_as_it_decodes(name):
     torch.testing.assert_close(losses.main, torch.stack(expected).mean(), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-@pytest.mark.parametrize("num_segments", [1, 3, 30])
+@pytest.mark.parametrize(
+    ("mode", "num_segments"),
+    sparing(product(MODES, (1, 3, 30)), lambda mode, num_segments: num_segments == 3),
+)
 def test_segments_equal_the_dense_reference_for_several_answers(mode, num_segments):
     """Answers of 3 and 5 tokens, 6 apart; of 4, 2 and 1, right after one another; and one."""
     generator = torch.Generator().manual_seed(4)

@@ -5,6 +5,7 @@ from tests.torture import torture
 from tests.torture_commands import KINDS
 
 
+@pytest.mark.exhaustive
 def test_kills_at_random_moments_lose_nothing():
     done = torture(["regeneration"], {"kills": 2, "terms": 1, "interrupts": 0}, 0, full=0)
     assert (done["SIGKILL"], done["SIGTERM"], done["bit-equal ends"]) == (2, 1, 1)
