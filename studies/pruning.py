@@ -58,9 +58,9 @@ def pruning(
     seen, held_out = (
         record_trees(target, drafter, token_ids(target, part), budget) for part in parts
     )
-    rows = []
+    rows, possible = [], _settings(seen)
     for share in keep:
-        found = calibrate(seen, share)
+        found = _best(possible, share)
         tried = outcome(held_out, found["threshold"], found["cap"])
         rows += [
             {"asked for": share, "prompts": name, **each, **kept_interval(part, each)}
@@ -197,14 +197,24 @@ def calibrate(seen: list[SeenTree], keep: float = 0.95) -> Outcome:
 
     Raises `InputError` when there is no tree to learn from.
     """
+    return _best(_settings(seen), keep)
+
+
+def _best(possible: list[Outcome], keep: float) -> Outcome:
+    """What prunes most of what keeps enough."""
+    enough = [each for each in possible if each["kept_drafts"] >= keep]
+    return max(enough, key=lambda each: each["pruned"])
+
+
+def _settings(seen: list[SeenTree]) -> list[Outcome]:
+    """Thresholds and caps, some forty of each, and what they do."""
     if not seen:
         raise InputError("calibration: no trees were drafted; give longer prompts or more of them")
     transitions = sorted(p for each in seen for p in each.transitions[1:])
     thresholds = {0.0, *(transitions[len(transitions) * part // 40] for part in range(40))}
-    caps = range(1, 1 + max(len(each.tree) for each in seen))
-    found = _outcomes(seen, [(each, cap) for each in sorted(thresholds) for cap in caps])
-    enough = [each for each in found if each["kept_drafts"] >= keep]
-    return max(enough, key=lambda each: each["pruned"])
+    most = max(len(each.tree) for each in seen) - 1
+    caps = sorted({1 + most * part // 40 for part in range(41)})
+    return _outcomes(seen, [(each, cap) for each in sorted(thresholds) for cap in caps])
 
 
 def _outcomes(seen: list[SeenTree], settings: list[tuple[float, int]]) -> list[Outcome]:
