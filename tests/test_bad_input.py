@@ -243,6 +243,15 @@ def test_the_scripts_print_one_sentence_and_exit_with_2(tmp_path, script, overri
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.parametrize(("call", "own"), [(train, ["data=jsonl"]), (infer, [])])
+def test_a_path_that_is_not_there_is_said_before_a_model_is_loaded(
+    tmp_path, monkeypatch, call, own
+):
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
+    said = sentence(call, tmp_path, *own, "data.path=missing.jsonl")
+    assert said.startswith("data.path: missing.jsonl does not exist")
+
+
 @pytest.mark.parametrize(
     ("script",), sparing([("train.py",), ("infer.py",)], lambda script: script == "train.py")
 )

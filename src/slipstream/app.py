@@ -89,7 +89,7 @@ def infer(config: DictConfig) -> list:
     output = Path(config.output_dir)
     check_replaceable(output)
     if config.prompt is None and not config.chat:
-        build(config.data)  # what cannot be read is said before weights are loaded
+        build(config.data)  # a path that is not there is said before weights are loaded
     target = compile_target(build(config.target), config.engine.compile)
     if config.verify and is_fused(target.model):  # the products of `generate`, to the last bit
         unpack_linears(target.model)

@@ -60,15 +60,15 @@ def generate(
     """Answer a prompt, or several together; the output is the target's own, only faster.
 
     prompt: a text, messages for the chat template, or a list of either, which has a list of
-    answers. target: a `Target`, a transformers model, or the name or folder of one to load, in the
-    dtype that it was saved in (kept for later calls). drafter: a `Drafter`, a speculator's folder
-    or hub id, a name in conf/drafter ("auto" chooses at every step), or None for plain decoding.
-    budget: nodes of a draft tree, root included, or "auto" for what `infer.py calibrate=true` found
-    for the same model, device, dtype and drafter. seed: of the first prompt, the
-    next one's is one more. on_text: called with each piece of the text of a single answer as it is
-    decided. speculator, draft: folders of a speculator and of a draft model, with which those
-    drafters of conf/drafter draft that need them, in place of the ones that ship. Raises
-    `InputError` for what cannot be used.
+    answers. target: a `Target`, a transformers model, or the name or folder of one to load (kept
+    for later calls), in bfloat16 where it was saved in 16 bits. drafter: a `Drafter`, a
+    speculator's folder or hub id, a name in conf/drafter ("auto" chooses at every step), or None
+    for plain decoding. budget: nodes of a draft tree, root included, or "auto" for what
+    `infer.py calibrate=true` found for the same model, device, dtype and drafter. seed: of the
+    first prompt, the next one's is one more. on_text: called with each piece of the text of a
+    single answer as it is decided. speculator, draft: folders of a speculator and of a draft model,
+    with which those drafters of conf/drafter draft that need them, in place of the ones that ship.
+    Raises `InputError` for what cannot be used.
     """
     alone, several = _is_prompt(prompt), isinstance(prompt, list | tuple) and prompt
     if not alone and not (several and all(map(_is_prompt, prompt))):
@@ -251,15 +251,17 @@ def _configured(target: Target, name: str, speculator: str | None, draft: str | 
 
 
 def _opened(name: str) -> Target:
-    """The target called `name`, in the dtype that it was saved in; those that ship in float32."""
+    """The target called `name`; in bfloat16, as target=hub has it, where it was saved in 16 bits,
+    those that ship apart."""
     from transformers import PreTrainedConfig
 
     said = {}
     if name not in SHIPPED:
         with suppress(Exception):  # `load_target` says what is wrong
             said, _ = PreTrainedConfig.get_config_dict(name)
-    dtype = said.get("dtype") or said.get("torch_dtype")
-    return compile_target(load_target(name, dtype if dtype in DTYPES else "float32"), "auto")
+    saved = str(said.get("dtype") or said.get("torch_dtype"))
+    dtype = "bfloat16" if saved in ("bfloat16", "float16") else "float32"
+    return compile_target(load_target(name, dtype), "auto")
 
 
 def _with_tokenizer(target: Target | torch.nn.Module | str | Path) -> Target:

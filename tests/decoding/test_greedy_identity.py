@@ -161,7 +161,8 @@ SAMPLINGS = [(Sampling(0.7),), (Sampling(0.9, top_k=5, top_p=0.9),)]
 
 @pytest.mark.parametrize(("sampling",), sparing(SAMPLINGS, lambda sampling: not sampling.top_k))
 def test_a_seed_gives_the_answer_of_plain_sampling(sampling):
-    """Whatever is drafted, alone and in a batch; drawn drafts are the same in a batch as alone."""
+    """Whatever is drafted, in a batch; alone as well with drawn drafts, with pruned ones, which
+    batches do not prune, and in the full product with all."""
     target = tiny_target("llama")
     batch, limits, seeds = batch_of(2), Limits(NUM_TOKENS), [11, 12]
     plain = PlainDecoder(target, sampling, limits)
@@ -172,7 +173,7 @@ def test_a_seed_gives_the_answer_of_plain_sampling(sampling):
         engine = Engine(target, drafter, sampling, limits, budget=9)
         answers = engine.generate_batch(batch, seeds)
         found = [answer.ids for answer in answers]
-        if engine.attached.draws or sampling.top_k or "pruned" in name:  # which batches are not
+        if engine.attached.draws or sampling.top_k or "pruned" in name:
             alone = [engine.generate(*pair).ids for pair in zip(batch, seeds, strict=True)]
             assert found == alone, name
         assert engine.attached.draws or found == expected, name

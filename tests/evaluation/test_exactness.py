@@ -2,11 +2,20 @@
 
 import pytest
 import torch
-from tests.tiny import tiny_speculator, tiny_target
+from tests.tiny import tiny_speculator, tiny_target, tiny_tokenizer
 
+from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.exactness import DraftlessReference, PlainReference, first_divergence
+from slipstream.evaluation.exactness import (
+    TIE_UNITS,
+    DraftlessReference,
+    PlainReference,
+    first_divergence,
+)
+from slipstream.evaluation.methods import Plain
+from slipstream.evaluation.prompts import Prompt
+from slipstream.evaluation.run import verify_methods
 
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
@@ -49,3 +58,26 @@ def test_what_rounding_explains_depends_on_the_dtype(dtype, gap, tie):
     assert (found.numeric_tie, found.gap) == (tie, pytest.approx(gap, rel=0.05))
     assert not first_divergence("method", 0, Stub(), [5], [3]).numeric_tie  # two others are tied
     assert not first_divergence("method", 0, Stub(), [5], [0, 1]).numeric_tie
+
+
+class Wrong(Plain):
+    """Its second token is another one."""
+
+    def generate(self, prompts, seeds):
+        answers = super().generate(prompts, seeds)
+        for answer in answers:
+            answer.ids[1] += 1
+        return answers
+
+
+@pytest.mark.parametrize(("units", "ties"), [(1e30, 2), (0.0, 0)])
+def test_verification_counts_ties_apart_from_bugs(monkeypatch, capsys, units, ties):
+    target = tiny_target()
+    target.tokenizer = tiny_tokenizer()
+    monkeypatch.setitem(TIE_UNITS, target.dtype, units)
+    prompts = [Prompt("w3 w5", "a"), Prompt("w8", "a")]
+    methods = {"wrong": Wrong(), "plain": Plain()}
+    found = verify_methods(methods, prompts, target, Sampling(), Limits(4), 0, 1)
+    assert [each.numeric_tie for each in found] == [bool(ties)] * 2
+    said = f"2 of 4 answers are identical to plain decoding (float64), {ties} leave it at a numeric"
+    assert f"{said} tie, {2 - ties} by a bug" in capsys.readouterr().out

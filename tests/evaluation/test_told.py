@@ -70,6 +70,7 @@ def test_memory_of_stores_is_told_by_set_and_kept_stores_are_named(target):
         "lookup": Speculative(PromptLookup(2, 3), 4),
         "kept": Speculative(untrained.lookahead(keep=True), 8),
         "combined": Speculative(untrained.combined(more=untrained.unispec(keep=True)), 8),
+        "lengths": Speculative(PromptLookup(2, 3, untrained.gammatune(carry=True)), 4),
     }
     runs = compare(methods, prompts, target, Sampling(), Limits(4), 1, 0)
     records = {(each["method"], each["prompt_set"]): each for each in summarise(runs, prompts, "")}
@@ -79,6 +80,7 @@ def test_memory_of_stores_is_told_by_set_and_kept_stores_are_named(target):
         "",
         "stores kept, branches",
         "stores kept, unispec (prompt), more (prompt)",
+        "learns from prompt to prompt",
     ]
     text = markdown(comparison_result(list(records.values()), runs, prompts))
     assert " | stores kept, branches |" in text

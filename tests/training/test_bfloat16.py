@@ -19,7 +19,7 @@ def world(tmp_path_factory):
 
 @pytest.mark.parametrize(("mode",), sparing(zip(MODES), lambda mode: mode == "shared"))
 def test_training_goes_on_in_float32_after_validations(world, tmp_path, mode):
-    """Five validations before the last step; a run from the checkpoint of one of them equals it."""
+    """Three validations before the last step; a run from the state of one of them equals it."""
     common = [
         f"target.name={world}/bfloat16", "target.dtype=bfloat16", "trainer.precision=bf16-mixed",
         "trainer.max_epochs=1", *MODES[mode],

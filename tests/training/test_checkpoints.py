@@ -3,6 +3,8 @@
 import errno
 import os
 import tempfile
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import lightning as L
 import pytest
@@ -17,6 +19,7 @@ from slipstream import app
 from slipstream.core.files import load_tensors
 from slipstream.speculators.checkpoint import load_speculator
 from slipstream.targets.loading import load_target
+from slipstream.training import run
 from slipstream.training.callbacks import StopWhenNotFinite
 from slipstream.training.run import lightning_in_one_sentence
 from slipstream.training.speculator import SpeculatorTraining
@@ -254,3 +257,18 @@ def test_a_run_in_the_same_folder_replaces_its_speculator(world, tmp_path):
     assert weights(folder) != before
     target = load_target(str(world / "target"))
     assert load_speculator(folder, target).num_streams == 2
+
+
+@pytest.mark.parametrize(("score", "warned"), [(1.0, True), (1.5, False)])
+def test_a_speculator_whose_drafts_are_refused_says_so(
+    tmp_path, monkeypatch, capsys, score, warned
+):
+    best = dict(best_model_path="best.ckpt", best_model_score=torch.tensor(score))
+    kept = SimpleNamespace(monitor="validation/tau", **best)
+    trainer = SimpleNamespace(global_step=1, is_global_zero=True, checkpoint_callback=kept)
+    trainer.loggers, module = [], Mock()
+    module.named_parameters.return_value = []
+    monkeypatch.setattr(torch, "load", lambda *_, **__: {"state_dict": {}})
+    monkeypatch.setattr(run, "card", lambda *_: "")
+    run.finish(trainer, module, tmp_path, {})
+    assert ("warning: hardly any draft is accepted" in capsys.readouterr().out) == warned

@@ -59,8 +59,8 @@ def test_a_finished_run_says_so_and_changes_nothing(world, finished, capsys):
 def test_what_differs_is_refused_by_name_before_the_first_step(
     world, finished, monkeypatch, other, named
 ):
-    """And before prompts are answered, unless these are what differs; with and without a note that
-    says that the run has ended."""
+    """And before prompts are answered, unless these are what differs; once also without the note
+    that says that the run has ended."""
     if not named.startswith("data="):
         monkeypatch.setattr(PromptCompletionData, "prepare", None)
     other = other.format(world=world)

@@ -10,7 +10,8 @@ from operator import mul
 @dataclass
 class Draft:
     """A draft tree as lists. tokens: the root first; parents: indices, -1 for the root, each before
-    its children; confidences: estimated probabilities of the paths, 1 where none are given.
+    its children; confidences: estimated probabilities of the paths, 1 where none are given,
+    and below 0 of nodes that are never accepted (`Trees`).
 
     >>> Draft.chain([7, 1, 2]).parents
     [-1, 0, 1]
@@ -113,8 +114,8 @@ class PathTree:
         self.nodes: dict[tuple[int, int], int] = {}
 
     def add(self, path: Sequence[int], confidence: float = 1.0) -> int | None:
-        """The node of the last token of `path`, of which new nodes have this confidence; None where
-        the budget ends before it."""
+        """The node of the last token of `path`; None where the budget ends before it. Nodes that
+        are new get this confidence."""
         node, draft = 0, self.draft
         for token in path:
             key = (node, token)

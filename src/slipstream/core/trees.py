@@ -238,7 +238,7 @@ def merge(trees: Sequence[Trees]) -> tuple[Trees, torch.Tensor]:
         equal = same & (above[:, :, None] == above[:, None])
         now = torch.where(equal, nodes, start).amin(-1).masked_fill(~below, 0)
     first = (now == nodes) & below
-    highest = torch.zeros_like(confidences).scatter_reduce(1, now, confidences, "amax")
+    highest = torch.full_like(confidences, -1.0).scatter_reduce(1, now, confidences, "amax")
     highest = highest.masked_fill(~first, 0.0)
     highest[:, 0] = 1.0
     above = now.gather(1, parents.clamp(min=0))

@@ -71,7 +71,7 @@ def messages_of(prompt: str | Messages) -> Messages:
 def check_there(path: str | Path) -> None:
     """`InputError` unless there is something at this path."""
     if not Path(path).exists():
-        raise InputError(f"data.path: {path} does not exist; give a .jsonl or .jsonl.gz file")
+        raise InputError(f"data.path: {path} does not exist; give a folder or a .jsonl file")
 
 
 def read_rows(path: str | Path, split: str, completion_required: bool = True) -> list[Row]:

@@ -1,8 +1,8 @@
 """What Lookahead and SPECTRA share: branches that the target extends while it verifies others.
 
 These lookahead branches of the draft tree grow by one token a step, whether they are accepted or
-not; what they become is stored and guessed later. As branches they see what they should, and are
-verified, too.
+not; what they become is stored and guessed later. As branches they see what they should; with
+`accept_branches` their tokens are drafts like others.
 """
 
 import random

@@ -20,7 +20,7 @@ never change an answer; speed depends on the device and was not measured in trai
 `{command}` does, beside plain decoding
 
 ```python
-import slipstream  # THIS: this folder, or its hub id; TARGET: the target's{template}
+import slipstream  # THIS: this folder, or its hub id; TARGET, ADAPTER: the target's{template}
 from slipstream.targets.loading import load_target
 
 target = load_target({opened})
@@ -100,9 +100,11 @@ def target_overrides() -> list[str]:
     choice = "hub"
     if HydraConfig.initialized():
         choice = HydraConfig.get().runtime.choices.get("target", choice)
-    places = "target.name=", "target.device=", "target.packed="
-    kept = [each for each in given() if each.startswith("target.") and not each.startswith(places)]
-    return [f"target={choice}", "target.name=TARGET", *kept]
+    own = [each for each in given() if each.lstrip("+").startswith("target.")]
+    places = tuple(f"target.{name}=" for name in ("name", "device", "packed", "adapter"))
+    kept = [each for each in own if not each.lstrip("+").startswith(places)]
+    adapter = ["target.adapter=ADAPTER"] * any("target.adapter=" in each for each in own)
+    return [f"target={choice}", "target.name=TARGET", *kept, *adapter]
 
 
 def opened(target: Target) -> str:
@@ -111,7 +113,7 @@ def opened(target: Target) -> str:
     words = ["TARGET", f'"{dtype}"']
     if getattr(target.tokenizer, "own_template", False):
         words.append("chat_template=TEMPLATE")
-    told = {FIELD: getattr(target.tokenizer, FIELD, None)} | getattr(target, "loading", {})
-    told |= {"adapter": "ADAPTER"} if told.get("adapter") else {}
-    words += [f"{name}={value!r}" for name, value in told.items() if value]
-    return ", ".join(words)
+    told = {name: getattr(target.tokenizer, name, None) for name in (FIELD, "reads_markers")}
+    told |= {"quantization": target.loading.get("quantization")}
+    words += ["adapter=ADAPTER"] * bool(target.loading.get("adapter"))
+    return ", ".join([*words, *(f"{name}={value!r}" for name, value in told.items() if value)])
