@@ -599,20 +599,20 @@ def test_one_layer_is_compiled_for_all(monkeypatch):
     monkeypatch.setattr(
         torch, "compile", lambda function, **ways: compile_(function, backend=counting, **ways)
     )
-    for layers in (4, 16):
+    for layers in (4, 8, 16):
         torch._dynamo.reset()
         graphs.clear()
         ours = compile_target(tiny_target(num_hidden_layers=layers), "reduce-overhead")
         fuse_linears(ours.family.layers, ours.family.fused)
         eager = tiny_target(num_hidden_layers=layers)
-        for length in (3, 40):
+        for length in (3, 40, 100):
             prompt = [n % VOCABULARY for n in range(length)]
             expected = PlainDecoder(eager, Sampling(), Limits(4)).generate(prompt).ids
             assert PlainDecoder(ours, Sampling(), Limits(4)).generate(prompt).ids == expected
             drafted = Engine(ours, PromptLookup(3, 7), Sampling(), Limits(4), 8)
             assert drafted.generate(prompt).ids == expected
         found[layers] = list(graphs)
-    assert len(found[4]) == 2 and found[4] == found[16]  # one row, and several
+    assert len(found[4]) == 2 and found[4] == found[8] == found[16]  # one row, and several
 
 
 @pytest.mark.exhaustive
