@@ -23,7 +23,7 @@ never change an answer; speed depends on the device and was not measured in trai
 import slipstream  # THIS: this folder, or its hub id; TARGET, ADAPTER: the target's{template}
 from slipstream.targets.loading import load_target
 
-target = load_target({opened})
+target = load_target({arguments})
 print(slipstream.generate("...", target, THIS).text)
 model.generate(ids, custom_generate=THIS, trust_remote_code=True)  # of transformers
 ```
@@ -46,7 +46,8 @@ def card(module: L.LightningModule, config: dict, trainer: L.Trainer, score) -> 
     if data["generated_rows"]:
         kinds = " and ".join(data["synthetic_kinds"])
         text += f", and {data['generated_rows']:,} generated prompts ({kinds}), sampled answers"
-    text += f"\n- command: `{shlex.join(['python', 'train.py', *given()])}`" if given() else ""
+    if given := overrides():
+        text += f"\n- command: `{shlex.join(['python', 'train.py', *given])}`"
     text += f"\n- steps: {trainer.global_step}, seconds: {module.training_seconds:.0f}\n"
     if score is not None:
         monitored = trainer.checkpoint_callback.monitor.replace("/", " ")
@@ -67,7 +68,13 @@ def speculator_card(module: L.LightningModule, text: str) -> str:
         measured = min(module.validation_prompts, len(module.data.samples["validation"]))
         tau = TAU.format(prompts=measured, budget=module.validation_budget)
     own = getattr(target.tokenizer, "own_template", False)
-    command = ["python", "infer.py", *target_overrides(), f"drafter={kind}", "speculator_path=THIS"]
+    command = [
+        "python",
+        "infer.py",
+        *target_overrides(target),
+        f"drafter={kind}",
+        "speculator_path=THIS",
+    ]
     return SPECULATOR.format(
         base=f"base_model: {target.name}\n" if hub else "",
         card=text,
@@ -77,11 +84,11 @@ def speculator_card(module: L.LightningModule, text: str) -> str:
         longest=module.data.longest,
         command=shlex.join(command),
         template="\n# TEMPLATE: that of config.json there, not the target's own" if own else "",
-        opened=opened(target),
+        arguments=target_arguments(target),
     )
 
 
-def given() -> list[str]:
+def overrides() -> list[str]:
     """The overrides that this process was started with, without folders of this machine, none where
     there was no command."""
     from hydra.core.hydra_config import HydraConfig
@@ -93,21 +100,21 @@ def given() -> list[str]:
     return [re.sub(r"(?<=[=\[,'\"])(file://)?/(?:[^/,\]\s]+/)*", r"\1", each) for each in found]
 
 
-def target_overrides() -> list[str]:
+def target_overrides(target: Target) -> list[str]:
     """With which `infer.py` opens the target as this run did."""
     from hydra.core.hydra_config import HydraConfig
 
     choice = "hub"
     if HydraConfig.initialized():
         choice = HydraConfig.get().runtime.choices.get("target", choice)
-    own = [each for each in given() if each.lstrip("+").startswith("target.")]
+    own = [each for each in overrides() if each.lstrip("+").startswith("target.")]
     places = tuple(f"target.{name}=" for name in ("name", "device", "packed", "adapter"))
     kept = [each for each in own if not each.lstrip("+").startswith(places)]
-    adapter = ["target.adapter=ADAPTER"] * any("target.adapter=" in each for each in own)
+    adapter = ["target.adapter=ADAPTER"] * bool(target.loading.get("adapter"))
     return [f"target={choice}", "target.name=TARGET", *kept, *adapter]
 
 
-def opened(target: Target) -> str:
+def target_arguments(target: Target) -> str:
     """The arguments of `load_target` that open the target as this run did."""
     dtype = str(target.dtype).removeprefix("torch.")
     words = ["TARGET", f'"{dtype}"']
