@@ -357,13 +357,16 @@ def test_generate_takes_a_folder_or_a_model_as_target(small, model, tmp_path):
     assert "target: no tokenizer" in refused(lambda: slipstream.generate(PROMPT, tiny, None))
 
 
-def test_a_named_target_has_the_dtype_that_it_was_saved_in(tmp_path):
-    tiny = tiny_target().model.bfloat16()
+@pytest.mark.parametrize(
+    ("saved", "opened"),
+    [("bfloat16", "bfloat16"), ("float16", "bfloat16"), ("float32", "float32")],
+)
+def test_a_named_target_that_was_saved_in_16_bits_opens_in_bfloat16(tmp_path, saved, opened):
     save_tiny_target(tmp_path, tokenizer=tiny_tokenizer())
-    tiny.save_pretrained(tmp_path)
+    tiny_target().model.to(getattr(torch, saved)).save_pretrained(tmp_path)
     slipstream.generate("w1", tmp_path, None, 2)
     (target,) = generation._LOADED.values()
-    assert target.dtype == torch.bfloat16
+    assert target.dtype == getattr(torch, opened)
 
 
 def test_steps_with_a_target_run_compiled_unless_somebody_chose(small, model, monkeypatch):

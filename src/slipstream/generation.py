@@ -252,7 +252,7 @@ def _configured(target: Target, name: str, speculator: str | None, draft: str | 
 
 def _opened(name: str) -> Target:
     """The target called `name`; in bfloat16, as target=hub has it, where it was saved in 16 bits,
-    those that ship apart."""
+    but for those that ship: in float32."""
     from transformers import PreTrainedConfig
 
     said = {}
