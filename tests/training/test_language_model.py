@@ -9,7 +9,7 @@ from tests.commands import config_of
 from slipstream import app
 from slipstream.configuration import build
 from slipstream.core.errors import InputError
-from slipstream.data.sources import synthetic_prompts
+from slipstream.data.sources import Sources
 from slipstream.targets.loading import load_target
 
 
@@ -18,7 +18,7 @@ def rows(tmp_path_factory):
     """A folder of rows whose answer is the start of their prompt."""
     folder = tmp_path_factory.mktemp("rows")
     for split in ("train", "validation"):
-        prompts = synthetic_prompts(["data_to_text"], 60, 0, split)
+        prompts = Sources(None, None, ["data_to_text"], 0).synthetic(60, split)
         lines = [
             json.dumps({"prompt": row.prompt, "completion": row.prompt[:20]}) for row in prompts
         ]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from slipstream.assets import PROMPTS
 from slipstream.core.errors import InputError
 from slipstream.core.settings import Len, Seed, Text
-from slipstream.data.hub import SPLITS, HubSource, TextSource
+from slipstream.data.hub import HubSource, TextSource
 from slipstream.data.rows import Row, check_there, read_rows, text_of
 
 KINDS = ("data_to_text", "text_to_sql")
@@ -44,46 +44,41 @@ class Sources:
             return [read_rows(path, split, completion_required) for path in self.paths]
         return [source.rows(split, completion_required) for source in self.hub]
 
-    def synthetic(self, count: int, split: str) -> list[Row]:
-        """`count` of the prompts that ship."""
-        return synthetic_prompts(self.kinds, count, self.seed, split)
+    def synthetic(self, count: int | None, split: str) -> list[Row]:
+        """`count` distinct prompts without completions that ship with the package, of all kinds
+        together, in turn; `tools/synthetic` invented them. No prompt is of two splits.
 
+        A smaller count gives the first rows of a larger one. Seed 0 gives them in the order of
+        their invention, others shuffle them. Raises `InputError` for an unknown kind, none, or one
+        given twice, and a count below 1 or of more than ship.
 
-def synthetic_prompts(kinds: list[str], count: int, seed: int, split: str = "train") -> list[Row]:
-    """Distinct prompts without completions that ship with the package, the kinds in turn, the same
-    for the same arguments; `tools/synthetic` invented them. No prompt is of two splits.
-
-    kinds: one or more of `KINDS`. count: of all kinds together; a smaller count gives the first
-    rows of a larger one. seed: 0 gives them in the order of their invention, others shuffle them.
-    Raises `InputError` for an unknown kind or split, a kind given twice, and a count below 1 or of
-    more than ship.
-
-    >>> [row.source for row in synthetic_prompts(["data_to_text", "text_to_sql"], 3, seed=0)]
-    ['data_to_text', 'text_to_sql', 'data_to_text']
-    """
-    if not kinds or not set(kinds) <= set(KINDS):
-        raise InputError(f"kinds: {kinds} must name one or more of {', '.join(KINDS)}")
-    if len(set(kinds)) < len(kinds):
-        raise InputError(f"kinds: {kinds} names a kind twice; name it once")
-    if split not in SPLITS:
-        raise InputError(f"split: {split!r} must be one of {', '.join(SPLITS)}")
-    if not isinstance(count, int) or count < 1:
-        raise InputError(
-            f"data.max_train_rows, num_prompts: {count} prompts were asked for; give 1 or more"
-        )
-    tables, share = [], -(-count // len(kinds))
-    for kind in kinds:
-        rows = read_rows(PROMPTS / kind, split, completion_required=False)
-        if share > len(rows):
+        >>> sources = Sources(None, None, ["data_to_text", "text_to_sql"], seed=0)
+        >>> [row.source for row in sources.synthetic(3, "train")]
+        ['data_to_text', 'text_to_sql', 'data_to_text']
+        """
+        kinds = self.kinds
+        if not kinds or not set(kinds) <= set(KINDS):
+            raise InputError(f"kinds: {kinds} must name one or more of {', '.join(KINDS)}")
+        if len(set(kinds)) < len(kinds):
+            raise InputError(f"kinds: {kinds} names a kind twice; name it once")
+        if count is None or count < 1:
             raise InputError(
-                f"data.max_train_rows, num_prompts: {share} {kind} prompts of the {split} split "
-                f"were asked for, and {len(rows)} ship with the package; ask for fewer, or write "
-                f"more with `python -m tools.synthetic --{split} {share}` in a checkout"
+                f"data.max_train_rows, num_prompts: {count} prompts were asked for; give 1 or more"
             )
-        if seed:
-            Random(f"{kind} {seed}").shuffle(rows)
-        tables.append(rows[:share])
-    return [row for rows in zip(*tables, strict=True) for row in rows][:count]
+        tables, share = [], -(-count // len(kinds))
+        for kind in kinds:
+            rows = read_rows(PROMPTS / kind, split, completion_required=False)
+            if share > len(rows):
+                raise InputError(
+                    f"data.max_train_rows, num_prompts: {share} {kind} prompts of the {split} "
+                    f"split were asked for, and {len(rows)} ship with the package; ask for fewer, "
+                    f"or write more with `python -m tools.synthetic --{split} {share}` in a "
+                    "checkout"
+                )
+            if self.seed:
+                Random(f"{kind} {self.seed}").shuffle(rows)
+            tables.append(rows[:share])
+        return [row for rows in zip(*tables, strict=True) for row in rows][:count]
 
 
 def copying_rows(rows: list[Row], count: int, seed: int) -> list[Row]:
