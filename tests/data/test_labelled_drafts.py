@@ -188,7 +188,7 @@ def test_kinds_have_equal_parts_of_each_prompt(watched):
         for length, sample in zip(shortest, SAMPLES, strict=True)
     ]
     assert found.view(-1, 4).tolist() == [[count] * 4 for count in expected]
-    assert sum(expected) * 4 == len(drafts) and len(set(expected)) > 2
+    assert sum(expected) * 4 == len(drafts.tokens) and len(set(expected)) > 2
 
 
 def test_rows_tell_their_prompt_and_kind_and_come_from_its_text(watched):
@@ -209,7 +209,7 @@ def test_rows_tell_their_prompt_and_kind_and_come_from_its_text(watched):
             assert length <= end < len(texts[place]) - 1
             assert (int(drafts.prompts[row]), int(drafts.kinds[row])) == (first + place, kind)
             row += 1
-    assert row == len(drafts) and not completed
+    assert row == len(drafts.tokens) and not completed
 
 
 def test_all_labelled_drafts_are_what_the_models_say(watched, draft, target):
@@ -229,7 +229,7 @@ def test_labels_are_not_greedy(watched):
     found = int(torch.isclose(drafts.log_probabilities.double(), largest.log()).sum())
     spread = float((largest * (1 - largest)).sum()) ** 0.5
     assert abs(found - float(largest.sum())) < 4 * spread
-    assert len(drafts) - float(largest.sum()) > 8 * spread, "greedy labels would be noticed"
+    assert len(drafts.tokens) - float(largest.sum()) > 8 * spread, "greedy labels would be noticed"
 
 
 SMALL = 4
@@ -407,7 +407,7 @@ def test_other_seeds_models_and_texts_have_their_own_folder(draft, target, tmp_p
         labelled_drafts(draft, target, SAMPLES[:6], 5, tmp_path, 0, batch_size=2),
     ]
     assert len(list(tmp_path.iterdir())) == 1 + len(others)
-    assert not any(same(first, other) for other in others if len(other) == len(first))
+    assert not any(same(first, other) for other in others)
     assert same(made(draft, target, tmp_path), first)
 
 

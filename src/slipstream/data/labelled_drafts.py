@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from slipstream.core.errors import InputError
 from slipstream.core.files import key_of, load_tensors, locked, save_tensors
-from slipstream.core.sampling import Sampling, draw
+from slipstream.core.sampling import draw
 from slipstream.data.rendering import Sample
 from slipstream.speculators.classifiers import DraftFeatures, shape_of
 from slipstream.targets.loading import of_same_vocabulary
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 KINDS = {"text": None, "draft": 0.0, "target": 1.0, "both": 0.5}
 """Kinds of prefixes, and the share of their tokens that the target draws."""
-TEMPERATURE = Sampling(temperature=1.0)
 HELD = 2**25
 """Logits of each model that are held at once while tokens are labelled: with what is made of them,
 1 GiB at most for both models, whatever the vocabulary and the number of texts."""
@@ -48,9 +47,6 @@ class LabelledDrafts:
     log_ratios: torch.Tensor
     prompts: torch.Tensor
     kinds: torch.Tensor
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
     def features(self, features: DraftFeatures) -> torch.Tensor:
         """(n, F), on the draft model's device."""
@@ -215,7 +211,7 @@ def complete(
                 hidden = reader.read(reader.unread([texts[place] for place in going]))
                 logits = model.logits(hidden[drawing])
             points = torch.rand(len(drawing), dtype=torch.float64, generator=generator)
-            tokens = draw(TEMPERATURE.probabilities(logits), points.to(logits.device))
+            tokens = draw(logits.float().softmax(-1), points.to(logits.device))
             drawn |= dict(zip(drawing, tokens.tolist(), strict=True))
         for place, token in drawn.items():
             texts[going[place]].append(token)
