@@ -49,7 +49,7 @@ class OwnAnswers(Answerer):
 
     def portions(self, questions: Sequence[Question]) -> list[list[int]]:
         sizes = [len(question.ids) for question in questions]
-        order = sorted(range(len(sizes)), key=lambda number: (-sizes[number], number))
+        order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
         found = []
         while order:
             count = FULL_BATCHES * self.most(sizes[order[0]])
