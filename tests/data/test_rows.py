@@ -36,6 +36,23 @@ def test_a_hub_that_cannot_be_reached_ends_with_one_sentence(monkeypatch):
         HubSource("team/set", "{a}", "{b}", "set").rows("train")
 
 
+@pytest.mark.parametrize(
+    "prompt, rows, sentence",
+    [
+        ("{}", [{"a": "1"}], "could not be loaded .*column names"),
+        ("{a.b}", [{"a": "1"}], "could not be loaded .*column names"),
+        ("{c}", [{"a": "1"}], "could not be loaded .*column names"),
+        ("{a}", [], r"set has no rows in its train\[:0\] split"),
+    ],
+)
+def test_a_template_or_a_split_that_does_not_fit_ends_with_one_sentence(
+    monkeypatch, prompt, rows, sentence
+):
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
+    with pytest.raises(InputError, match=sentence):
+        HubSource("team/set", prompt, "", "set", {"train": "train[:0]"}).rows("train", False)
+
+
 def bench(tmp_path, *lines):
     folder = tmp_path / "bench"
     folder.mkdir(exist_ok=True)

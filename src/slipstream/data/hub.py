@@ -17,7 +17,7 @@ def loading(name: str) -> Iterator[None]:
     such split or column."""
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, LookupError, AttributeError) as error:
         raise InputError(
             f"data.hub: {name!r} could not be loaded ({type(error).__name__}); check the network "
             "and its column names, or give local JSONL files with data.path=FILE"
@@ -55,10 +55,15 @@ class HubSource(Settings):
             )
         with loading(self.name):
             given = self.splits.get(split, split)
-            return [
+            rows = [
                 Row(self.prompt.format(**columns), self.completion.format(**columns), self.source)
                 for columns in load_dataset(self.name, split=given, revision=self.revision)
             ]
+        if not rows:
+            raise InputError(
+                f"data.hub: {self.source} has no rows in its {given} split; name another in splits"
+            )
+        return rows
 
 
 @dataclass(frozen=True)

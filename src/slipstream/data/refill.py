@@ -123,7 +123,7 @@ def working_copy(target: Target) -> Iterator[Target]:
     whole = target.num_parallel == 1 and not hasattr(model, "hf_device_map")
     ordinary = whole and not is_packed(model) and not is_quantized(model)
     lower = target.dtype == torch.float32 and (not on_cpu or packing_available(torch.bfloat16))
-    worker, compiled = target, target.compiled
+    worker, compiled, mode = target, target.compiled, target.compile_mode
     if ordinary and (lower or (on_cpu and packing_available(target.dtype))):
         worker = Target(copy.deepcopy(model), target.tokenizer, target.name)
         for parameter in worker.model.parameters() if lower else ():  # buffers stay as they are
@@ -134,4 +134,4 @@ def working_copy(target: Target) -> Iterator[Target]:
     try:
         yield worker
     finally:
-        target.compiled = compiled
+        target.compiled, target.compile_mode = compiled, mode

@@ -58,9 +58,11 @@ class Sources:
         """
         kinds = self.kinds
         if not kinds or not set(kinds) <= set(KINDS):
-            raise InputError(f"kinds: {kinds} must name one or more of {', '.join(KINDS)}")
+            raise InputError(
+                f"data.synthetic_kinds: {kinds} must name one or more of {', '.join(KINDS)}"
+            )
         if len(set(kinds)) < len(kinds):
-            raise InputError(f"kinds: {kinds} names a kind twice; name it once")
+            raise InputError(f"data.synthetic_kinds: {kinds} names a kind twice; name it once")
         if count is None or count < 1:
             raise InputError(
                 f"data.max_train_rows, num_prompts: {count} prompts were asked for; give 1 or more"
@@ -70,10 +72,10 @@ class Sources:
             rows = read_rows(PROMPTS / kind, split, completion_required=False)
             if share > len(rows):
                 raise InputError(
-                    f"data.max_train_rows, num_prompts: {share} {kind} prompts of the {split} "
-                    f"split were asked for, and {len(rows)} ship with the package; ask for fewer, "
-                    f"or write more with `python -m tools.synthetic --{split} {share}` in a "
-                    "checkout"
+                    f"data.max_train_rows, data.generated_rows, num_prompts: {share} {kind} "
+                    f"prompts of the {split} split were asked for, and {len(rows)} ship with the "
+                    "package; ask for fewer, or write more with `python -m tools.synthetic "
+                    f"--{split} {share}` in a checkout"
                 )
             if self.seed:
                 Random(f"{kind} {self.seed}").shuffle(rows)
