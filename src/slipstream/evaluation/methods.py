@@ -12,7 +12,6 @@ from typing import Literal
 from weakref import WeakValueDictionary
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from slipstream.core.errors import InputError, naming
 from slipstream.core.sampling import Sampling
@@ -215,7 +214,6 @@ class Transformers(Method):
 
     def __init__(self, assistant: Text | None = None, prompt_lookup_num_tokens: Size | None = None):
         self.assistant, self.prompt_lookup_num_tokens = assistant, prompt_lookup_num_tokens
-        self._counting: RemovableHandle | None = None
         lookup = "PromptLookup" if prompt_lookup_num_tokens else None
         self.drafter = "DraftModel" if assistant else lookup
 
@@ -238,6 +236,7 @@ class Transformers(Method):
         self.target.model.generation_config = GenerationConfig(eos_token_id=ends or None)
         self.limits = limits
         self.options: dict[str, object] = {"do_sample": not sampling.greedy}
+        self.options["prompt_lookup_num_tokens"] = self.prompt_lookup_num_tokens
         if not sampling.greedy:
             self.options["temperature"] = sampling.temperature
             self.options |= {"top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0}
@@ -249,12 +248,6 @@ class Transformers(Method):
                     "otherwise; leave its methods out, as with methods.transformers=null"
                 )
             self.options["assistant_model"] = draft.model
-        if self.prompt_lookup_num_tokens:
-            self.options["prompt_lookup_num_tokens"] = self.prompt_lookup_num_tokens
-        self.forwards = 0  # others of the same model count, too, each from its own beginning
-        if self._counting is not None:  # prepared anew, maybe for another model
-            self._counting.remove()
-        self._counting = self.target.model.register_forward_pre_hook(self._count)
 
     def _count(self, *_) -> None:
         self.forwards += 1
@@ -275,13 +268,14 @@ class Transformers(Method):
         missing, end = [longest - len(ids) for ids in prompts], next(iter(self.target.end_ids), 0)
         ids = [[end] * count + ids for count, ids in zip(missing, prompts, strict=True)]
         mask = [[0] * count + [1] * (longest - count) for count in missing]
-        output = self.target.model.generate(
-            torch.tensor(ids, device=self.target.device),
-            attention_mask=torch.tensor(mask, device=self.target.device),
-            max_new_tokens=max(rooms),
-            pad_token_id=end,
-            **self.options,
-        )
+        with self.target.model.register_forward_pre_hook(self._count):
+            output = self.target.model.generate(
+                torch.tensor(ids, device=self.target.device),
+                attention_mask=torch.tensor(mask, device=self.target.device),
+                max_new_tokens=max(rooms),
+                pad_token_id=end,
+                **self.options,
+            )
         answers = zip(output[:, longest:].tolist(), rooms, strict=True)
         seconds = (time.perf_counter() - started) / len(prompts)
         return [self._generation(answer[:room], seconds) for answer, room in answers]
