@@ -123,12 +123,12 @@ def compare(
                     run.store_bytes[source] = max(run.store_bytes.get(source, 0), store_bytes)
                     progress.advance(task, len(batch))
         for name in names:
-            # of an even number of runs either of the middle two, by chance
-            middle = [(repeats - chance.randrange(2)) // 2 for _ in batches]
-            sides = zip(tries[name], middle, strict=True)
-            median = [sorted(own, key=took)[place] for own, place in sides]
-            answers = dict(zip(chain(*batches), chain(*median), strict=True))
-            runs[name].generations = [answers[place] for place in range(len(ids))]
+            median: dict[int, Generation] = {}
+            for batch, own in zip(batches, tries[name], strict=True):
+                # of an even number of runs either of the middle two, by chance
+                middle = (repeats - chance.randrange(2)) // 2
+                median |= zip(batch, sorted(own, key=took)[middle], strict=True)
+            runs[name].generations = [median[place] for place in range(len(ids))]
     for name, method in methods.items():
         if sampling.greedy and method.drafter and method.reference:
             answers = track(ids, description="its reference")
