@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 
+from slipstream.data.rows import grouped
 from slipstream.evaluation.comparison import Run, expected_answers, scores
 from slipstream.evaluation.prompts import Prompt
 from slipstream.results.record import Plot, Result, Rows, bounded
@@ -30,11 +31,8 @@ def comparison_result(records: Rows, runs: list[Run], prompts: list[Prompt]) -> 
 
 def tables_of(records: Rows) -> dict[str, Rows]:
     """A table for each prompt set, without the columns that have nothing to say."""
-    found = {}
-    for name in dict.fromkeys(record["prompt_set"] for record in records):
-        own = [record for record in records if record["prompt_set"] == name]
-        found[name] = telling(list(map(columns, own)))
-    return found
+    sets = grouped(records, lambda record: record["prompt_set"])
+    return {name: telling(list(map(columns, own))) for name, own in sets.items()}
 
 
 def telling(rows: Rows) -> Rows:
