@@ -1,6 +1,7 @@
 """Where a method's greedy output leaves plain decoding's, and whether rounding explains it."""
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 
@@ -92,11 +93,10 @@ def first_divergence(
     expected = reference.generate(prompt_ids)
     if expected == ids:
         return None
-    pairs = list(zip(expected, ids, strict=False))
-    position = next((place for place, (a, b) in enumerate(pairs) if a != b), len(pairs))
-    wanted, found = ((*own, -1)[position] for own in (expected, ids))
+    pairs = enumerate(zip_longest(expected, ids, fillvalue=-1))
+    position, wanted, found = next((place, a, b) for place, (a, b) in pairs if a != b)
     gap, numeric_tie = torch.inf, False
-    if position < len(pairs):
+    if -1 not in (wanted, found):
         logits = reference.logits(position)
         best = logits.float().max().item()
         gap = best - logits[found].item()
