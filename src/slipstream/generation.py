@@ -21,7 +21,6 @@ from slipstream.decoding.calibrated import calibrated_decoder
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.decoding.request import Answering
 from slipstream.drafters.base import Drafter
 from slipstream.speculators.checkpoint import from_pretrained
 from slipstream.targets.compiled import compile_target
@@ -70,8 +69,9 @@ def generate(
     with which those drafters of conf/drafter draft that need them, in place of the ones that ship.
     Raises `InputError` for what cannot be used.
     """
-    alone, several = _is_prompt(prompt), isinstance(prompt, list | tuple) and prompt
-    if not alone and not (several and all(map(_is_prompt, prompt))):
+    alone = _is_prompt(prompt)
+    asked = [prompt] if alone else prompt
+    if not (isinstance(asked, list | tuple) and asked and all(map(_is_prompt, asked))):
         raise InputError(
             "prompt: give a text, messages with role and content, or a list of such prompts"
         )
@@ -79,8 +79,7 @@ def generate(
         raise InputError("on_text: it is told one answer at a time; give a single prompt")
     how = Sampling(temperature, top_k, top_p), Limits(max_new_tokens, stop)
     decoder = _decoder(target, drafter, *how, seed, budget, speculator, draft)
-    asked, tokenizer = [prompt] if alone else prompt, decoder.target.tokenizer
-    ids = [render_prompt(tokenizer, each) for each in asked]
+    ids = [render_prompt(decoder.target.tokenizer, each) for each in asked]
     if alone:
         callback = None if on_text is None else (lambda _, __, text: text and on_text(text))
         return decoder.generate(ids[0], seed, callback)
@@ -115,21 +114,18 @@ def stream(
     ids = render_prompt(decoder.target.tokenizer, prompt)
     request = decoder.request(ids, seed, lambda _, __, text: pieces.append(text))
     decoder.start([request])
-    return _pieces(decoder, request, pieces)
 
+    def steps() -> Generator[str, None, Generation]:
+        while True:
+            text = "".join(pieces)
+            pieces.clear()
+            if text:
+                yield text
+            if request.finished:
+                return request.generation()
+            decoder.step()
 
-def _pieces(
-    decoder: Decoder, request: Answering, pieces: list[str]
-) -> Generator[str, None, Generation]:
-    """What `pieces` is told of a request, step by step."""
-    while True:
-        text = "".join(pieces)
-        pieces.clear()
-        if text:
-            yield text
-        if request.finished:
-            return request.generation()
-        decoder.step()
+    return steps()
 
 
 def chat(
