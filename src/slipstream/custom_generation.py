@@ -73,11 +73,8 @@ def custom_generate(
         callback = lambda token, _, __: streamer.put(torch.tensor([token]))  # noqa: E731
     sampling = Sampling()
     if config.do_sample:
-        sampling = Sampling(
-            1.0 if config.temperature is None else config.temperature,
-            config.top_k or None,
-            config.top_p,
-        )
+        temperature = 1.0 if config.temperature is None else config.temperature
+        sampling = Sampling(temperature, config.top_k or None, config.top_p)
     end_ids = token_ids(config.eos_token_id)
     limits = Limits(config.max_length - input_ids.shape[1], end_ids=end_ids)
     target = target_of(model)
