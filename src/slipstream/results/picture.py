@@ -80,11 +80,9 @@ def draw(path: Path, result: Result) -> None:
     figure, axes = plt.subplots(
         high, wide, figsize=(width, height), squeeze=False, layout="constrained"
     )
-    for place, each in enumerate(axes.flat):
-        if place >= len(panels):
-            each.set_visible(False)
-            continue
-        panel = panels[place]
+    for each in axes.flat[len(panels) :]:
+        each.set_visible(False)
+    for place, (each, panel) in enumerate(zip(axes.flat, panels, strict=False)):
         bars = panel.plot.kind == "bar"
         (_draw_bars if bars else _draw_lines)(each, panel)
         each.set_title(panel.title, fontsize=9)
