@@ -130,9 +130,8 @@ def check_config(config: DictConfig, command: type[Command]) -> None:
         raise InputError(f"{key}: {first_sentence(error)}; mend what refers there") from error
     allowed = arguments_of(command)
     nodes = [key for key in allowed if isinstance(content.get(key), dict | list)]
-    plain = {key: each for key, each in content.items() if key not in nodes}
-    check(command, plain, later=nodes)
-    parts = dict(plain)
+    parts = {key: each for key, each in content.items() if key not in nodes}
+    check(command, parts, later=nodes)
     for key in nodes:
         own = allowed[key][1]
         schema = own if isinstance(own, type) and issubclass(own, Command) else None
