@@ -73,7 +73,7 @@ class PromptLookup(_Proposer):
         """Requests have no names here and rows change hands: a text goes on with the index of the
         text that it begins with, and with a new one where none is left. Rows without a new token
         keep theirs, until another request has them."""
-        before, self.known = self.known, {}
+        before, found = self.known, {}
         for row, text in texts.items():
             begun = (
                 other
@@ -85,9 +85,8 @@ class PromptLookup(_Proposer):
             known.tokens += text[len(known.text) :].tolist()
             known.text = text.copy()  # vLLM writes on in its own
             known.index.extend(known.tokens)
-            self.known[row] = known
-        found = {row: self.known[row] for row in texts}
-        self.known = before | self.known
+            found[row] = known
+        self.known = before | found
         return {row: k.index.continuation(k.tokens, self.most)[0] for row, k in found.items()}
 
 
