@@ -4,10 +4,14 @@ import logging
 from contextlib import nullcontext
 from pathlib import Path
 
+import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from slipstream.configuration import Command, build, check_config, own_part, recorded
 from slipstream.core.errors import InputError
+from slipstream.core.files import SUMS
+from slipstream.core.resuming import flattened, journal, owned, stoppable
 
 TASKS = ("verify", "chat", "calibrate", "study", "prompt")
 """What `infer` may be asked for in place of a comparison, one at a time."""
@@ -35,12 +39,9 @@ def _checked(config: DictConfig, own: type[Command]) -> DictConfig:
 
 def train(config: DictConfig) -> Path:
     """Train what the config says; returns the folder that was written."""
-    from hydra.core.hydra_config import HydraConfig
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from slipstream.commands import Infer
-    from slipstream.core.files import SUMS
-    from slipstream.core.resuming import owned, stoppable
     from slipstream.speculators.checkpoint import check_replaceable
     from slipstream.training import run
     from slipstream.training.command import Train
@@ -60,10 +61,7 @@ def train(config: DictConfig) -> Path:
 
 def infer(config: DictConfig) -> list:
     """Answer one prompt, converse, or compare methods on many; returns the result records."""
-    import torch
-
     from slipstream.commands import Infer
-    from slipstream.core.resuming import flattened, journal, owned, stoppable
     from slipstream.decoding.calibrated import described
     from slipstream.evaluation.methods import prepared
     from slipstream.evaluation.run import converse, measure, showing, tell
@@ -118,8 +116,6 @@ def infer(config: DictConfig) -> list:
 
 def _check_read(config: DictConfig, task: str) -> None:
     """`InputError` for a key on the command line that `task` takes no notice of."""
-    from hydra.core.hydra_config import HydraConfig
-
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     reads = str(OmegaConf.to_container(config.study, resolve=False)) if task == "study" else ""
     for name in (each.lstrip("+~").partition("=")[0].partition(".")[0] for each in given):

@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from slipstream import app
 from slipstream.configuration import RENAMED, REPLACED
@@ -20,9 +24,6 @@ from slipstream.core.settings import nearest
 def run(main: Callable[[], None]) -> None:
     """Run a Hydra entry point; one sentence ends it for what Hydra refuses: a config that cannot be
     composed, and a folder that cannot be written."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
         main()
@@ -47,8 +48,6 @@ def run(main: Callable[[], None]) -> None:
 
 def _remedy(error: Exception) -> str:
     """What to do about a config that cannot be composed: of its group, take what is nearest."""
-    from hydra.errors import OverrideParseException
-
     overridden = re.search(r"Could not override '([\w.]+)'", str(error))
     for key, successor in REPLACED.items():
         if overridden and f"{overridden[1]}.".startswith(f"{key}."):
@@ -100,8 +99,6 @@ def _stop(sentence: str) -> None:
 
 def in_own_folder(config: DictConfig) -> DictConfig:
     """In a multirun each run has a folder of its own below `output_dir`."""
-    from hydra.core.hydra_config import HydraConfig
-
     if _in_multirun():
         sweep = HydraConfig.get().sweep
         config.output_dir = f"{sweep.dir}/{sweep.subdir}"
@@ -109,7 +106,4 @@ def in_own_folder(config: DictConfig) -> DictConfig:
 
 
 def _in_multirun() -> bool:
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
