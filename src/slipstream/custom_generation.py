@@ -125,10 +125,12 @@ def generate_with_folder(
     # Kept by the target, so that both go together.
     known = vars(target_of(model)).setdefault("drafters_of_folders", {})
     key = str(named), times_of(locate(str(named)))
-    if key not in known:
+    drafter = known.get(key)
+    if drafter is None:
+        drafter = from_pretrained(str(named))
         known.clear()
-        known[key] = from_pretrained(str(named))
-    decoding = partial(custom_generate, drafter=known[key], streamer=streamer)
+        known[key] = drafter
+    decoding = partial(custom_generate, drafter=drafter, streamer=streamer)
     return type(model).generate(model, inputs, custom_generate=decoding, **told)
 
 

@@ -34,7 +34,7 @@ def showing(method: Method) -> Method:
     """A method that can show an answer while it is decided; `InputError` for another one."""
     if not isinstance(method, Plain | Speculative | Sprinter):
         raise InputError(
-            f"methods: {type(method).__name__} cannot show an answer while it is decided; let "
+            f"{type(method).__name__} cannot show an answer while it is decided; let "
             "another method be the last one"
         )
     return method
