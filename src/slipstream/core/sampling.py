@@ -71,17 +71,29 @@ class Sampling(Settings):
         return likeliest(logits) if self.greedy else draw(self.probabilities(logits), points)
 
 
-def by_sampling(
-    samplings: Sequence[Sampling],
-    device: torch.device,
-    of: Callable[[Sampling, object], torch.Tensor],
+def distributions(samplings: Sequence[Sampling], logits: torch.Tensor) -> torch.Tensor:
+    """(B, ..., V) logits of requests -> the distributions that their tokens are drawn from; of
+    greedy ones all probability is the likeliest token's."""
+    return _each(samplings, Sampling.probabilities, logits)
+
+
+def choose(
+    samplings: Sequence[Sampling], logits: torch.Tensor, points: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """One call of `of` (sampling, places of its requests, on `device`) per sampling; rows in
-    request order."""
+    """(B, M, V) logits of requests -> (B, M) tokens; points: (B, M) uniform numbers, None if all
+    requests are greedy."""
+    if points is None:
+        return likeliest(logits)
+    return _each(samplings, Sampling.choose, logits, points)
+
+
+def _each(samplings: Sequence[Sampling], of: Callable, *given: torch.Tensor) -> torch.Tensor:
+    """`of` (sampling, rows of what is given), once per sampling; rows in request order."""
     if len(set(samplings)) == 1:
-        return of(samplings[0], slice(None))
-    groups, order = _places_of(tuple(samplings), device)
-    return torch.cat([of(sampling, own) for sampling, own in groups.items()])[order]
+        return of(samplings[0], *given)
+    groups, order = _places_of(tuple(samplings), given[0].device)
+    found = [of(sampling, *(rows[own] for rows in given)) for sampling, own in groups.items()]
+    return torch.cat(found)[order]
 
 
 @lru_cache
@@ -96,14 +108,6 @@ def _places_of(
     with torch.inference_mode(False):  # they are kept
         places = {sampling: on_device(own, device) for sampling, own in groups.items()}
         return places, on_device(order, device)
-
-
-def distributions(samplings: Sequence[Sampling], logits: torch.Tensor) -> torch.Tensor:
-    """(B, ..., V) logits of requests -> the distributions that their tokens are drawn from; of
-    greedy ones all probability is the likeliest token's."""
-    return by_sampling(
-        samplings, logits.device, lambda sampling, own: sampling.probabilities(logits[own])
-    )
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:

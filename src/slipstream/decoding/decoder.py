@@ -12,12 +12,12 @@ from threading import RLock
 import torch
 
 from slipstream.core.errors import enough_memory
-from slipstream.core.sampling import Chance, Sampling
+from slipstream.core.sampling import Chance, Sampling, choose
 from slipstream.core.transfer import on_device, right_padded
 from slipstream.core.trees import Trees
 from slipstream.core.verification import told
 from slipstream.decoding.answer import Answer, Generation, Limits, TokenCallback
-from slipstream.decoding.request import Answering, Batch, choose
+from slipstream.decoding.request import Answering, Batch
 from slipstream.drafters.base import Session, Verified
 from slipstream.targets.reading import PREFILL_ROWS, joined, read_on
 from slipstream.targets.target import Target

@@ -9,13 +9,13 @@ import torch
 
 from slipstream.core.cache import StepCache
 from slipstream.core.masks import tree_mask
-from slipstream.core.sampling import Sampling, distributions
+from slipstream.core.sampling import Sampling, choose, distributions
 from slipstream.core.settings import Budget, checked
 from slipstream.core.trees import Trees
 from slipstream.core.verification import decided, follow, keep_or_reject, paths_to, told, walk
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
-from slipstream.decoding.request import Ahead, Answering, Batch, choose
+from slipstream.decoding.request import Ahead, Answering, Batch
 from slipstream.drafters.base import Attached, Drafter, Session, Verified
 from slipstream.targets.compiled import compile_like
 from slipstream.targets.rows import HiddenTap, LayerVisitor, Rows

@@ -7,12 +7,12 @@ import torch
 
 from slipstream.core.cache import StepCache
 from slipstream.core.masks import tree_mask
-from slipstream.core.sampling import Sampling
+from slipstream.core.sampling import Sampling, choose
 from slipstream.core.transfer import sent
 from slipstream.core.trees import Trees
 from slipstream.core.verification import told
 from slipstream.decoding.decoder import Decoder
-from slipstream.decoding.request import Ahead, Answering, Batch, choose
+from slipstream.decoding.request import Ahead, Answering, Batch
 from slipstream.drafters.base import Session, Verified
 from slipstream.targets.target import Target
 

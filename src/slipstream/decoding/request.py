@@ -1,4 +1,4 @@
-"""The requests of one batch: their answers in the making, and the choice of their tokens.
+"""The requests of one batch: their answers in the making.
 
 Every request has its own limits, sampling and uniform numbers; on the device all choose together.
 """
@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from slipstream.core.cache import StepCache
 from slipstream.core.errors import InputError
-from slipstream.core.sampling import Sampling, by_sampling, likeliest
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Trees
 from slipstream.core.verification import NOT_FINITE
@@ -172,14 +171,3 @@ class Batch:
             request.seconds += seconds
             for name, spent in self.clock.seconds.items():
                 request.shares[name] = request.shares.get(name, 0.0) + spent / len(requests)
-
-
-def choose(
-    samplings: tuple[Sampling, ...], logits: torch.Tensor, points: torch.Tensor | None = None
-) -> torch.Tensor:
-    """(B, M, V) logits -> (B, M) tokens; points: (B, M) uniform numbers, None if all are greedy."""
-    if points is None:
-        return likeliest(logits)
-    return by_sampling(
-        samplings, logits.device, lambda sampling, own: sampling.choose(logits[own], points[own])
-    )
