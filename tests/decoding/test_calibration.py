@@ -18,7 +18,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.data.datastore import TrainingTexts
 from slipstream.decoding import calibrated, calibration
 from slipstream.decoding.answer import Limits
-from slipstream.decoding.calibrated import calibration_key, described, kept_calibration
+from slipstream.decoding.calibrated import calibration_path, described, kept_calibration
 from slipstream.decoding.calibration import (
     Calibration,
     Curve,
@@ -159,7 +159,7 @@ def test_keys_tell_apart_models_drafters_and_sampling(tmp_path, monkeypatch):
         (tmp_path / f"{name}.jsonl").touch()
     one, other = tiny_target(), tiny_target("opt")
     keys = [
-        calibration_key(target, described(drafter), sampling)
+        calibration_path("", target, drafter, sampling)
         for target, drafter, sampling in (
             (one, PromptLookup(2, 3), Sampling()),
             (one, PromptLookup(2, 4), Sampling()),
@@ -192,8 +192,7 @@ def test_keys_tell_apart_what_was_trained_into_the_same_folder(tmp_path):
             next(speculator.parameters()).fill_(number)
         save_speculator(tmp_path / "model", speculator, target, 8, "")
         for folder in (tmp_path / "model", str(tmp_path / "model")):
-            drafter = described(Streaming(folder, "fused", 2))
-            keys.append(calibration_key(target, drafter, Sampling()))
+            keys.append(calibration_path("", target, Streaming(folder, "fused", 2), Sampling()))
     assert len(set(keys)) == 2 and keys[:2] == keys[4:]
 
 
@@ -257,13 +256,13 @@ def test_drafts_are_compared_with_what_decodes_where_none_pay(monkeypatch):
 
 
 def test_keys_tell_apart_processors_and_layouts(monkeypatch):
-    target, drafter = tiny_target(), described(PromptLookup(2, 3))
+    target, drafter = tiny_target(), PromptLookup(2, 3)
     monkeypatch.setattr(calibrated, "device_name", lambda device: "one")
-    keys = {calibration_key(target, drafter, Sampling(zero)) for zero in (0, 0.0)}
+    keys = {calibration_path("", target, drafter, Sampling(zero)) for zero in (0, 0.0)}
     monkeypatch.setattr(calibrated, "device_name", lambda device: "other")
-    keys.add(calibration_key(target, drafter, Sampling()))
+    keys.add(calibration_path("", target, drafter, Sampling()))
     monkeypatch.setattr(calibrated, "is_packed", lambda model: True)
-    keys.add(calibration_key(target, drafter, Sampling()))
+    keys.add(calibration_path("", target, drafter, Sampling()))
     assert len(keys) == 3
 
 

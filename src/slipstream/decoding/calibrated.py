@@ -46,18 +46,14 @@ def kept_calibration(path: Path) -> Calibration:
 def calibration_path(
     folder: str | Path, target: Target, drafter: Drafter, sampling: Sampling
 ) -> Path:
-    """Where in `folder` it is kept what was calibrated for these."""
-    return Path(folder) / f"{calibration_key(target, described(drafter), sampling)}.json"
-
-
-def calibration_key(target: Target, drafter: object, sampling: Sampling) -> str:
-    """Tells apart device, model, dtype, layout, sampling and drafter, as `described`."""
+    """Where in `folder` it is kept what was calibrated for these; the name tells apart device,
+    model, dtype, layout, sampling and drafter, as `described`."""
     device, compiled = target.device, target.compiled is not None
     threads = torch.get_num_threads() if device.type == "cpu" else None
     settings = [described(target), target.num_parallel, compiled, described(sampling)]
     # 1 and 1.0 are one setting.
-    same = json.loads(json.dumps([settings, drafter]), parse_int=float)
-    return key_of(device_name(device), threads, *same)
+    same = json.loads(json.dumps([settings, described(drafter)]), parse_int=float)
+    return Path(folder) / f"{key_of(device_name(device), threads, *same)}.json"
 
 
 def described(part: object, within: tuple[int, ...] = ()) -> object:
@@ -83,7 +79,7 @@ def described(part: object, within: tuple[int, ...] = ()) -> object:
     kept = vars(part) if told and id(part) not in within and hasattr(part, "__dict__") else {}
     within = (*within, id(part))
     own = {name: each for name, each in kept.items() if not name.startswith("_")}
-    return {type(part).__name__: {name: described(each, within) for name, each in own.items()}}
+    return {type(part).__name__: described(own, within)}
 
 
 def calibrated_decoder(
