@@ -76,9 +76,6 @@ class Curve:
         sizes, power = np.log(self._column("budget")), min(POWER, len(self.points) - 1)
         return np.polyval(np.polyfit(sizes, self._column("tau"), power), np.log(budgets))
 
-    def rate(self, budgets: np.ndarray) -> np.ndarray:
-        return self.tau(budgets) / self.seconds(budgets)
-
     def at(self, budget: int) -> Point:
         """Seconds and tokens of a step, as fitted."""
         place = np.asarray(float(budget))
@@ -88,7 +85,8 @@ class Curve:
         """The size of the highest fitted rate, of all between the smallest and the largest."""
         measured = [point.budget for point in self.points]
         sizes = np.arange(min(measured), max(measured) + 1)
-        return self.at(int(sizes[self.rate(sizes).argmax()]))
+        rates = self.tau(sizes) / self.seconds(sizes)
+        return self.at(int(sizes[rates.argmax()]))
 
     def _column(self, name: str) -> np.ndarray:
         return np.array([getattr(point, name) for point in self.points], dtype=float)
