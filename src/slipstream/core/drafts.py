@@ -74,9 +74,8 @@ class Draft:
             place.append(node)
         best = sorted(range(len(tokens)), key=sure.__getitem__, reverse=True)[:budget]
         now = {node: rank for rank, node in enumerate(best)} | {-1: -1}
-        ordered = ([column[node] for node in best] for column in (tokens, parents, sure))
-        tokens, parents, sure = ordered
-        return Draft(tokens, [now[parent] for parent in parents], sure)
+        above = [now[parents[node]] for node in best]
+        return Draft([tokens[node] for node in best], above, [sure[node] for node in best])
 
     def agreement(self, answer: Sequence[int]) -> int:
         """How many first tokens of `answer`, which came after the root, the best path has right.
