@@ -130,8 +130,7 @@ class Answer:
         """Without special tokens, cut before a stop string; "" without a tokenizer."""
         if self.tokenizer is None:
             return ""
-        told = self._stream is not None
-        text = self._stream.whole() if told else decoded(self.tokenizer, self.ids)
+        text = decoded(self.tokenizer, self.ids) if self._stream is None else self._stream.whole()
         return text[: self._stop_at(text)]
 
     def _stopped(self, last: bool) -> bool:
