@@ -15,7 +15,7 @@ from slipstream.core.trees import Trees
 from slipstream.core.verification import decided, follow, keep_or_reject, paths_to, told, walk
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
-from slipstream.decoding.request import Ahead, Answering, Batch
+from slipstream.decoding.request import Answering, Batch
 from slipstream.drafters.base import Attached, Drafter, Session, Verified
 from slipstream.targets.compiled import compile_like
 from slipstream.targets.rows import HiddenTap, LayerVisitor, Rows
@@ -48,11 +48,7 @@ class Engine(Decoder):
 
     def _step(self, batch: Batch) -> None:
         with batch.clock.share("verify"):
-            ahead, batch.ahead = batch.ahead, None
-            if ahead and ahead.trees is batch.trees and ahead.slots == batch.cache.slots:
-                rows = ahead.found
-            else:  # none, or requests have joined, or the cache counts other slots
-                rows = self._forward(batch)
+            rows = batch.go_on(self._forward)
             verified = self._verify(batch, rows)
             below = None
             if rows.kept is not None:
@@ -68,15 +64,12 @@ class Engine(Decoder):
             request.count(width, request.answer.drafted - drafted)
 
     def _begin_next(self, batch: Batch, verified: Verified) -> None:
-        """Let the device go on with the next forward while the host learns what was decided, and
-        tells it. If the answer ends with that, the forward was in vain."""
         cache = batch.cache  # which may end up to a draft further than it will
         room = cache.bound + self.budget + batch.session.extra_rows <= cache.room
         begins = self.target.compiled is not None and room and verified.most_room
         if begins and not verified.known:
             with batch.clock.share("verify"):
-                slots, rows = batch.cache.slots, self._forward(batch)
-            batch.ahead = Ahead(batch.trees, slots, rows)
+                batch.begin(self._forward)
 
     def _forward(self, batch: Batch) -> Rows:
         """All trees in one forward, and where it led."""

@@ -12,7 +12,7 @@ from slipstream.core.transfer import sent
 from slipstream.core.trees import Trees
 from slipstream.core.verification import told
 from slipstream.decoding.decoder import Decoder
-from slipstream.decoding.request import Ahead, Answering, Batch
+from slipstream.decoding.request import Answering, Batch
 from slipstream.drafters.base import Session, Verified
 from slipstream.targets.target import Target
 
@@ -31,17 +31,14 @@ class PlainDecoder(Decoder):
         return Undrafted()
 
     def _step(self, batch: Batch) -> None:
-        cache, ahead = batch.cache, batch.ahead
         with batch.clock.share("verify"):
-            begun = ahead and ahead.trees is batch.trees
-            tokens, decided = ahead.found if begun else self._forward(batch)
-            cache.commit_first([1] * len(tokens))
-            batch.room, batch.trees, batch.ahead = batch.room - 1, Trees.roots(tokens[:, 0]), None
+            tokens, decided = batch.go_on(self._forward)
+            batch.cache.commit_first([1] * len(tokens))
+            batch.room, batch.trees = batch.room - 1, Trees.roots(tokens[:, 0])
             arriving = sent(decided)
             alone = len(batch.requests) == 1 and self.running in (None, batch)
             if self.target.compiled is not None and alone and batch.requests[0].room > 1:
-                # The device goes on while the host learns; in vain if the answer ends here.
-                batch.ahead = Ahead(batch.trees, cache.slots, self._forward(batch))
+                batch.begin(self._forward)
             decided = arriving()[0].tolist()
         for request, own in zip(batch.requests, decided, strict=True):
             request.count(rows=1, accepted=0)

@@ -4,10 +4,11 @@ Every request has its own limits, sampling and uniform numbers; on the device al
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -21,6 +22,8 @@ from slipstream.decoding.answer import Answer, Generation, Run
 from slipstream.decoding.statistics import Clock, Statistics
 from slipstream.drafters.base import Request, Session, Verified
 from slipstream.targets.rows import Rows
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -90,30 +93,21 @@ class Answering(Request):
         return Generation(*said, took, tuple(self.runs), accepted)
 
 
-@dataclass(frozen=True)
-class Ahead:
-    """A forward that has begun: of these trees, staged behind so many slots; and what it finds."""
-
-    trees: Trees
-    slots: int
-    found: object
-
-
 class Batch:
     """Requests that are answered together.
 
     cache: of the target; trees: the next drafts, None before the prompts have run; drafted: how
     many nodes those have that are verified, without the padding of compiled steps; session: what
-    drafts them; ahead: a forward of these trees that has begun, None for none. samplings: of each
-    request, or one that all have; room: (B,) on the device, how many more tokens each answer may
-    have.
+    drafts them; ahead: of a forward that has begun, its trees, behind how many slots its rows are
+    staged, and what it finds; None for none. samplings: of each request, or one that all have;
+    room: (B,) on the device, how many more tokens each answer may have.
     """
 
     def __init__(self, requests: Sequence[Answering], cache: StepCache, session: Session):
         self.cache, self.session, self.clock = cache, session, Clock()
         self.trees: Trees | None = None
         self.drafted = 0
-        self.ahead: Ahead | None = None
+        self.ahead: tuple[Trees, int, object] | None = None
         self._take(list(requests))
 
     def _take(self, requests: list[Answering]) -> None:
@@ -126,6 +120,19 @@ class Batch:
             self.sizes = on_device([request.answer.room for request in requests], device)
             numbers = [request.numbers_on(device) for request in requests]
             self.decide, *self.keep = pad_sequence(numbers, batch_first=True).unbind(-1)
+
+    def begin(self, forward: Callable[["Batch"], T]) -> None:
+        """Begin the next forward while the host learns what was decided: in vain if that ends the
+        answer."""
+        slots, found = self.cache.slots, forward(self)
+        self.ahead = self.trees, slots, found
+
+    def go_on(self, forward: Callable[["Batch"], T]) -> T:
+        """What the forward that has begun finds; a new one if there is none, or requests have
+        joined, or the cache counts other slots."""
+        (trees, slots, found), self.ahead = self.ahead or (None, 0, None), None
+        begun = trees is self.trees and slots == self.cache.slots
+        return found if begun else forward(self)
 
     def points(self, numbers: torch.Tensor, count: int) -> torch.Tensor:
         """(B, count) of the uniform numbers, those of the next places of each answer."""
