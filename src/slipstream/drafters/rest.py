@@ -31,8 +31,8 @@ class AttachedRest(AttachedHost):
     def drafted(self, request: Request, state: None, budget: int) -> Draft:
         paths = PathTree(request.tokens[-1], budget)
         for path, share in self.retrieved.counted(request.tokens):
-            if len(path) < request.room and (node := paths.add(path)) is not None:
-                paths.draft.confidences[node] = share
+            if len(path) < request.room:
+                paths.add(path, share)  # one new node: beginnings come before
         return paths.draft
 
     def memory(self) -> int:
