@@ -98,17 +98,19 @@ class DraftLength(Settings):
 class Lengths:
     """The drafts of a batch: each as long as the rule of its request wants.
 
-    rule: of all of them; each: as the requests follow it.
+    rule: of all of them; each: as the requests follow it; drafted: the last drafts.
     """
 
     def __init__(self, rule: DraftLength, count: int):
         self.rule, self.each = rule, [rule.start() for _ in range(count)]
+        self.drafted: Trees | None = None
         self.outcome = None
 
-    def ask(self, verified: Verified, drafted: Trees) -> None:
+    def ask(self, verified: Verified) -> None:
         """Let the host be told what became of the last drafts."""
-        agreed = agreement(drafted, verified.decided)
-        self.outcome = verified.bring(drafted.depths.amax(-1), agreed)
+        if self.drafted is not None:
+            agreed = agreement(self.drafted, verified.decided)
+            self.outcome = verified.bring(self.drafted.depths.amax(-1), agreed)
 
     def begin(self, most: Sequence[int]) -> list[int]:
         """How long the next drafts are to be, at most as given."""
@@ -128,10 +130,12 @@ class Lengths:
     def keep(self, indices: list[int]) -> None:
         """Only these requests go on."""
         self.each = [self.each[index] for index in indices]
+        self.drafted = self.drafted.only(indices)
 
     def join(self, other: "Lengths") -> None:
         """The requests of `other` go on after these."""
         self.each += other.each
+        self.drafted = self.drafted.join(other.drafted)
 
 
 def check_length(length: DraftLength | None, known: tuple[str, ...], drafter: str) -> None:

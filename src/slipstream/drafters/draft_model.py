@@ -15,9 +15,8 @@ from slipstream.core.sampling import distributions, draw
 from slipstream.core.settings import Size
 from slipstream.core.transfer import on_device
 from slipstream.core.trees import Drawn, Trees
-from slipstream.drafters import draft_length
 from slipstream.drafters.base import Attached, Drafter, Request, Session, Verified
-from slipstream.drafters.draft_length import DraftLength, Lengths
+from slipstream.drafters.draft_length import DraftLength, Grown, Lengths
 from slipstream.targets.compiled import compile_like
 from slipstream.targets.loading import of_same_vocabulary
 from slipstream.targets.reading import CachedModel
@@ -54,11 +53,9 @@ class DraftModelSession(Session):
         ahead = max(2, settings.num_tokens)
         self.reader = CachedModel(settings.model, longest, len(requests), ahead)
         self.lengths = Lengths(attached.length, len(requests))
-        self.drafted: Trees | None = None
 
     def ask(self, verified: Verified) -> None:
-        if self.drafted is not None:
-            self.lengths.ask(verified, self.drafted)
+        self.lengths.ask(verified)
 
     def draft(self, verified: Verified, budget: int) -> Trees:
         model, lengths, requests = self.settings.model, self.lengths, verified.requests
@@ -78,14 +75,14 @@ class DraftModelSession(Session):
             chain.append(tokens)
             drawn_from.append(probabilities)
             if lengths.rule.looks_at != "nothing":
-                grown = draft_length.Grown(logits[going], tokens[going], hidden[going])
+                grown = Grown(logits[going], tokens[going], hidden[going])
                 lengths.look(grown, going, depths, node + 1)
             if node + 1 < max(depths):
                 ids = tokens.tolist()
                 fed = [[ids[p]] if node + 1 < depth else [] for p, depth in enumerate(depths)]
         self.reader.forget_beyond(list(map(len, texts)))
-        self.drafted = self._chains(chain, depths, drawn_from)
-        return self.drafted
+        lengths.drafted = self._chains(chain, depths, drawn_from)
+        return lengths.drafted
 
     def _chains(self, chain, depths: list[int], drawn_from) -> Trees:
         """Chains of these depths from (B,) tokens of each level."""
@@ -107,12 +104,10 @@ class DraftModelSession(Session):
     def keep(self, indices: list[int]) -> None:
         self.lengths.keep(indices)
         self.reader.keep(indices)
-        self.drafted = self.drafted.only(indices)
 
     def join(self, other: "DraftModelSession") -> None:
         self.lengths.join(other.lengths)
         self.reader.join(other.reader)
-        self.drafted = self.drafted.join(other.drafted)
 
 
 class AttachedDraftModel(Attached):

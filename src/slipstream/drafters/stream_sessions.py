@@ -45,7 +45,6 @@ class StreamSession(Session):
             texts = [request.tokens for request in requests]
             self.texts = right_padded(texts, self.target.device, value=-1)
         self.lengths = streams.length and Lengths(streams.length, len(requests))
-        self.drafted: Trees | None = None
 
     @staticmethod
     @abstractmethod
@@ -65,34 +64,36 @@ class StreamSession(Session):
         that are staged. A function of tensors alone, so that it may be replayed."""
 
     def ask(self, verified: Verified) -> None:
-        if self.lengths is not None and self.drafted is not None:
-            self.lengths.ask(verified, self.drafted)
+        if self.lengths is not None:
+            self.lengths.ask(verified)
 
     def draft(self, verified: Verified, budget: int) -> Trees:
         roots = verified.next_tokens
         if budget < 2 or verified.most_room < 2:
+            trees, self.current = Trees.roots(roots), False
             if self.lengths is not None:
                 self.lengths.begin([0] * len(roots))
-            self.drafted, self.current = Trees.roots(roots), False
-            return self.drafted
+                self.lengths.drafted = trees
+            return trees
         if self.texts is not None:
             self._read(verified)
         room, texts = verified.room, () if self.texts is None else (self.texts,)
         draws = self.streams.draws and not all(each.sampling.greedy for each in verified.requests)
         if not draws and self.lengths is None:
-            found = self._replayed(self.streams.drafted, verified, (budget,), roots, room, *texts)
+            return self._replayed(self.streams.drafted, verified, (budget,), roots, room, *texts)
+        logits = self._replayed(self.streams.logits, verified)
+        if self.lengths is not None:
+            wanted = self._wanted(logits[:, : verified.most_room - 1])
+            room = torch.minimum(room, wanted + 1)
+        if draws:
+            given = verified.requests, logits, budget, roots, room, self.texts
+            trees = drawn_trees(self.streams, *given)
         else:
-            logits = self._replayed(self.streams.logits, verified)
-            if self.lengths is not None:
-                wanted = self._wanted(logits[:, : verified.most_room - 1])
-                room = torch.minimum(room, wanted + 1)
-            if draws:
-                given = verified.requests, logits, budget, roots, room, self.texts
-                self.drafted = drawn_trees(self.streams, *given)
-                return self.drafted
-            found = self.target.replayed(self.streams.grown, (budget,), logits, roots, room, *texts)
-        self.drafted = Trees(*found, self.speculator.num_streams)
-        return self.drafted
+            given = logits, roots, room, *texts
+            trees = self.target.replayed(self.streams.grown, (budget,), *given)
+        if self.lengths is not None:
+            self.lengths.drafted = trees
+        return trees
 
     def _replayed(
         self, run: Callable, verified: Verified, settings: tuple = (), *given: torch.Tensor
@@ -134,7 +135,6 @@ class StreamSession(Session):
             self.texts = self.texts[on_device(indices, self.texts.device)]
         if self.lengths is not None:
             self.lengths.keep(indices)
-        self.drafted = self.drafted.only(indices)
 
     def join(self, other: "StreamSession") -> None:
         if self.texts is not None:
@@ -143,7 +143,6 @@ class StreamSession(Session):
             self.current = self.current and other.current
         if self.lengths is not None:
             self.lengths.join(other.lengths)
-        self.drafted = self.drafted.join(other.drafted)
 
 
 class FusedSession(StreamSession):

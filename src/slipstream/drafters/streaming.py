@@ -18,6 +18,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.growth import grow
 from slipstream.core.sampling import SIBLINGS
 from slipstream.core.settings import Below1, Size
+from slipstream.core.trees import Trees
 from slipstream.drafters.base import Attached, Drafter
 from slipstream.drafters.draft_length import DraftLength, check_length
 from slipstream.drafters.stream_sessions import DeferredSession, FusedSession, Pruning
@@ -154,7 +155,7 @@ class AttachedStreaming(Attached):
         slots: int,
         budget: int,
         *given: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> Trees:
         """What `grown` returns, from logits made here. given: `count` tensors of the sessions'
         `asked`, for their `states`; then the arguments of `grown` after the logits."""
         asked, given = given[:count], given[count:]
@@ -173,12 +174,11 @@ class AttachedStreaming(Attached):
         roots: torch.Tensor,
         room: torch.Tensor,
         texts: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Tokens, parents and confidences of trees of `budget` nodes; room: (B,), more than the
-        depth of each; for the others see `candidates`."""
+    ) -> Trees:
+        """Trees of `budget` nodes; room: (B,), more than the depth of each; for the others see
+        `candidates`."""
         found = self.candidates(roots, logits.float(), texts, budget - 1)
-        trees = grow(roots, *found, budget, room - 1)
-        return trees.tokens, trees.parents, trees.confidences
+        return grow(roots, *found, budget, room - 1)
 
     def num_candidates(self, logits: torch.Tensor) -> int:
         return min(CANDIDATES * self.settings.top_k, MOST_CANDIDATES, logits.shape[-1])
