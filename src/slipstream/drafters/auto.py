@@ -113,8 +113,7 @@ class AutoSession(SeveralSession):
         drafts = {}
         for name in self.looking:
             with self._timed(name):
-                drafts[name] = self.near[name].drafts(verified, budget)
-        for name, own in drafts.items():
+                own = drafts[name] = self.near[name].drafts(verified, budget)
             for watched, request, draft in zip(self.watched, verified.requests, own, strict=True):
                 if len(draft) > 1:
                     start = len(request.tokens)

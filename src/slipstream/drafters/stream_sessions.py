@@ -148,9 +148,7 @@ class StreamSession(Session):
 class FusedSession(StreamSession):
     """Every node of the verifying forward carries streams."""
 
-    @staticmethod
-    def visitor(target: Target, speculator: StreamSteps) -> AddedStreams:
-        return AddedStreams(target, speculator)
+    visitor = AddedStreams
 
     def asked(self, verified: Verified) -> tuple[torch.Tensor, ...]:
         rows = verified.rows
