@@ -52,17 +52,13 @@ class DraftLength(Settings):
     a copy of them for one attached drafter (`attach`), or one with a request's state (`start`).
 
     looks_at: what `scores` needs to know of a draft: "nothing", the "confidence" in its tokens, the
-    "logits" that they are drawn from, or the "states" of a draft model as well. threshold: a draft
-    ends with a token whose score is below it, None for none.
+    "logits" that they are drawn from, or the "states" of a draft model as well. carries: whether
+    lengths depend on the answers to earlier prompts. threshold: a draft ends with a token whose
+    score is below it, None for none.
     """
 
-    section, looks_at = "length", "nothing"
+    section, looks_at, carries = "length", "nothing", False
     threshold: float | None = None
-
-    @property
-    def carries(self) -> bool:
-        """Whether lengths depend on the answers to earlier prompts."""
-        return False
 
     def attach(self, model: Target | None = None) -> Self:
         """For a drafter at work, with its draft model if it has one; what is carried from prompt to
