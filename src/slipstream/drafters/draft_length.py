@@ -148,9 +148,11 @@ class _Counting(DraftLength, ABC):
     """Rules that follow how many tokens were accepted.
 
     initial: the length that the first prompt begins with; carry: whether later prompts begin with
-    the length that was reached last.
+    the length that was reached last. A draft that something else cut short (the end of an answer,
+    the budget) and that was accepted whole says nothing about the length, and changes nothing.
     """
 
+    stopped = False  # the last draft, by a threshold
     initial: AtLeast1
     carry: bool
 
@@ -171,7 +173,9 @@ class _Counting(DraftLength, ABC):
         return ceil(self.value)
 
     def observe(self, drafted: int, accepted: int) -> None:
-        self.value = self.rule.carried = self.following(drafted, accepted)
+        if self.stopped or not accepted == drafted < self.limit():
+            self.value = self.following(drafted, accepted)
+        self.rule.carried = self.value
 
     def forget(self) -> None:
         self.carried = self.initial
@@ -187,8 +191,6 @@ class Heuristic(_Counting):
     not). Source: `GenerationConfig.num_assistant_tokens_schedule`, where the first length is 20."""
 
     def following(self, drafted: int, accepted: int) -> float:
-        if drafted < self.limit() and accepted == drafted:
-            return self.value
         return max(1.0, self.value + (2 if accepted == drafted else -1))
 
 
@@ -201,11 +203,9 @@ class GammaTune(_Counting):
 
     rate: eta; bonus: delta; threshold: GammaTune+, which ends a draft with a token drawn where the
     draft model's largest probability is below it (and has no bonus then, however right it was);
-    None for GammaTune. A draft that something else cut short (the end of an answer, the budget) and
-    that was accepted whole says nothing about the length, and changes nothing.
+    None for GammaTune.
     """
 
-    stopped = False  # the last draft, by its threshold
     rate: PositiveShare
     bonus: NotNegative
     least: AtLeast1
@@ -229,10 +229,7 @@ class GammaTune(_Counting):
         return self.stopped
 
     def following(self, drafted: int, accepted: int) -> float:
-        limit = self.limit()
-        if accepted == drafted < limit and not self.stopped:
-            return self.value
-        reached = accepted + (self.bonus if accepted == limit else 0)
+        reached = accepted + (self.bonus if accepted == self.limit() else 0)
         new = (1 - self.rate) * self.value + self.rate * reached
         return min(self.most, max(self.least, new))
 
