@@ -5,8 +5,8 @@ device, unless a rule for the draft length must look.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -209,8 +209,7 @@ class Pruning:
     def replays(self) -> bool:
         return self.cap is not None or not self.counts
 
-    @contextmanager
-    def visit(self, rows: Rows) -> Iterator[Rows]:
+    def visit(self, rows: Rows) -> AbstractContextManager[Rows]:
         if rows.trees is not None and len(rows.trees) == 1:
             width = rows.trees.width
             cap = min(self.cap or (width if self.counts else -(-width // 2)), width)
@@ -220,7 +219,7 @@ class Pruning:
                     nodes, rows.repeats = nodes[:, : int((nodes >= 0).sum())], False
                 if nodes.shape[1] < width:
                     rows.keep(nodes, self.layer)
-        yield rows
+        return nullcontext(rows)
 
     def transitions(self, rows: Rows) -> torch.Tensor:
         """(B, N) probabilities of each node given its parent, from the states at this layer."""
