@@ -33,14 +33,13 @@ class RunSummary(L.Callback):
     """Says at the start what a run will be."""
 
     def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        if trainer.is_global_zero:
-            tell_run(trainer, module)
+        tell_run(trainer, module)
 
 
 def tell_run(trainer: L.Trainer, module: L.LightningModule) -> None:
     """Print parameters, a memory estimate, steps, the supervised share and one sample with its
-    mask; of classifiers of drafted tokens, whose training tells other things, nothing."""
-    if not module.runs_target:
+    mask, in the first process; of classifiers, whose training tells other things, nothing."""
+    if not (trainer.is_global_zero and module.runs_target):
         return
     console, data, samples = Console(), module.data, module.data.samples["train"]
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)

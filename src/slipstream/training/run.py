@@ -72,8 +72,7 @@ def train(config: DictConfig) -> Path:
     finished = Finished(output, module.run, content["trainer"])
     if config.check:
         check_validations(trainer, len(module.data.train_dataloader()))
-        if trainer.is_global_zero:
-            tell_run(trainer, module)
+        tell_run(trainer, module)
         print("check: configuration, data and models fit; nothing was trained")
         return output
     if config.resume == "auto":
