@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import lightning as L
+from hydra.core.hydra_config import HydraConfig
 
 from slipstream.core.templates import FIELD
 from slipstream.targets.target import Target
@@ -57,7 +58,7 @@ def card(module: L.LightningModule, config: dict, trainer: L.Trainer, score) -> 
 
 def speculator_card(module: L.LightningModule, text: str) -> str:
     """`text` with what the hub reads at its head, what its numbers mean, use and limits."""
-    target, kind = module.target, module.speculator.kind
+    target = module.target
     here = Path(target.name).is_dir()
     hub = not here and re.fullmatch(r"(?!slipstream/)[\w.-]+/[\w.-]+", target.name)
     writes = "its weights and its output stay what they are"
@@ -68,13 +69,7 @@ def speculator_card(module: L.LightningModule, text: str) -> str:
         measured = min(module.validation_prompts, len(module.data.samples["validation"]))
         tau = TAU.format(prompts=measured, budget=module.validation_budget)
     own = getattr(target.tokenizer, "own_template", False)
-    command = [
-        "python",
-        "infer.py",
-        *target_overrides(target),
-        f"drafter={kind}",
-        "speculator_path=THIS",
-    ]
+    given = [*target_overrides(target), f"drafter={module.speculator.kind}", "speculator_path=THIS"]
     return SPECULATOR.format(
         base=f"base_model: {target.name}\n" if hub else "",
         card=text,
@@ -82,7 +77,7 @@ def speculator_card(module: L.LightningModule, text: str) -> str:
         name=Path(target.name).name if here else target.name,  # without the machine's folders
         writes=writes,
         longest=module.data.longest,
-        command=shlex.join(command),
+        command=shlex.join(["python", "infer.py", *given]),
         template="\n# TEMPLATE: that of config.json there, not the target's own" if own else "",
         arguments=target_arguments(target),
     )
@@ -91,8 +86,6 @@ def speculator_card(module: L.LightningModule, text: str) -> str:
 def overrides() -> list[str]:
     """The overrides that this process was started with, without folders of this machine, none where
     there was no command."""
-    from hydra.core.hydra_config import HydraConfig
-
     if not HydraConfig.initialized():
         return []
     own = HydraConfig.get().overrides
@@ -102,8 +95,6 @@ def overrides() -> list[str]:
 
 def target_overrides(target: Target) -> list[str]:
     """With which `infer.py` opens the target as this run did."""
-    from hydra.core.hydra_config import HydraConfig
-
     choice = "hub"
     if HydraConfig.initialized():
         choice = HydraConfig.get().runtime.choices.get("target", choice)
