@@ -94,10 +94,12 @@ def shared_losses(
     for rows, chosen, columns in _parts(work, segments, first):
         run = partial(_run_part, work, rows, chosen, columns, torch.cat(slots, dim=1))
         slots.append(rows)
-        result = run(*past) if num_segments is None else checkpoint(run, *past, use_reentrant=False)
-        past += result[len(result) - 2 * target.num_layers :]
-        if columns is not None:
-            done.append(StreamLosses(*result[: len(StreamLosses._fields)]))
+        if num_segments is not None:
+            run = partial(checkpoint, run, use_reentrant=False)
+        losses, made = run(*past)
+        past += made
+        if losses is not None:
+            done.append(losses)
     return reduce(StreamLosses.plus, done)
 
 
@@ -129,8 +131,8 @@ def _run_part(
     columns: slice | None,
     earlier: torch.Tensor,
     *past: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
-    """One part through the whole target: its losses (if it carries streams), then its own keys and
+) -> tuple[StreamLosses | None, list[torch.Tensor]]:
+    """One part through the whole target: its losses (if it carries streams), and its own keys and
     values, layer by layer. earlier: (B, S) positions of the rows of all parts before it, -1 for
     none; past: the same tensors of these parts."""
     target, speculator = work.target, work.speculator
@@ -152,9 +154,9 @@ def _run_part(
     visitors = [early] if chosen is None else [early, AddedStreams(target, speculator, chosen)]
     ids, mask = work.batch.ids.gather(1, here), torch.cat([sees, own], -1)[:, None]
     run = target.forward(ids, here, mask, cache, visitors)
-    made = tuple(tensor for pair in cache.made for tensor in pair)
+    made = [tensor for pair in cache.made for tensor in pair]
     if chosen is None:
-        return made
+        return None, made
     index = chosen.clamp(min=0)
     main, before = rows_at(run.hidden[:, :count], index), rows_at(run.seen[early.layer], index)
-    return (*work.of_segment(columns, main, before, run.hidden[:, count:]), *made)
+    return work.of_segment(columns, main, before, run.hidden[:, count:]), made
