@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.speculators.base import Batch, causal_rows
+from slipstream.targets.rows import rows_at
 from slipstream.targets.target import Target
 
 NO_LABEL = -100
@@ -53,9 +54,7 @@ def future_tokens(batch: Batch, count: int, least: int = 1) -> Future:
     positions = torch.where(valid, order, 0)
     known = torch.where(batch.supervised, batch.ids, NO_LABEL)
     known = F.pad(known, (0, count + 1), value=NO_LABEL)
-    offsets = torch.arange(1, count + 2, device=positions.device)
-    ahead = (positions.unsqueeze(-1) + offsets).flatten(1)
-    labels = known.gather(1, ahead).view(*positions.shape, count + 1)
+    labels = rows_at(known[:, 1:].unfold(1, count + 1, 1), positions)
     ended = (labels == NO_LABEL).cumsum(-1) > 0  # no guess looks beyond the end of its answer
     labels = labels.masked_fill(ended | ~valid.unsqueeze(-1), NO_LABEL)
     return Future(positions, labels[..., 0], labels[..., 1:])
