@@ -161,28 +161,26 @@ class StreamSteps(DraftingSpeculator):
             rows.mask, rows.repeats = torch.cat([seen, own], dim=2), False
             rows.owners = torch.arange(main, device=hidden.device).expand(batch, -1)
         rows.acting = None if merged is not None and not self.config.value_rotation else self
-        if merged is not None:
-            with self._rotating(target, merged, rows):
-                return target.run_modules(merged, rows, cache).hidden
-        with self.acting_on(target, rows):
-            hidden = target.run_layers(self.msa_layers(target), rows, cache).hidden
+        layers = list(target.family.layers)[self.first_layer :] if merged is None else merged
+        with self.acting_on(target, rows, merged) if rows.acting else nullcontext():
+            hidden = target.run_modules(layers, rows, cache).hidden
         return hidden[:, main:] if main else hidden
 
     @contextmanager
-    def acting_on(self, target: Target, rows: Rows) -> Iterator[None]:
-        """Within, the stream rows of `rows` run as streams: adapted, rotated, limited."""
-        layers = target.family.layers[self.first_layer :]
+    def acting_on(
+        self, target: Target, rows: Rows, merged: nn.ModuleList | None = None
+    ) -> Iterator[None]:
+        """Within, the stream rows of `rows` run as streams: adapted (which `merged` layers do
+        themselves), rotated, limited."""
         with ExitStack() as contexts:
-            if self.adapters is not None:
+            if self.adapters is not None and merged is None:
                 contexts.enter_context(self.adapters.active(target, rows))
-            contexts.enter_context(self._rotating(target, layers, rows))
+            if step := self.config.value_rotation:
+                layers = merged or target.family.layers[self.first_layer :]
+                contexts.enter_context(rotating(target, layers, rows, self.num_streams, step))
             if self.config.attended_tokens and rows.num_stream_rows:
                 contexts.enter_context(set_to(LIMIT, (rows, self.config.attended_tokens)))
             yield
-
-    def _rotating(self, target: Target, layers: nn.ModuleList, rows: Rows):
-        step = self.config.value_rotation
-        return rotating(target, layers, rows, self.num_streams, step) if step else nullcontext()
 
     def merged_layers(self, target: Target) -> nn.ModuleList | None:
         """Layers for `run_streams` that compute the adapters on the way, where that is possible.
