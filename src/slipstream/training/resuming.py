@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import lightning as L
@@ -45,11 +46,7 @@ def identity(module: L.LightningModule, config: dict) -> dict[str, object]:
 def data_of(module: L.LightningModule) -> dict[str, object]:
     """What it is trained on, as part of what a run is; drafts: of classifiers, what these are told
     of them."""
-    samples = [
-        [sample.ids, sample.supervised]
-        for split in module.data.samples.values()
-        for sample in split
-    ]
+    samples = [[each.ids, each.supervised] for each in chain(*module.data.samples.values())]
     found = f"{len(samples)} samples {key_of(samples)}"
     return {"data": found, "drafts": getattr(module, "drafts", None)}
 

@@ -78,8 +78,8 @@ class VerifierTraining(TrainingModule):
     def prepare(self, data: PromptCompletionData) -> None:
         """Label drafts on both splits; nothing of a training prompt is validated on."""
         data.limit_rows(self.max_rows)
-        data.prepare(self.target.tokenizer, self.target)
-        self.data, started = data, time.perf_counter()
+        super().prepare(data)
+        started = time.perf_counter()
         data.samples["validation"] = data.unseen
         if not data.samples["validation"]:
             raise InputError(
