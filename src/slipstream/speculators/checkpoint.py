@@ -205,17 +205,13 @@ def start_from_speculator(speculator: Speculator, folder: str | Path) -> None:
     folder = located(folder)
     read_config(folder)
     tensors, own = _read_tensors(folder / WEIGHTS), speculator.state_dict()
-    common = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if name in own and own[name].shape == tensor.shape
-    }
-    if not common:
+    same = [name for name in own.keys() & tensors if own[name].shape == tensors[name].shape]
+    if not same:
         raise InputError(
             f"training.start_from: {folder} shares no tensor with the speculator to be trained; "
             "give a folder of the same target and speculator.* settings, or null"
         )
-    speculator.load_state_dict(common, strict=False)
+    speculator.load_state_dict({name: tensors[name] for name in same}, strict=False)
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
