@@ -49,7 +49,7 @@ class Workers:
 
     def __enter__(self) -> "Workers":
         try:
-            with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):  # this process ends them
+            with _signals_to(signal.SIG_IGN):  # this process ends them
                 for number, device in enumerate(self.devices):
                     self._start(number, device)
             missing = set(self.pipes)
@@ -58,10 +58,10 @@ class Workers:
                     pipe.recv()
                     missing.discard(pipe)
         except EOFError:
-            self._end()
+            self.__exit__()
             raise InputError(self.board.said or LOST) from None
         except BaseException:  # they may be loading for a long time yet
-            self._end()
+            self.__exit__()
             raise
         return self
 
@@ -75,12 +75,9 @@ class Workers:
         self.processes.append(process)
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def _end(self) -> None:
         self.ending = True
         self.jobs.cancel_join_thread()
-        with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):
+        with _signals_to(signal.SIG_IGN):
             for process in self.processes:
                 process.kill()  # nobody waits for it now
             for process in self.processes:
@@ -192,9 +189,9 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _handled(handler, *signals: signal.Signals) -> Iterator[None]:
-    """Within, `handler` takes these signals; processes started within ignore what is ignored."""
-    before = {each: signal.signal(each, handler) for each in signals}
+def _signals_to(handler) -> Iterator[None]:
+    """Within, `handler` takes SIGINT and SIGTERM; who starts within ignores what is ignored."""
+    before = {each: signal.signal(each, handler) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -209,7 +206,7 @@ def ending_on_signals() -> Iterator[None]:
     def end(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with _handled(end, signal.SIGTERM, signal.SIGINT):
+    with _signals_to(end):
         yield
 
 
