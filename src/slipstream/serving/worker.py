@@ -164,12 +164,10 @@ class Worker:
         for asked in list(self.waiting):
             if room <= 0:
                 break
-            length = len(asked.request.tokens)
-            longest = max(length, *(len(each.request.tokens) for each in fresh), 0)
-            if length > self.rows and self.reading is None:
-                parts = self.decoder.starting([asked.request], self.rows)
-                self.reading = asked, parts
-            elif length <= self.rows and (not fresh or longest * (1 + len(fresh)) <= self.rows):
+            lengths = [len(each.request.tokens) for each in (*fresh, asked)]
+            if lengths[-1] > self.rows and self.reading is None:
+                self.reading = asked, self.decoder.starting([asked.request], self.rows)
+            elif max(lengths) * len(lengths) <= self.rows:
                 fresh.append(asked)
             else:
                 continue
