@@ -57,7 +57,7 @@ class AdaptingEngine(Engine):
             return self._fixed or self.budget
         rates = {size: self.tokens(size) / self.seconds(count, size) for size in self.sizes}
         best = max(rates, key=rates.get)
-        if rates[best] > PAYS * rates[1] or self.budget == 1:
+        if rates[best] > PAYS * rates[1]:
             return best
         return 1 if self.steps % (TRIAL + TRIED) < TRIAL else self.sizes[1]
 
