@@ -5,9 +5,7 @@ Run as `python -m studies.host_time`; prints the median step by nodes and batch 
 """
 
 import argparse
-import time
 from itertools import product
-from statistics import median
 
 import torch
 
@@ -17,7 +15,7 @@ from slipstream.decoding.engine import Engine
 from slipstream.drafters.streaming import Streaming
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
-from studies.timing import random_target
+from studies.timing import random_target, timed
 
 PROMPT, WARM_UP = [1, 2, 3, 4, 5, 6, 7, 8], 10
 
@@ -35,12 +33,9 @@ def step_seconds(
     limits = Limits(5 * (steps + 20))
     engine = Engine(target, drafter, Sampling(temperature), limits, nodes)
     engine.start([engine.request(PROMPT, seed) for seed in range(batch)])
-    found = []
-    for _ in range(steps + WARM_UP):
-        started = time.perf_counter()
+    for _ in range(WARM_UP):
         engine.step()
-        found.append(time.perf_counter() - started)
-    return median(found[WARM_UP:])
+    return timed({"step": engine.step}, steps, target.device)["step"]
 
 
 if __name__ == "__main__":
