@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from operator import itemgetter
 from statistics import fmean
 
 from slipstream.core.drafts import Draft
 from slipstream.core.settings import Budget
-from slipstream.core.trees import Trees
-from slipstream.drafters.base import HostSession, Session, Verified
+from slipstream.data.rows import grouped
+from slipstream.drafters.base import HostSession, Request, Session, Verified
 from slipstream.drafters.guesses import AttachedGuessing
 from slipstream.drafters.spectra import Spectra
 from slipstream.drafters.unispec import UniSpec
@@ -16,6 +17,8 @@ from studies import Plot, Prompt, Result, Rows, Target
 from studies.decoding import Watched, decode, token_ids
 
 BINS = 10
+Node = tuple[Request, float, bool]
+"""Whose it is, its confidence, and whether it was accepted."""
 
 
 def acceptance(
@@ -30,7 +33,7 @@ def acceptance(
     finished answer, also what found no room."""
     ids, said, attached = token_ids(target, prompts), [], spectra.attach(target)
 
-    def listen(session: HostSession, verified: Verified, drafted: Trees) -> None:
+    def listen(session: HostSession, verified: Verified) -> None:
         for request, state in zip(verified.requests, session.states, strict=True):
             # the text goes on growing
             found = _guesses(attached, state.stored, request.tokens)
@@ -39,13 +42,11 @@ def acceptance(
     decode(target, Watched(attached, listen), budget, ids)
     by_confidence = []
     for name, drafter in unispec.items():
-        nodes: list[list[tuple[float, bool]]] = []
+        nodes: list[Node] = []
 
-        def look(session: Session, verified: Verified, drafted: Trees, nodes=nodes) -> None:
-            if verified.prompt:
-                nodes.append([])
-            else:
-                nodes[-1].extend(_judged(verified))
+        def look(session: Session, verified: Verified, nodes=nodes) -> None:
+            if not verified.prompt:
+                nodes.extend(_judged(verified))
 
         decode(target, Watched(drafter.attach(target), look), budget, ids)
         by_confidence += [{"scores": name} | row for row in _by_confidence(nodes)]
@@ -70,11 +71,11 @@ def _guesses(attached: AttachedGuessing, stored, tokens: list[int]) -> dict[str,
     return found
 
 
-def _judged(verified: Verified) -> Iterator[tuple[float, bool]]:
-    """The confidence of each node but the root, and whether it was accepted."""
-    (tree,), last = verified.trees.drafts(), int(verified.last)
+def _judged(verified: Verified) -> Iterator[Node]:
+    """The nodes but the root."""
+    (request,), (tree,), last = verified.requests, verified.trees.drafts(), int(verified.last)
     for node in range(1, len(tree)):
-        yield tree.confidences[node], bool(verified.trees.ancestors[0, last, node])
+        yield request, tree.confidences[node], bool(verified.trees.ancestors[0, last, node])
 
 
 def _by_source(said: list[tuple[list[int], int, dict[str, list]]]) -> Rows:
@@ -103,23 +104,19 @@ def _by_source(said: list[tuple[list[int], int, dict[str, list]]]) -> Rows:
     return rows
 
 
-def _by_confidence(nodes: list[list[tuple[float, bool]]]) -> Rows:
-    """nodes: of each prompt, with their confidence and whether they were accepted."""
-    bins: dict[int, dict[int, list[tuple[float, bool]]]] = {}
-    for prompt, own in enumerate(nodes):
-        for node in own:
-            place = min(BINS - 1, int(node[0] * BINS))
-            bins.setdefault(place, {}).setdefault(prompt, []).append(node)
-    return [
-        {
+def _by_confidence(nodes: list[Node]) -> Rows:
+    rows, bins = [], grouped(nodes, lambda node: min(BINS - 1, int(node[1] * BINS)))
+    for place, own in sorted(bins.items()):
+        prompts = grouped(own, itemgetter(0)).values()
+        counts = [(sum(accepted for *_, accepted in each), len(each)) for each in prompts]
+        rows.append({
             "confidence": f"{place / BINS:.1f} to {(place + 1) / BINS:.1f}",
-            "mean": fmean(confidence for each in own.values() for confidence, _ in each),
-            "nodes": sum(map(len, own.values())),
-            "share of nodes": sum(map(len, own.values())) / sum(map(len, nodes)),
-            **_share("accepted", [(sum(a for _, a in each), len(each)) for each in own.values()]),
-        }
-        for place, own in sorted(bins.items())
-    ]
+            "mean": fmean(confidence for _, confidence, _ in own),
+            "nodes": len(own),
+            "share of nodes": len(own) / len(nodes),
+            **_share("accepted", counts),
+        })  # fmt: skip
+    return rows
 
 
 def _share(name: str, counts: list[tuple[int, int]]) -> dict[str, float]:

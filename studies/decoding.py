@@ -57,7 +57,7 @@ class Watched(Attached):
     def __init__(
         self,
         attached: Attached,
-        watch: Callable[[Session, Verified, Trees], None],
+        watch: Callable[[Session, Verified], None],
         visitors: Sequence[LayerVisitor] = (),
     ):
         super().__init__(attached.target)
@@ -70,7 +70,7 @@ class Watched(Attached):
 
         def watched(verified: Verified, budget: int) -> Trees:
             trees = draft(verified, budget)
-            self.watch(session, verified, trees)
+            self.watch(session, verified)
             return trees
 
         session.draft = watched

@@ -5,8 +5,7 @@ The prompts are decoded without pruning while the early exit's transitions are r
 threshold and a cap would have dropped, and whether it was needed, is then known for every tree.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -18,6 +17,7 @@ from slipstream.core.drafts import Draft
 from slipstream.core.errors import InputError
 from slipstream.core.settings import Budget, Count, PositiveShare, Size, Text
 from slipstream.core.trees import Trees, survivors
+from slipstream.data.rows import grouped
 from slipstream.drafters.base import Session, Verified
 from slipstream.drafters.stream_sessions import Pruning
 from slipstream.drafters.streaming import SCHEDULES, Streaming
@@ -58,9 +58,9 @@ def pruning(
     seen, held_out = (
         record_trees(target, drafter, token_ids(target, part), budget) for part in parts
     )
-    rows, possible = [], _settings(seen)
+    rows, possible = [], settings_of(seen)
     for share in keep:
-        found = _best(possible, share)
+        found = calibrate(possible, share)
         tried = outcome(held_out, found["threshold"], found["cap"])
         rows += [
             {"asked for": share, "prompts": name, **each, **kept_interval(part, each)}
@@ -104,7 +104,8 @@ def trees(
         part = streams.first_streams(gamma)
         nodes = min(largest, sum(top_k**level for level in range(gamma + 1)))
         drafter = Streaming(part, schedule, top_k)
-        found = calibrate(record_trees(target, drafter, token_ids(target, first), nodes), keep)
+        seen = record_trees(target, drafter, token_ids(target, first), nodes)
+        found = calibrate(settings_of(seen), keep)
         pruning = Streaming(part, schedule, top_k, found["threshold"], found["cap"])
         for pruned, own in (("", drafter), (PRUNED, pruning)):
             name = f"gamma {gamma}, k {top_k}{pruned}"
@@ -129,12 +130,12 @@ def trees(
 @dataclass(frozen=True)
 class SeenTree:
     """A verified tree. transitions: N probabilities by the early exit; path: accepted nodes;
-    prompt: which of the prompts it belongs to."""
+    prompt: what tells apart to which of the prompts it belongs."""
 
     tree: Draft
     transitions: list[float]
     path: list[int]
-    prompt: int = 0
+    prompt: Hashable = 0
 
 
 class _LookingOn(Pruning):
@@ -155,18 +156,15 @@ def record_trees(
     """Decode token-id `prompts` greedily with the drafter's streams, unpruned, and trees of
     `budget` nodes."""
     recorded: list[SeenTree] = []
-    begun: list[int] = []
     streams = Streaming(drafter.speculator, drafter.schedule, drafter.top_k).attach(target)
     looking_on = _LookingOn(streams.target, streams.speculator, 0.0, None)
 
-    def record(session: Session, verified: Verified, drafted: Trees) -> None:
-        (tree,) = verified.trees.drafts()
-        if verified.prompt:
-            begun.append(len(begun))
-        elif len(tree) > 1:
+    def record(session: Session, verified: Verified) -> None:
+        (request,), (tree,) = verified.requests, verified.trees.drafts()
+        if not verified.prompt and len(tree) > 1:
             path = verified.paths[0, : int(verified.counts[0])].tolist()
             transitions = looking_on.seen[0, : len(tree)].tolist()
-            recorded.append(SeenTree(tree, transitions, path, begun[-1]))
+            recorded.append(SeenTree(tree, transitions, path, request))
 
     decode(target, Watched(streams, record, [looking_on]), budget, prompts)
     return recorded
@@ -181,33 +179,27 @@ def outcome(seen: list[SeenTree], threshold: float, cap: int) -> Outcome:
 
 def kept_interval(seen: list[SeenTree], found: Outcome) -> dict[str, float]:
     """95 % of `kept_drafts` over prompts."""
-    kept: dict[int, float] = {}
-    drafts = Counter(each.prompt for each in seen if len(each.path) > 1)
-    for prompt, count in drafts.items():
-        own = [each for each in seen if each.prompt == prompt]
-        kept[prompt] = count * outcome(own, found["threshold"], found["cap"])["kept_drafts"]
+    drafts = grouped((each for each in seen if len(each.path) > 1), lambda each: each.prompt)
     low = high = found["kept_drafts"]
     if drafts:
-        low, high = rate_interval([*kept.values()], [*drafts.values()])
+        counts = [*map(len, drafts.values())]
+        tried = [outcome(own, found["threshold"], found["cap"]) for own in drafts.values()]
+        kept = [n * each["kept_drafts"] for n, each in zip(counts, tried, strict=True)]
+        low, high = rate_interval(kept, counts)
     return {"low": low, "high": high}
 
 
-def calibrate(seen: list[SeenTree], keep: float = 0.95) -> Outcome:
-    """The threshold and cap that prune most among those that keep `keep` of the accepted drafts.
-
-    Raises `InputError` when there is no tree to learn from.
-    """
-    return _best(_settings(seen), keep)
-
-
-def _best(possible: list[Outcome], keep: float) -> Outcome:
-    """What prunes most of what keeps enough."""
+def calibrate(possible: list[Outcome], keep: float) -> Outcome:
+    """The threshold and cap that prune most among those that keep `keep` of the accepted drafts."""
     enough = [each for each in possible if each["kept_drafts"] >= keep]
     return max(enough, key=lambda each: each["pruned"])
 
 
-def _settings(seen: list[SeenTree]) -> list[Outcome]:
-    """Thresholds and caps, some forty of each, and what they do."""
+def settings_of(seen: list[SeenTree]) -> list[Outcome]:
+    """Thresholds and caps, some forty of each, and what they do.
+
+    Raises `InputError` when there is no tree to learn from.
+    """
     if not seen:
         raise InputError("calibration: no trees were drafted; give longer prompts or more of them")
     transitions = sorted(p for each in seen for p in each.transitions[1:])

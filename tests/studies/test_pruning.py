@@ -2,7 +2,15 @@
 
 import pytest
 from studies import pruning as pruning_study
-from studies.pruning import SeenTree, calibrate, kept_interval, outcome, pruning, record_trees
+from studies.pruning import (
+    SeenTree,
+    calibrate,
+    kept_interval,
+    outcome,
+    pruning,
+    record_trees,
+    settings_of,
+)
 from tests.reference import DraftTree
 from tests.tiny import tiny_speculator, tiny_target
 
@@ -46,11 +54,12 @@ def test_what_is_kept_has_an_interval_over_prompts():
 def test_calibration_prunes_most_among_what_keeps_enough():
     sure = [SeenTree(TREE, [1.0, 0.9, 0.1, 0.8], [0, 1, 3])] * 19
     odd = [SeenTree(TREE, [1.0, 0.9, 0.1, 0.8], [0, 2])]
-    found = calibrate(sure + odd, keep=0.95)
+    possible = settings_of(sure + odd)
+    found = calibrate(possible, keep=0.95)
     assert (found["kept_paths"], found["pruned"]) == (0.95, 0.25)
-    assert calibrate(sure + odd, keep=1.0)["pruned"] == 0.0
+    assert calibrate(possible, keep=1.0)["pruned"] == 0.0
     with pytest.raises(InputError, match="no trees were drafted"):
-        calibrate([])
+        settings_of([])
 
 
 def test_recorded_trees_are_those_that_were_verified():
