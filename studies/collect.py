@@ -20,6 +20,7 @@ from slipstream.evaluation.report import columns, telling
 from slipstream.results.record import bounded
 from slipstream.results.writer import show, write
 from studies import Plot, Result, Rows
+from studies.pairs import answers_of
 
 BOUNDS = {name: (f"{name}_low", f"{name}_high") for name in ("speedup_vs_plain", "tau")}
 """The ends of 95 % of what a record has."""
@@ -120,10 +121,7 @@ def _spread(folders: list[Path], against: str) -> Rows:
     over prompts; and how far it spreads over the settings."""
     columns: dict[str, list[list[float]]] = {}  # of each setting the tokens and seconds of answers
     for folder in folders:
-        lines = (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()
-        answers = [json.loads(line) for line in lines]
-        for name in dict.fromkeys(answer["method"] for answer in answers):
-            own = [answer for answer in answers if answer["method"] == name]
+        for name, own in answers_of(folder).items():
             for column in ("tokens", "seconds"):
                 columns.setdefault(name, []).append([answer[column] for answer in own])
     base = _speeds(columns[against])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from slipstream.core.errors import InputError
 from slipstream.core.files import write_text
+from slipstream.data.rows import grouped
 from slipstream.evaluation.comparison import ALL_SETS
 from slipstream.evaluation.metrics import ratio_interval
 from slipstream.results.writer import markdown, show
@@ -20,23 +21,24 @@ from studies import Result, Rows
 
 UNITS = {"speed": "seconds", "tau": "forwards"}
 """What is compared: tokens by second, and tokens after the first by forward of the target."""
-Answers = dict[str, list[dict]]
+
+
+def answers_of(folder: Path) -> dict[str, list[dict]]:
+    """What a run of `infer.py` left there, by method."""
+    lines = (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+    return grouped(map(json.loads, lines), lambda answer: answer["method"])
 
 
 def pairs(folder: Path, asked: list[str]) -> Result:
     """A row for each pair and prompt set. Raises `InputError` for a folder without answers, for
     batches, and for methods that it has none of."""
     rows: Rows = []
-    path = folder / "answers.jsonl"
-    if not path.is_file():
+    if not (folder / "answers.jsonl").is_file():
         raise InputError(f"folder: {folder} has no answers.jsonl; give the output_dir of a run")
     config = json.loads((folder / "results.json").read_text(encoding="utf-8"))["config"]
     if config["batch_size"] > 1:
         raise InputError("batch_size: the answers of a batch share its time; run with batch_size=1")
-    answers: Answers = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        answer = json.loads(line)
-        answers.setdefault(answer["method"], []).append(answer)
+    answers = answers_of(folder)
     for pair in asked:
         names = pair.split("/")
         if len(names) != 2 or not answers.keys() >= set(names):
