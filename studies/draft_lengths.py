@@ -1,5 +1,6 @@
 """GammaTune's cost model (section 3, Eqs. 1 to 6) beside what drafts of fixed lengths took."""
 
+from slipstream.data.rows import grouped
 from studies import Rows
 
 TITLE = "Cost model (GammaTune, Eqs. 1 to 6)"
@@ -17,9 +18,9 @@ def cost(gamma: int, alpha: float, c: float) -> float:
     return (c + gamma) / (alpha * gamma + 1)
 
 
-def cost_model(runs: list[tuple[dict, list[dict]]], method: str = "fixed") -> dict[str, Rows]:
-    """A row for each prompt set and length: alpha and c as measured, the speed over plain decoding
-    that Eq. 6 foresees, and the measured one, prefills left out.
+def cost_model(runs: list[tuple[dict, list[dict]]]) -> dict[str, Rows]:
+    """A row for each prompt set and length of the method `fixed`: alpha and c as measured, the
+    speed over plain decoding that Eq. 6 foresees, and the measured one, prefills left out.
 
     The paper takes verification for as dear as a call for one token; "c" is that, from plain
     decoding, "c, verifying" is of the calls that verified. runs: each one's settings, of which the
@@ -28,12 +29,9 @@ def cost_model(runs: list[tuple[dict, list[dict]]], method: str = "fixed") -> di
     rows = []
     for settings, records in runs:
         gamma = next(iter(settings.values()))
-        for own in (each for each in records if each["method"] == method):
-            (plain,) = (
-                each
-                for each in records
-                if each["method"] == "plain" and each["prompt_set"] == own["prompt_set"]
-            )
+        for name, of_set in grouped(records, lambda record: record["prompt_set"]).items():
+            methods = {record["method"]: record for record in of_set}
+            plain, own = methods["plain"], methods["fixed"]
             drafted = own["target_rows"] - own["target_forwards"]
             accepted = sum(int(n) * count for n, count in own["accepted_lengths"].items())
             # an answer's first drafted token belongs to the prefill
@@ -43,7 +41,7 @@ def cost_model(runs: list[tuple[dict, list[dict]]], method: str = "fixed") -> di
             c, verifying = (call / draft for call in calls)
             rows.append(
                 {
-                    "prompts": own["prompt_set"],
+                    "prompts": name,
                     "gamma": gamma,
                     "alpha": alpha,
                     "c": c,

@@ -8,7 +8,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.settings import Budget, Count
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
-from slipstream.evaluation.comparison import compare, summarise, task_sets, total_of
+from slipstream.evaluation.comparison import compare, summarise, task_sets
 from slipstream.evaluation.methods import Method, Plain, Speculative
 from slipstream.results.record import bounded
 from studies import Plot, Prompt, Result, Target
@@ -47,12 +47,9 @@ def two_models(
     records, rows = summarise(runs, prompts, str(target.dtype)), []
     for name, chosen in task_sets(prompts).items():
         own = {record["method"]: record for record in records if record["prompt_set"] == name}
-        total = total_of(runs[1], chosen)
-        # the draft model runs once for each token that it drafts
-        calls = total.target_rows - total.target_forwards
         theirs, ours = ([run.generations[n].statistics for n in chosen] for run in runs[1:])
         ratio = speed_ratio(ours, theirs, True)
-        rows += [_row(record, own["two models"], calls, gamma, ratio) for record in own.values()]
+        rows += [_row(record, own["two models"], gamma, ratio) for record in own.values()]
     title = "Eq. 10 with C_ss = C_target (Figure 20)"
     across, up = "target / draft model", "streams / two models"
     curves = [
@@ -85,22 +82,21 @@ def speed_over_two_models(
 
 
 def _row(
-    record: dict, other: dict, calls: int, gamma: int, ratio: tuple[float, float, float]
+    record: dict, other: dict, gamma: int, ratio: tuple[float, float, float]
 ) -> dict[str, object]:
     """A method on a prompt set, and of streams how much faster they are than the `other`, two
-    models with so many draft `calls`: by Eq. 10, and as measured, of whole calls, `ratio` with its
-    95 % over prompts.
+    models: by Eq. 10, and as measured, of whole calls, `ratio` with its 95 % over prompts.
 
     C_draft is 'draft, ms per draft call' (without an answer's first one, which reads the prompt:
     its seconds are part of the prefill), C_target 'verify, ms per target call' of two models, C_ss
     the sum of 'verify' and 'draft, ms per target call' of streams. zeta and beta are their taus.
     """
+    # the draft model runs once for each token that it drafts
+    calls = other["target_rows"] - other["target_forwards"]
     drafts, predicted, measured = calls if record is other else 0, None, None
     timed = max(1, calls - record["num_prompts"])
-    verify, draft = (
-        seconds / record["target_forwards"]
-        for seconds in (record["seconds_verify"], record["seconds_draft"])
-    )
+    verify = record["seconds_verify"] / record["target_forwards"]
+    draft = record["seconds_draft"] / record["target_forwards"]
     if record["method"] == "streams":
         costs = other["seconds_draft"] / timed, other["seconds_verify"] / other["target_forwards"]
         predicted = speed_over_two_models(
