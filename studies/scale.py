@@ -56,7 +56,7 @@ def scale(
     made once, and calibrations go.
     """
     chosen_on = calibration.take_for(target, LIMITS, calibration_prompts)
-    calibrations = Path(folder) / "calibrations"
+    calibrations = str(Path(folder) / "calibrations")
     rows: Rows = []
     for size in sizes:
         place = "slipstream/small-"
@@ -76,13 +76,18 @@ def scale(
         choice = Auto({"streams": drafters["streams, deferred"]} | parts)
         for temperature in temperatures:
             sampling, widest = Sampling(temperature), max(budgets)
-            for drafter in drafters.values():
+            methods: dict[str, Method] = {
+                "transformers": Transformers(),
+                "transformers, assisted": Transformers(paths[1]),
+                "plain": Plain(),
+            }
+            for name, drafter in drafters.items():
                 given = drafter.variants(drafter.attach(large)), token_ids(large, chosen_on)
                 found = calibrate(large, *given, sampling, LIMITS, budgets, 1)
                 del given  # which holds the target
                 write_json(calibration_path(calibrations, large, drafter, sampling), asdict(found))
                 widest = max(widest, found.budget)
-            methods = _methods(drafters, paths[1], str(calibrations))
+                methods[name] = Speculative(drafter, "auto", calibrations=calibrations)
             methods["auto"] = Speculative(choice, widest)
             runs = compare(methods, prompts, large, sampling, LIMITS, repeats, seed=0)
             millions = weight_bytes(large.model) / large.dtype.itemsize / 1e6
@@ -96,16 +101,6 @@ def scale(
     plot = Plot("parameters, M", columns, "method", "panel", log="x", reference=1.0)
     shown = [{name: row[name] for name in row if name != "panel"} for row in rows]
     return Result("Speed over size", rows, (plot,), shown={"Speed over size": shown})
-
-
-def _methods(drafters: dict[str, Drafter], draft: str, calibrations: str) -> dict[str, Method]:
-    """What is measured, by name; budgets as calibrated."""
-    theirs = {"transformers": Transformers(), "transformers, assisted": Transformers(draft)}
-    ours = {
-        name: Speculative(drafter, "auto", calibrations=calibrations)
-        for name, drafter in drafters.items()
-    }
-    return theirs | {"plain": Plain()} | ours
 
 
 def _rows(runs: list[Run], prompts: list[Prompt], target: Target, sampling: Sampling) -> Rows:
