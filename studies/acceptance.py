@@ -1,6 +1,6 @@
 """Which guesses are accepted: by source (SPECTRA, Figure 3), by confidence (UNISPEC, Figure 3)."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from operator import itemgetter
 from statistics import fmean
@@ -81,17 +81,15 @@ def _judged(verified: Verified) -> Iterator[Node]:
 def _by_source(said: list[tuple[list[int], int, dict[str, list]]]) -> Rows:
     """Of finished texts, their lengths when guesses were made, and the guesses: what would have
     come after the end of a text does not count."""
-    counts: dict[str, dict[int, Counter]] = {}
-    for text, length, found in said:
-        answer = text[length:]
-        for source, guesses in found.items():
+    rows = []
+    for source in said[0][-1]:
+        texts: dict[int, Counter] = defaultdict(Counter)
+        for text, length, found in said:
+            answer, guesses = text[length:], found[source]
             agreed = [Draft.chain([0, *guess]).agreement(answer) for guess in guesses]
             tokens = sum(min(len(guess), len(answer)) for guess in guesses)
-            counts.setdefault(source, {}).setdefault(id(text), Counter()).update(
-                guesses=len(guesses), tokens=tokens, right=sum(agreed), most=max(agreed, default=0)
-            )
-    rows = []
-    for source, texts in counts.items():
+            counts = dict(guesses=len(guesses), tokens=tokens, right=sum(agreed))
+            texts[id(text)].update(counts, most=max(agreed, default=0))
         total = sum(texts.values(), Counter())
         rows.append({
             "source": source,
