@@ -19,7 +19,10 @@ from slipstream.evaluation.metrics import ratio_interval
 from slipstream.results.writer import markdown, show
 from studies import Result, Rows
 
-UNITS = {"speed": "seconds", "tau": "forwards"}
+RATES = {
+    "speed": lambda answer: (answer["tokens"], answer["seconds"]),
+    "tau": lambda answer: (answer["tokens"] - 1, len(answer["accepted"])),
+}
 """What is compared: tokens by second, and tokens after the first by forward of the target."""
 
 
@@ -46,22 +49,15 @@ def pairs(folder: Path, asked: list[str]) -> Result:
         sets = dict.fromkeys(answer["prompt_set"] for answer in answers[names[0]])
         for name in [*sets, ALL_SETS] if len(sets) > 1 else sets:
             row: dict[str, object] = {"pair": pair, "prompts": name}
-            for what, unit in UNITS.items():
-                sides = [_side(answers[n], name, unit) for n in names]
+            own = [[a for a in answers[n] if name in (ALL_SETS, a["prompt_set"])] for n in names]
+            for what, rate in RATES.items():
+                sides = [tuple(zip(*map(rate, each), strict=True)) for each in own]
                 row |= {what: None, f"{what}, 95 %": None}
                 if all(sum(spent) for _, spent in sides):  # `generate` tells no forwards
                     ratio, low, high = ratio_interval(*sides)
                     row |= {what: ratio, f"{what}, 95 %": f"{low:.2f} to {high:.2f}"}
             rows.append(row)
     return Result("Pairs, answer by answer", rows)
-
-
-def _side(answers: list[dict], prompt_set: str, unit: str) -> tuple[list[int], list[float]]:
-    """Of each answer of the set, its tokens and what they took."""
-    own = [answer for answer in answers if prompt_set in (ALL_SETS, answer["prompt_set"])]
-    if unit == "seconds":
-        return [answer["tokens"] for answer in own], [answer["seconds"] for answer in own]
-    return [answer["tokens"] - 1 for answer in own], [len(answer["accepted"]) for answer in own]
 
 
 if __name__ == "__main__":
