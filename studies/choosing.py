@@ -14,8 +14,6 @@ from slipstream.results.record import bounded
 from studies import Plot, Prompt, Result, Rows, Target
 from studies.decoding import LIMITS, speed_ratio
 
-TITLE = "The choice at every step"
-
 
 def choosing(
     target: Target,
@@ -55,7 +53,7 @@ def choosing(
         "draw", ("auto / best",), panel="prompts", kind="point",
         interval={"auto / best": ("auto / best, low", "auto / best, high")}, reference=1.0,
     )  # fmt: skip
-    return Result(TITLE, rows, (plot,))
+    return Result("The choice at every step", rows, (plot,))
 
 
 def _row(numbers: dict[str, list[Statistics]]) -> dict[str, object]:

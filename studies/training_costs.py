@@ -125,8 +125,8 @@ def estimated(
     with FakeTensorMode():
         target = empty_target(config, torch.bfloat16)
         own = new_speculator(target, speculator)
-    trained = sum(p.numel() * p.element_size() for p in own.parameters() if p.requires_grad)
-    weights = sum(p.numel() * p.element_size() for p in target.model.parameters()) + trained
+    trained = sum(p.nbytes for p in own.parameters() if p.requires_grad)
+    weights = sum(p.nbytes for p in target.model.parameters()) + trained
     step = step_bytes(
         lambda: losses_of(empty_target(config, torch.bfloat16), speculator, num_segments),
         random_batch(config.vocab_size, count, length),
