@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from slipstream.data.labelled_drafts import states
-from slipstream.data.rendering import render_prompt
 from slipstream.decoding.answer import Generation
 from studies import Prompt, Target
+from studies.decoding import token_ids
 
 
 @runtime_checkable
@@ -34,8 +34,7 @@ class TargetLikelihood:
         self, target: Target, prompts: list[Prompt], answers: list[Generation]
     ) -> list[float]:
         found = []
-        for prompt, answer in zip(prompts, answers, strict=True):
-            ids = render_prompt(target.tokenizer, prompt.text)
+        for ids, answer in zip(token_ids(target, prompts), answers, strict=True):
             text = ids + answer.ids[:-1]
             logs = target.logits(states(target, [text])[0, len(ids) - 1 :]).float().log_softmax(-1)
             found.append(logs[range(len(answer.ids)), answer.ids].mean().item())

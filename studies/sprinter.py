@@ -37,10 +37,8 @@ from studies.judging import Judge, fastchat_files, wins_of
 from studies.sprinter_controls import at_random, controls_of
 
 PREDICTED = "SPRINTER: measured and predicted"
-ROUGE_L = partial(rouge, "rougeL")
-ROUGE = {
-    "ROUGE-1": partial(rouge, "rouge1"), "ROUGE-2": partial(rouge, "rouge2"), "ROUGE-L": ROUGE_L
-}  # fmt: skip
+ROUGE = {f"ROUGE-{kind}": partial(rouge, f"rouge{kind}") for kind in "12L"}
+ROUGE_L = ROUGE["ROUGE-L"]
 
 
 def sprinter(

@@ -35,12 +35,10 @@ def timed(
     what the host does before and after has no part in."""
     seconds = _on_gpu if device.type == "cuda" else _on_host
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats + 1):
+    for _ in range(repeats + 1):
         for name, call in calls.items():
-            found = seconds(call)
-            if turn:
-                times[name].append(found)
-    return {name: median(own) for name, own in times.items()}
+            times[name].append(seconds(call))
+    return {name: median(own[1:]) for name, own in times.items()}
 
 
 def _on_host(call: Callable[[], object]) -> float:
