@@ -25,10 +25,8 @@ COUNTERS = {
 REASONS = ("stop", "length", "abort", "error")
 POSITIONS = 32
 """Positions of drafted tokens that are counted apart; deeper ones count for the last."""
-OTHERS = "positions", "received", "running"
-CELLS = {
-    name: place for place, name in enumerate((*OTHERS, *COUNTERS, *REASONS, *range(POSITIONS)))
-}
+COUNTED = "positions", "received", "running", *COUNTERS, *REASONS, *range(POSITIONS)
+CELLS = {name: place for place, name in enumerate(COUNTED)}
 
 
 class Counts:

@@ -183,9 +183,8 @@ def _sending(pipe: connection.Connection) -> Callable[[News], None]:
 
 def _end_with_parent() -> None:
     """In a thread of a worker: end it when the main process has ended without a word to it."""
-    if (parent := parent_process()) is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
+    connection.wait([parent_process().sentinel])
+    os._exit(1)
 
 
 @contextmanager
