@@ -106,9 +106,24 @@ def test_a_part_that_fails_is_named_at_the_end(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(gpu, "exactness", broken)
     out = tmp_path / "gpu.json"
-    with pytest.raises(SystemExit, match="failed, with a traceback above: Exact answers, float32"):
+    with pytest.raises(SystemExit, match="failed, as said above: Exact answers, float32"):
         gpu.main(["--size", "small", "--minutes", "0.0001", "--out", str(out)])
     assert "no such kernel" in capsys.readouterr().out
     found = json.loads(out.read_text())
     assert found["Exact answers, float32"] == [{"failed": "RuntimeError: no such kernel"}]
     assert len(found["Skipped for want of time"]) == 6
+
+
+def test_an_answer_that_is_not_exact_fails(tmp_path, monkeypatch):
+    """A broken reference, so that no answer is its."""
+
+    def generate(target, ids, _):
+        return [target.head.out_features]
+
+    monkeypatch.setattr(gpu, "_generate", generate)
+    monkeypatch.setattr(gpu, "PROMPTS", gpu.PROMPTS[:1])
+    out = tmp_path / "gpu.json"
+    with pytest.raises(SystemExit, match="failed, as said above: Exact answers, float32"):
+        gpu.main(["--size", "small", "--minutes", "0.0001", "--out", str(out)])
+    rows = json.loads(out.read_text())["Exact answers, float32"]
+    assert {(row["greedy"], row["sampled"], row["exact"]) for row in rows} == {("0/1", "1/1", "no")}

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from dataclasses import asdict
+from os import PathLike
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TypeVar
@@ -70,7 +71,7 @@ def save_speculator(
     return folder
 
 
-def located(name: str | Path) -> Path:
+def located(name: str | PathLike) -> Path:
     """The folder of the speculator called `name`: a path, a shipped one, or, where there is no such
     folder, a hub id (OWNER/NAME), which is downloaded; `InputError` where that fails."""
     folder = Path(locate(name))
@@ -114,7 +115,7 @@ def read_config(folder: str | Path) -> dict:
     return config
 
 
-def load_speculator(folder: str | Path, target: Target) -> Speculator:
+def load_speculator(folder: str | PathLike, target: Target) -> Speculator:
     """Open a speculator folder for `target`. Raises `InputError` for another target or tokenizer,
     and for missing, superfluous, misshapen, unreadable or not finite tensors."""
     folder = located(folder)
@@ -180,13 +181,13 @@ def load_speculator(folder: str | Path, target: Target) -> Speculator:
 
 
 def opened(
-    given: Kind | str | Path, target: Target, expected: type[Kind], field: str = "speculator"
+    given: Kind | str | PathLike, target: Target, expected: type[Kind], field: str = "speculator"
 ) -> Kind:
     """The speculator itself, or that of a folder; `InputError` for what is none of this kind.
 
     field: of the config that names it.
     """
-    speculator = load_speculator(given, target) if isinstance(given, str | Path) else given
+    speculator = load_speculator(given, target) if isinstance(given, str | PathLike) else given
     if not isinstance(speculator, expected):
         kind = getattr(speculator, "kind", type(speculator).__name__)
         raise InputError(

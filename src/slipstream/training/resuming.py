@@ -53,7 +53,9 @@ def data_of(module: L.LightningModule) -> dict[str, object]:
 
 def check_settings(state: Path | None, run: dict[str, object]) -> None:
     """`InputError` for the checkpoint of a run with other settings, before its data are known."""
-    then = torch.load(state, mmap=True, weights_only=True).get("run") if state else None
+    if state is None:
+        return
+    then = torch.load(state, map_location="cpu", mmap=True, weights_only=True).get("run")
     if isinstance(then, dict):
         known = {name: value for name, value in then.items() if name not in ("data", "drafts")}
         check_same(known, run)

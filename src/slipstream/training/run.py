@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, Timer, We
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from torch.distributed import DistError
 
@@ -35,6 +36,8 @@ ROOM = (
     "lower data.batch_tokens or data.max_length, raise training.num_segments, or set "
     "training.checkpointing=true"
 )
+say = rank_zero_only(print)
+"""One process of several says what all of them find."""
 # Under SLURM Lightning would go on from the place of a job by itself; here `resume` says so.
 _CheckpointConnector._hpc_resume_path = None
 
@@ -73,14 +76,14 @@ def train(config: DictConfig) -> Path:
     if config.check:
         check_validations(trainer, len(module.data.train_dataloader()))
         tell_run(trainer, module)
-        print("check: configuration, data and models fit; nothing was trained")
+        say("check: configuration, data and models fit; nothing was trained")
         return output
     if config.resume == "auto":
         if finished.says_so():
-            print(f"finished: {output / 'model'} is there, and nothing is left to do")
+            say(f"finished: {output / 'model'} is there, and nothing is left to do")
             return output / "model"
         going_on = f"from {state}" if state else "nothing to go on from, so it is a new run"
-        print(f"resume: {going_on}")
+        say(f"resume: {going_on}")
     for logger in tracked(trainer.loggers):
         log_settings(logger, content)
     with lightning_in_one_sentence(config.trainer):
