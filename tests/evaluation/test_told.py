@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 from tests.commands import config_of, refused
 from tests.drafters import untrained
 
@@ -49,6 +50,18 @@ def test_batches_are_of_one_set_and_methods_are_told_which(target, capsys):
     assert records["telling", "a"]["details"] == "for a"
     assert records["telling", "all"]["details"] == "a: for a; b: for b"
     assert records["plain", "all"]["details"] == ""
+
+
+@pytest.mark.parametrize("drafter", ["streaming", "auto", "prompt_lookup"])
+def test_answers_beyond_what_a_speculator_was_trained_on_are_counted(tmp_path, capsys, drafter):
+    """Of streams, alone and beside others; what needs no training has no such end."""
+    texts = "name[The Mill], food[English]", "name[The Mill], food[English] " * 40
+    path = tmp_path / "test.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    small = "limits.max_new_tokens=4", "num_prompts=2", "repeats=1", f"output_dir={tmp_path}/run"
+    app.infer(config_of("infer", f"drafter={drafter}", f"data.path={path}", *small))
+    said = "1 of 2 answers of drafter end beyond the 281 tokens of the longest text"
+    assert (said in capsys.readouterr().out) == (drafter != "prompt_lookup")
 
 
 def test_rows_of_a_forward_are_told(target):

@@ -162,11 +162,13 @@ class Attached(ABC):
     copy of it (shared mode). mergeable: whether its trees may be parts of larger ones; draws:
     whether their tokens are drawn where the target's are; keeps: whether later prompts find what
     earlier ones stored; adds_rows: whether nodes carry further rows; details: what tables say of it
-    beside its name; length: a rule for the length of its drafts, None for none.
+    beside its name; length: a rule for the length of its drafts, None for none; trained_length:
+    tokens of the longest sample that its speculator was trained on, None where nothing says so.
     """
 
     session: type[Session]
     mergeable, draws, keeps, adds_rows, details, length = True, False, False, False, "", None
+    trained_length: int | None = None
 
     def __init__(self, target: Target):
         self.target = target

@@ -61,4 +61,4 @@ class AttachedMedusa(Attached):
 
     def __init__(self, target: Target, speculator: MedusaSpeculator):
         super().__init__(target)
-        self.speculator = speculator
+        self.speculator, self.trained_length = speculator, speculator.trained_length

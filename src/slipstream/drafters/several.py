@@ -58,6 +58,8 @@ class AttachedSeveral(Attached):
         self.parts, self.new_record, self.session = parts, new_record, session
         self.draws = any(part.draws for part in parts.values())
         self.keeps = any(part.keeps for part in parts.values())
+        trained = [part.trained_length for part in parts.values() if part.trained_length]
+        self.trained_length = min(trained, default=None)
         said = {name: part.details for name, part in parts.items()}
         self.details = ", ".join(f"{name} ({own})" for name, own in said.items() if own)
         self.record = self.new_record()

@@ -109,6 +109,7 @@ class AttachedStreaming(Attached):
         super().__init__(target)
         self.settings, self.speculator, self.schedule = settings, speculator, schedule
         self.draws, self.adds_rows = settings.drawn, schedule == "fused"
+        self.trained_length = speculator.trained_length
         self.session = FusedSession if self.adds_rows else DeferredSession
         additions = speculator.config.additions(schedule)
         additions = [each for each in additions if settings.pairs or each == "root"]

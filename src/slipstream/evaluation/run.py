@@ -115,6 +115,18 @@ def measure(config: DictConfig, target: Target, sampling: Sampling, limits: Limi
     show(result)
     ratios = ", ".join(f"{n} rows {cost / costs[1]:.2f}x" for n, cost in costs.items() if n > 1)
     print(f"a forward of 1 row takes {1000 * costs[1]:.2f} ms; {ratios}")
+    sizes = [len(render_prompt(target.tokenizer, prompt.text)) for prompt in prompts]
+    for run in runs:
+        decoder = getattr(methods[run.method], "decoder", None)
+        most = getattr(getattr(decoder, "attached", None), "trained_length", None)
+        pairs = zip(sizes, run.generations, strict=True)
+        beyond = sum(size + len(answer.ids) > most for size, answer in pairs) if most else 0
+        if beyond:
+            print(
+                f"note: {beyond} of {len(sizes)} answers of {run.method} end beyond the {most} "
+                "tokens of the longest text that its speculator was trained on; where it drafts "
+                "badly there, train it on longer ones (data.max_length)"
+            )
     for record in records:
         said = f"{record['method']} on {record['prompt_set']}"
         ours = isinstance(methods[record["method"]], Speculative | Sprinter)

@@ -64,7 +64,8 @@ class SpeculatorConfig(Settings):
 class Speculator(nn.Module, ABC):
     """A trained part for one target: made as `Class(target, config)`, saved as a folder.
 
-    title: what a reader is told it is. Raises `InputError` for a config that the target cannot
+    title: what a reader is told it is. trained_length: of one that was opened, the tokens of the
+    longest sample that it was trained on. Raises `InputError` for a config that the target cannot
     carry. Its tensors are finite floats, and no two are one; whole numbers of its config are no
     larger than the target's context or a side of a tensor (else its folder does not open). It is
     also made, and its losses are computed, of tensors without content, to estimate memory: no
@@ -75,6 +76,7 @@ class Speculator(nn.Module, ABC):
     title: ClassVar[str]
     Config: ClassVar[type[SpeculatorConfig]]
     config: SpeculatorConfig
+    trained_length: int | None = None
 
 
 class DraftingSpeculator(Speculator):

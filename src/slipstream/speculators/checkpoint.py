@@ -177,6 +177,7 @@ def load_speculator(folder: str | PathLike, target: Target) -> Speculator:
             )
     _check_intact(folder / CONFIG)
     speculator.load_state_dict(tensors)
+    speculator.trained_length = config.get("trained_length")
     return speculator.to(target.device).eval()
 
 
