@@ -111,10 +111,10 @@ def _decode(
 def run_step(script: str, overrides: list[str], folder: Path, made: str) -> Path:
     """Run `python <script> <overrides> output_dir=<folder>` and return `folder/made`.
 
-    A step that was finished before, by the same command at the same commit, is not run again
-    (sources that were changed since have no commit, and no step is taken for theirs). What
-    it prints goes to `folder/log.txt`. Raises `InputError` if the command fails, if there is no
-    such script in the working directory, or if the folder holds another step.
+    A step that was finished before, by the same command at the same commit, is not run again while
+    what it made is there (sources that were changed since have no commit, and no step is taken for
+    theirs). What it prints goes to `folder/log.txt`. Raises `InputError` if the command fails, if
+    there is no such script in the working directory, or if the folder holds another step.
     """
     record, known = {"command": [script, *overrides], "commit": commit()}, folder / "step.json"
     if known.exists():
@@ -124,7 +124,8 @@ def run_step(script: str, overrides: list[str], folder: Path, made: str) -> Path
                 f"study: {folder} was made with other settings or another commit, or with changes "
                 "that no commit has; give another study.folder, or delete that one"
             )
-        return folder / made
+        if (folder / made).exists():
+            return folder / made
     if not Path(script).exists():
         raise InputError(f"study: it runs {script}; start it from the project's folder")
     folder.mkdir(parents=True, exist_ok=True)

@@ -43,12 +43,18 @@ def similarity(
     names = [f"streams after layer {n}" for n in range(first_layer, target.num_layers)]
     sums, count = {name: torch.zeros(gamma, dtype=torch.float64) for name in [*names, MEDUSA]}, 0
     samples = answered(target, prompts)
-    seen = [s for s in samples[:training_prompts] if len(s.ids) - s.prompt_length > gamma]
+    seen, held_out = (
+        [sample for sample in part if len(sample.ids) - sample.prompt_length > gamma]
+        for part in (samples[:training_prompts], samples[training_prompts:])
+    )
+    if not (seen and held_out):
+        raise InputError(
+            f"num_prompts, study.training_prompts: no answer has more than {gamma} tokens, on one "
+            "side of the two; give more prompts, some of them not to train on"
+        )
     heads = trained_heads(target, gamma, seen, medusa_steps)
-    for sample in track(samples[training_prompts:], description="prompts"):
+    for sample in track(held_out, description="prompts"):
         ids, first = sample.ids, sample.prompt_length - 1
-        if len(ids) - first <= gamma + 1:
-            continue
         positions = torch.arange(first, len(ids) - gamma - 1, device=target.device)
         main, streams = states(target, drafting, ids, positions)
         futures = positions[:, None] + torch.arange(1, gamma + 1, device=target.device)

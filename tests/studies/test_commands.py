@@ -19,6 +19,8 @@ def test_a_step_runs_once_and_a_failing_one_names_its_log(tmp_path, monkeypatch)
     folder, known = tmp_path / "run", ["abc"]
     monkeypatch.setattr(applications, "commit", lambda: known[-1])
     assert run_step("make.py", ["good=1"], folder, "model") == folder / "model"
+    (folder / "model").rmdir()  # and again where what it made is gone
+    assert run_step("make.py", ["good=1"], folder, "model").is_dir()
     (tmp_path / "make.py").unlink()
     assert run_step("make.py", ["good=1"], folder, "model") == folder / "model"
     with pytest.raises(InputError, match="made with other settings"):
