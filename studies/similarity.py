@@ -49,8 +49,9 @@ def similarity(
     )
     if not (seen and held_out):
         raise InputError(
-            f"num_prompts, study.training_prompts: no answer has more than {gamma} tokens, on one "
-            "side of the two; give more prompts, some of them not to train on"
+            f"num_prompts, study.training_prompts: {len(seen)} answers to train on and "
+            f"{len(held_out)} to measure have more than {gamma} tokens; give more prompts, and "
+            "fewer of them to train on"
         )
     heads = trained_heads(target, gamma, seen, medusa_steps)
     for sample in track(held_out, description="prompts"):

@@ -195,6 +195,7 @@ def test_tensors_that_do_not_fit_are_named(folder, target, change, said):
         ({"target_fingerprint": None}, "cannot be read"),
         ({"target_fingerprint": {}}, "was trained for"),
         ({"target": 7}, "cannot be read"),
+        *(({"trained_length": wrong}, "cannot be read") for wrong in (None, "281", [1])),
         *(({"format_version": wrong}, f"format {wrong!r}") for wrong in (2, 0, None, "1")),
         *(({"kind": wrong}, f"kind {wrong!r}") for wrong in ("unheard-of", None, ["streaming"])),
         *(({"arguments": {name: wrong}}, name) for name, wrong in BROKEN),

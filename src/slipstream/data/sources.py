@@ -65,17 +65,18 @@ class Sources:
             raise InputError(f"data.synthetic_kinds: {kinds} names a kind twice; name it once")
         if count is None or count < 1:
             raise InputError(
-                f"data.max_train_rows, num_prompts: {count} prompts were asked for; give 1 or more"
+                f"data.max_train_rows, corpus.max_rows, num_prompts: {count} prompts were asked "
+                "for; give 1 or more"
             )
         tables, share = [], -(-count // len(kinds))
         for kind in kinds:
             rows = read_rows(PROMPTS / kind, split, completion_required=False)
             if share > len(rows):
                 raise InputError(
-                    f"data.max_train_rows, data.generated_rows, num_prompts: {share} {kind} "
-                    f"prompts of the {split} split were asked for, and {len(rows)} ship with the "
-                    "package; ask for fewer, or write more with `python -m tools.synthetic "
-                    f"--{split} {share}` in a checkout"
+                    "data.max_train_rows, data.generated_rows, corpus.max_rows, num_prompts: "
+                    f"{share} {kind} prompts of the {split} split were asked for, and {len(rows)} "
+                    "ship with the package; ask for fewer, or write more with `python -m "
+                    f"tools.synthetic --{split} {share}` in a checkout"
                 )
             if self.seed:
                 Random(f"{kind} {self.seed}").shuffle(rows)

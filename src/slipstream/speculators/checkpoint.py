@@ -100,6 +100,8 @@ def read_config(folder: str | Path) -> dict:
         texts = *prints.values(), "" if target is None else target
         if not all(isinstance(each, str) for each in texts):
             raise TypeError("no text")
+        if not isinstance(config.get("trained_length", 0), int):
+            raise TypeError("no number")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         seen = what_is(folder)
         unread = f"{path} cannot be read ({type(error).__name__})"
