@@ -1,4 +1,5 @@
-"""What crosses from the device to the host in a step, with a vocabulary of 128k.
+"""What crosses from the device to the host in a step, with a vocabulary of which a single row of
+logits is more than all that may cross in these steps.
 
 On the CPU nothing crosses; what would is counted in place of it: every tensor that Python reads, or
 that is copied to the CPU.
@@ -22,7 +23,7 @@ from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
 from slipstream.targets.rows import Rows
 
-VOCABULARY, BUDGET, STEPS, DRAFTED = 128_000, 64, 4, 4
+VOCABULARY, BUDGET, STEPS, DRAFTED = 32_000, 64, 4, 4
 MOST_BYTES = 16 * 1024
 READING = "tolist", "item", "numpy", "cpu", "__int__", "__float__", "__bool__", "__index__"
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [1, 2, 3, 1, 2, 3, 1, 2]]
@@ -62,6 +63,7 @@ class Traffic:
 
 @pytest.fixture(scope="module")
 def target():
+    assert MOST_BYTES * STEPS * len(PROMPTS) < 8 * VOCABULARY
     return tiny_target("llama", vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=4)
 
 
