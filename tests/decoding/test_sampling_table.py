@@ -105,11 +105,12 @@ def largest_error(way: str, setting: str, batched: bool) -> float:
 
 def once(way: str, setting: str, batched: bool) -> bool:
     """The ways that differ in what is drawn, each with one setting, alone or in a batch. All others
-    give the answers of plain sampling with the same seeds: test_greedy_identity.py."""
+    give the answers of plain sampling with the same seeds: test_greedy_identity.py; drawn streams
+    alone those of a batch: test_joining.py."""
     if way not in ONCE:
         return False
     if way in DRAWN:
-        return setting == "top_k" if batched else way.startswith("fused")
+        return batched and setting == "top_k"
     place = list(WAYS).index(way)
     turn = place // len(SAMPLINGS)
     return setting == list(SAMPLINGS)[place % len(SAMPLINGS)] and batched == bool(turn % 2)
