@@ -1,6 +1,7 @@
 """A larger model with the same function: the same logits, answers and drafts, also from folders."""
 
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from studies.enlargement import (
     enlarged_verifier,
 )
 from tests.commands import config_of
+from tests.exhaustive import sparing
 from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream import app
@@ -33,6 +35,7 @@ SHAPES = {
     "vocabulary": Shape(512, 1088, 9, 8, 2, vocabulary=6000),
     "heads": Shape(512, 1088, 9, 8, 2, 128, 6000, tied=True),
 }
+ONCE = ("groups", "fused"), ("heads", "deferred")
 PROMPT = "CREATE TABLE singer (name VARCHAR, age INTEGER)\nQuestion: How old is the singer Joe?"
 
 
@@ -79,7 +82,11 @@ def drafted(small):
     return cache(answer)
 
 
-@pytest.mark.parametrize("schedule", ["fused", "deferred"])
+@pytest.mark.parametrize(
+    ("pair", "schedule"),
+    sparing(product(SHAPES, ("fused", "deferred")), lambda *each: each in ONCE),
+    indirect=["pair"],
+)
 def test_streams_draft_the_same(pair, speculator, drafted, schedule):
     small, large, _ = pair
     expected = drafted(small, speculator, schedule)
@@ -95,11 +102,18 @@ def test_what_is_compared_is_the_answer_of_plain_decoding(small, speculator, dra
     assert drafted(small, speculator, "fused").ids == expected
 
 
-@pytest.mark.parametrize("kinds", [("hidden", "distribution", "rank"), ("hidden",), ("rank",)])
-def test_a_verifier_says_the_same(kinds):
-    """Of states after the final norm, where the large draft model's have more dimensions."""
+@pytest.fixture(scope="module")
+def drafts():
+    """A draft model, and the same enlarged."""
     draft = load_target("slipstream/small-draft", packed=False)
-    large = enlarged_target(draft, Shape(288, 768, 2, 8, 8, 32, 6000, tied=True), torch.float32)
+    shape = Shape(288, 768, 2, 8, 8, 32, 6000, tied=True)
+    return draft, enlarged_target(draft, shape, torch.float32)
+
+
+@pytest.mark.parametrize("kinds", [("hidden", "distribution", "rank"), ("hidden",), ("rank",)])
+def test_a_verifier_says_the_same(drafts, kinds):
+    """Of states after the final norm, where the large draft model's have more dimensions."""
+    draft, large = drafts
     torch.manual_seed(0)
     verifier = SprinterVerifier(draft, SprinterConfig(kinds, (1.2, 1.5)))
     own = enlarged_verifier(verifier, large, {"weights": "those of the large target"})
