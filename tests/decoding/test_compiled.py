@@ -100,9 +100,9 @@ DECODERS = {
 }
 
 
-# What changes the streams alone, or the sampling, is among the full products.
-ONCE_REPLAYED = "plain", "fused", "deferred", "draft model", "sprinter", "prompt lookup"
-ONCE_REPLAYED += "pruned", "sampled lookup"
+# What changes the streams alone, or the sampling, is among the full products. Batches are not
+# pruned: fused streams that may be are fused ones there.
+ONCE_REPLAYED = "plain", "deferred", "draft model", "sprinter", "prompt lookup", "pruned"
 ONCE_FREE = "plain", "deferred", "draft model", "sprinter", "pruned"
 
 
@@ -599,7 +599,7 @@ def test_one_layer_is_compiled_for_all(monkeypatch):
     monkeypatch.setattr(
         torch, "compile", lambda function, **ways: compile_(function, backend=counting, **ways)
     )
-    for layers in (4, 8, 16):
+    for layers in (4, 8):
         torch._dynamo.reset()
         graphs.clear()
         ours = compile_target(tiny_target(num_hidden_layers=layers), "reduce-overhead")
@@ -612,7 +612,7 @@ def test_one_layer_is_compiled_for_all(monkeypatch):
             drafted = Engine(ours, PromptLookup(3, 7), Sampling(), Limits(4), 8)
             assert drafted.generate(prompt).ids == expected
         found[layers] = list(graphs)
-    assert len(found[4]) == 2 and found[4] == found[8] == found[16]  # one row, and several
+    assert len(found[4]) == 2 and found[4] == found[8]  # one row, and several
 
 
 @pytest.mark.exhaustive
