@@ -140,7 +140,7 @@ def decoded(world, drafter) -> None:
         assert engine.generate(prompt).ids == plain.generate(prompt).ids
 
 
-@pytest.mark.parametrize("own_heads", [True, False])
+@pytest.mark.parametrize("own_heads", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_medusa(world, tmp_path, own_heads):
     """Trained with mixed precision and in segments, for a bfloat16 target, too."""
     own = [

@@ -137,7 +137,7 @@ def test_more_processes_than_cores_are_refused(world, tmp_path):
     assert text.startswith("trainer.devices: 500 processes on a CPU")
 
 
-@pytest.mark.parametrize("interval", [2, 3])
+@pytest.mark.parametrize("interval", [pytest.param(2, marks=pytest.mark.exhaustive), 3])
 def test_a_finished_run_whose_folder_is_gone_writes_it_again(world, tmp_path, interval):
     """Also one whose last validation comes after no whole interval."""
     own = "data.batch_tokens=32", f"trainer.val_check_interval={interval}"
