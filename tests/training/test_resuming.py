@@ -149,28 +149,46 @@ def test_a_finished_run_whose_folder_is_gone_writes_it_again(world, tmp_path, in
     assert weights(model) == before and load_tensors(last)["global_step"] == steps
 
 
-@pytest.mark.parametrize("best", ["moved", "damaged", "gone"])
-def test_a_run_may_move_and_its_best_state_with_it(world, tmp_path, monkeypatch, capsys, best):
-    """The second of four states is best; without its file the best of what follows is kept."""
-    taus = iter([1.0, 3.0, 2.0, 2.5])
-    monkeypatch.setattr(
+def with_taus(patch, *taus: float) -> None:
+    """What validations find, one after the other."""
+    left = iter(taus)
+    patch.setattr(
         SpeculatorTraining,
         "on_validation_epoch_end",
-        lambda module: module.log("validation/tau", next(taus), prog_bar=True),
+        lambda module: module.log("validation/tau", next(left), prog_bar=True),
     )
-    own = "data.batch_tokens=16", "trainer.num_sanity_val_steps=0"
-    train(world, tmp_path / "one", "trainer.max_steps=6", *own)
-    (tmp_path / "one").rename(tmp_path / "two")
-    path = tmp_path / "two" / "checkpoints" / "best.ckpt"
+
+
+OFTEN = "data.batch_tokens=16", "trainer.num_sanity_val_steps=0"
+
+
+@pytest.fixture(scope="module")
+def moved(world, tmp_path_factory):
+    """Three quarters of a run, in another folder than it was made in."""
+    folder = tmp_path_factory.mktemp("moved")
+    with pytest.MonkeyPatch.context() as patch:
+        with_taus(patch, 1.0, 3.0, 2.0)
+        train(world, folder / "one", "trainer.max_steps=6", *OFTEN)
+    return (folder / "one").rename(folder / "two")
+
+
+@pytest.mark.parametrize("best", ["moved", "damaged", "gone"])
+def test_a_run_may_move_and_its_best_state_with_it(
+    world, moved, tmp_path, monkeypatch, capsys, best
+):
+    """The second of four states is best; without its file the best of what follows is kept."""
+    run = shutil.copytree(moved, tmp_path / "two")
+    path = run / "checkpoints" / "best.ckpt"
     if best == "damaged":
         path.write_bytes(path.read_bytes()[:-20])
     elif best == "gone":
         path.unlink()
-    train(world, tmp_path / "two", *own)
+    with_taus(monkeypatch, 2.5)
+    train(world, run, *OFTEN)
     assert load_tensors(path)["global_step"] == (4 if best == "moved" else 8)
     score = "3.000" if best == "moved" else "2.500"
     assert f"(best state, {score})" in capsys.readouterr().out.splitlines()[-1]
-    assert not (tmp_path / "one").exists()
+    assert not moved.with_name("one").exists()
 
 
 def test_without_a_best_state_the_last_one_is_saved(world, tmp_path):
