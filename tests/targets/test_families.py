@@ -169,8 +169,13 @@ def test_two_steps_in_a_row(architecture):
     assert_cache_holds(target, cache, tokens)
 
 
-@pytest.mark.parametrize("padding", [0, 2])
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize(
+    ("architecture", "padding"),
+    sparing(
+        product(sorted(ARCHITECTURES), (0, 2)),
+        lambda architecture, padding: padding or architecture == "llama",
+    ),
+)
 def test_rows_dropped_in_the_middle_leave_the_others_as_they_were(architecture, padding):
     target = tiny_target(architecture)
     for seed in range(2):
