@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.commands import refused
 from tests.tiny import VOCABULARY, tiny_target, tiny_tokenizer
 
 import slipstream.data.labelled_drafts as drafting
-from slipstream.core.errors import InputError
 from slipstream.core.files import load_tensors, locked, save_tensors
 from slipstream.data.labelled_drafts import KINDS, LabelledDrafts, complete, judged, labelled_drafts
 from slipstream.data.rendering import Sample
@@ -412,11 +412,7 @@ def test_other_seeds_models_and_texts_have_their_own_folder(draft, target, tmp_p
 
 
 def refusal(*arguments) -> str:
-    with pytest.raises(InputError) as caught:
-        labelled_drafts(*arguments)
-    text = str(caught.value)
-    assert "\n" not in text and text.count(". ") == 0
-    return text
+    return refused(lambda: labelled_drafts(*arguments))
 
 
 def test_another_vocabulary_is_refused(draft, target, tmp_path):

@@ -5,17 +5,15 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from studies import gpu, timing
-from tests.commands import config_of
+from tests.commands import ROOT, config_of
 
 from slipstream.configuration import build
 from slipstream.targets.packed import is_fused
 
-ROOT = Path(__file__).parents[2]
 RUN = """
 import sys
 for name in ("hydra", "omegaconf", "lightning", "datasets", "wandb", "peft", "rich", "scipy",

@@ -12,7 +12,7 @@ from dataclasses import fields
 import pytest
 import torch
 from omegaconf import OmegaConf
-from tests.commands import config_of
+from tests.commands import config_of, refused
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
 import slipstream.training.verifier as training
@@ -137,21 +137,12 @@ def trained(request):
     return request.getfixturevalue(request.param)
 
 
-def sentence(call) -> str:
-    with pytest.raises(InputError) as caught:
-        call()
-    text = str(caught.value)
-    assert "\n" not in text and text.count(". ") == 0, text
-    return text
-
-
 def test_a_folder_for_the_draft_model_and_no_other(trained, world):
     expected = {"sprinter": SprinterVerifier, "acceptance": AcceptanceHead}
     verifier = load_speculator(trained.folder, trained.draft)
     assert type(verifier) is expected[verifier.kind]
     assert verifier.config.judged == trained.target.fingerprint
-    refused = sentence(lambda: load_speculator(trained.folder, trained.target))
-    assert "was trained for" in refused
+    assert "was trained for" in refused(lambda: load_speculator(trained.folder, trained.target))
     assert "validation auroc" in (trained.folder / "README.md").read_text()
 
 
@@ -271,16 +262,16 @@ def test_rows_are_limited(world, tmp_path):
 
 def test_validation_prompts_that_are_all_trained_on(world, tmp_path):
     file = world / "rows" / "train.jsonl"
-    text = sentence(lambda: train(world, tmp_path, f"data.path={file}"))
+    text = refused(lambda: train(world, tmp_path, f"data.path={file}"))
     assert text.startswith("data: every validation prompt is also trained on")
 
 
 def test_labels_of_one_kind(world, tmp_path):
     """A draft model that is the target proposes nothing unacceptable; q / p <= 1e-9 is rare."""
     few = ("training.max_train_rows=3", f"training.draft.name={world}/target")
-    text = sentence(lambda: train(world, tmp_path, *few, "speculator.ratios=[1.2]"))
+    text = refused(lambda: train(world, tmp_path, *few, "speculator.ratios=[1.2]"))
     assert "are acceptable (lambda_1.2)" in text
-    text = sentence(lambda: train(world, tmp_path, "speculator.ratios=[1.5,1e-9]"))
+    text = refused(lambda: train(world, tmp_path, "speculator.ratios=[1.5,1e-9]"))
     assert re.search(r"are unacceptable \(lambda_1e-09\)", text)
 
 
@@ -298,12 +289,12 @@ def test_labels_of_one_kind(world, tmp_path):
     ],
 )
 def test_settings_that_are_refused(world, tmp_path, overrides, expected):
-    assert expected in sentence(lambda: train(world, tmp_path, *overrides))
+    assert expected in refused(lambda: train(world, tmp_path, *overrides))
 
 
 def test_a_streaming_speculator_is_no_classifier(world, tmp_path):
     own = {"experiment": "sprinter_real"}
-    text = sentence(lambda: train(world, tmp_path, "speculator=streaming", **own))
+    text = refused(lambda: train(world, tmp_path, "speculator=streaming", **own))
     assert text.startswith("speculator: ") and "speculator=sprinter" in text
 
 
@@ -334,13 +325,13 @@ def test_other_keys_stay_errors(tmp_path):
         (config_of("train", "+num_prompts=3"), "num_prompts"),
         (config_of("train", experiment, "both_commands=false"), "both_commands"),
     ):
-        text = sentence(lambda config=config: app.train(config))
+        text = refused(lambda config=config: app.train(config))
         assert text.startswith(f"{key}: unknown config key")
     for config, key in (
         (config_of("infer", experiment, "+colour=red"), "colour"),
         (config_of("infer", "training=verifier"), "training"),
     ):
-        text = sentence(lambda config=config: app.infer(config))
+        text = refused(lambda config=config: app.infer(config))
         assert text.startswith(f"{key}: unknown config key")
 
 
