@@ -11,6 +11,7 @@ from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core.masks import causal_mask
 from slipstream.core.trees import Trees
+from slipstream.decoding.request import Batch
 from slipstream.drafters.base import Request, Verified
 from slipstream.drafters.stream_sessions import StreamSession
 from slipstream.drafters.streaming import AttachedStreaming, Streaming
@@ -125,6 +126,16 @@ class Watched(Streaming):
     def deepest(self) -> int:
         """Most drafted tokens accepted in one step."""
         return max(len(logits) - 1 for _, _, logits in self.steps)
+
+
+def one_number_for_two_depths(monkeypatch) -> None:
+    """A fault that controls put in place: tokens of one path do not have numbers of their own."""
+    points = Batch.points
+    monkeypatch.setattr(
+        Batch,
+        "points",
+        lambda batch, numbers, count: points(batch, numbers, 1).expand(-1, count),
+    )
 
 
 def one(trees: Trees) -> DraftTree:

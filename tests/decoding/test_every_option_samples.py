@@ -13,6 +13,7 @@ from tests.decoding.options import (
     TREES,
     drafter_of,
     next_token_logits,
+    one_number_for_two_depths,
     pair_of,
 )
 from tests.enumeration import EnumeratedChance, enumerated_together
@@ -23,7 +24,6 @@ from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.engine import Engine
-from slipstream.decoding.request import Batch
 
 PROMPT = [1, 2, 0, 1, 2]
 VOCABULARY, COUNT = 3, 3
@@ -131,12 +131,7 @@ def test_every_sampling_option_is_followed(mode):
 
 @pytest.mark.parametrize(("mode",), ONE_MODE)
 def test_one_number_for_two_depths_is_noticed(monkeypatch, mode):
-    points = Batch.points
-    monkeypatch.setattr(
-        Batch,
-        "points",
-        lambda batch, numbers, count: points(batch, numbers, 1).expand(-1, count),
-    )
+    one_number_for_two_depths(monkeypatch)
     assert largest_error(mode, "paper", "fused", "pruned") > 1e-3
 
 

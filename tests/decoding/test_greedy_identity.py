@@ -5,6 +5,7 @@ Sampled output of every drafter whose trees are not drawn is that of plain sampl
 
 import pytest
 import torch
+from tests.decoding.options import one_number_for_two_depths
 from tests.drafters import untrained
 from tests.exhaustive import sparing
 from tests.reference import DraftTree
@@ -15,7 +16,6 @@ from slipstream.decoding import decoder
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.decoding.request import Batch
 from slipstream.drafters.base import AttachedHost, Drafter, Request
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
@@ -201,11 +201,6 @@ def test_a_seed_gives_the_answer_of_plain_sampling(sampling):
 def test_one_number_for_two_depths_is_not_plain_sampling(monkeypatch):
     target, prompt = tiny_target("llama"), batch_of(4)[0]
     plain = PlainDecoder(target, Sampling(0.7), Limits(NUM_TOKENS)).generate(prompt, 11).ids
-    points = Batch.points
-    monkeypatch.setattr(
-        Batch,
-        "points",
-        lambda batch, numbers, count: points(batch, numbers, 1).expand(-1, count),
-    )
+    one_number_for_two_depths(monkeypatch)
     engine = Engine(target, RandomTrees(prompt + plain, 1), Sampling(0.7), Limits(NUM_TOKENS), 9)
     assert engine.generate(prompt, 11).ids != plain

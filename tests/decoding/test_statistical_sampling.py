@@ -7,6 +7,7 @@ notice a wrong rule would be worthless: one is put in its place, and the test mu
 
 import pytest
 import torch
+from tests.decoding.options import one_number_for_two_depths
 from tests.tiny import tiny_speculator, tiny_target
 
 from slipstream.core import verification
@@ -14,7 +15,6 @@ from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.decoding.request import Batch
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.prompt_lookup import PromptLookup
@@ -139,15 +139,6 @@ def test_the_test_itself_can_tell_distributions_apart(target):
 
 def wrong_residual(monkeypatch) -> None:
     monkeypatch.setattr(verification, "residual", lambda remaining, _: remaining)
-
-
-def one_number_for_two_depths(monkeypatch) -> None:
-    points = Batch.points
-    monkeypatch.setattr(
-        Batch,
-        "points",
-        lambda batch, numbers, count: points(batch, numbers, 1).expand(-1, count),
-    )
 
 
 @pytest.mark.parametrize(
