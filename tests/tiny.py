@@ -1,5 +1,6 @@
 """Tiny random models of every family, for tests."""
 
+import copy
 import os
 from pathlib import Path
 
@@ -8,7 +9,12 @@ from tests.reference import DraftTree
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.speculators.streaming.speculator import StreamingSpeculator
@@ -72,9 +78,23 @@ for name, own in LLAMA_LIKE.items():
     ARCHITECTURES[name] = ARCHITECTURES["llama"] | dict(model_type=name) | own
 
 
+MADE: dict[str, tuple[PreTrainedModel, torch.Tensor]] = {}
+"""Models that were asked for, and the state of chance that making each left behind: a copy is
+sooner there than another one."""
+
+
 def tiny_target(architecture: str = "llama", seed: int = 0, **changes) -> Target:
     """A random float64 target of four layers; large weights, so that answers vary."""
+    key = repr((architecture, seed, sorted(changes.items())))
     torch.manual_seed(seed)
+    if key not in MADE:
+        MADE[key] = tiny_model(architecture, changes), torch.get_rng_state()
+    model, chance = MADE[key]
+    torch.set_rng_state(chance)
+    return Target(copy.deepcopy(model).to(DEVICE), name=f"tiny-{architecture}")
+
+
+def tiny_model(architecture: str, changes: dict) -> PreTrainedModel:
     arguments = (
         dict(vocab_size=VOCABULARY, max_position_embeddings=128) | ARCHITECTURES[architecture]
     )
@@ -88,8 +108,7 @@ def tiny_target(architecture: str = "llama", seed: int = 0, **changes) -> Target
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.25)
-    model = model.double().eval().requires_grad_(False).to(DEVICE)
-    return Target(model, name=f"tiny-{architecture}")
+    return model.double().eval().requires_grad_(False)
 
 
 def tiny_speculator(target: Target, seed: int = 0, **arguments) -> StreamingSpeculator:
