@@ -52,7 +52,8 @@ def decoders(sampling: Sampling) -> dict[str, Callable[[], Decoder]]:
 SAMPLED = "plain", "deferred", "deferred, drawn", "draft model", "sprinter", "unispec"
 NAMES = [(name, kind) for kind, own in SAMPLINGS.items() for name in decoders(own)]
 # Of n-gram drafters the others are proven in test_stores.py, with what is accepted.
-GREEDY = [name for name, _ in NAMES if name not in untrained.untrained([[1, 2]])]
+OTHERS = [*untrained.untrained([[1, 2]]), "deferred, drawn"]  # of greedy requests nothing is drawn
+GREEDY = [name for name, _ in NAMES if name not in OTHERS]
 GREEDY += ["unispec", "spectra", "auto", "suffix decoding, kept"]
 
 
