@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from tests.exhaustive import sparing
 from tests.tiny import ARCHITECTURES, save_tiny_target, tiny_target, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -110,16 +111,21 @@ ALORA = dict(alora_invocation_tokens=[5, 9])
 REPEATED = dict(layer_replication=[[0, 3], [2, 4]])
 
 
+BEYOND = [
+    (PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"), "adds a prompt"),
+    (PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"), "adds a prompt"),
+    (LoraConfig(target_modules=["q_proj"], **ALORA), "waits for invocation tokens"),
+    (LoraConfig(target_modules=["q_proj"], **REPEATED), "repeats layers"),
+]
+
+
 @pytest.mark.parametrize(
-    ("settings", "does"),
-    [
-        (PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"), "adds a prompt"),
-        (PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"), "adds a prompt"),
-        (LoraConfig(target_modules=["q_proj"], **ALORA), "waits for invocation tokens"),
-        (LoraConfig(target_modules=["q_proj"], **REPEATED), "repeats layers"),
-    ],
+    ("settings", "does", "quantization"),
+    sparing(
+        [(*each, quantization) for each in BEYOND for quantization in (None, "int8")],
+        lambda settings, does, quantization: not quantization or does.startswith("waits"),
+    ),
 )
-@pytest.mark.parametrize("quantization", [None, "int8"])
 def test_adapters_that_do_more_than_change_weights_are_refused(
     tmp_path, settings, does, quantization
 ):
