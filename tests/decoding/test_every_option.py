@@ -71,7 +71,13 @@ def test_greedy_output_is_that_of_one_token_per_forward(architecture, mode, name
             assert drafter.pruned == (tree in PRUNED), (schedule, tree)
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - {"opt"}))
+@pytest.mark.parametrize(
+    ("architecture",),
+    sparing(
+        zip(sorted(ARCHITECTURES.keys() - {"opt"})),
+        lambda each: each not in ("gemma", "mistral", "qwen2", "qwen3"),  # built as the Llama is
+    ),
+)
 def test_streams_without_the_mlp_decode_batches(architecture):
     """The rows that the MLP still sees are a part of the batch that lies in pieces."""
     target = tiny_target(architecture, vocab_size=VOCABULARY)
