@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from tests.commands import config_of, refused
+from tests.exhaustive import sparing
 from tests.training.worlds import make_world, overrides_of, weights
 
 from slipstream import app
@@ -46,15 +47,18 @@ def test_a_finished_run_says_so_and_changes_nothing(world, finished, capsys):
 
 
 @pytest.mark.parametrize(
-    "other, named",
-    [
-        ("training.learning_rate=0.02", "training.learning_rate=0.01, and this one has 0.02"),
-        ("seed=1", "seed=0, and this one has 1"),
-        ("data.max_train_rows=7", "data.max_train_rows=6000, and this one has 7"),
-        ("data.path={world}/rows/train.jsonl", "data=16 samples"),
-        ("target.dtype=bfloat16 trainer.precision=bf16-mixed", "target="),
-        ("speculator=streaming_paper", "speculator.kind=medusa, and"),
-    ],
+    ("other", "named"),
+    sparing(
+        [
+            ("training.learning_rate=0.02", "training.learning_rate=0.01, and this one has 0.02"),
+            ("seed=1", "seed=0, and this one has 1"),
+            ("data.max_train_rows=7", "data.max_train_rows=6000, and this one has 7"),
+            ("data.path={world}/rows/train.jsonl", "data=16 samples"),
+            ("target.dtype=bfloat16 trainer.precision=bf16-mixed", "target="),
+            ("speculator=streaming_paper", "speculator.kind=medusa, and"),
+        ],
+        lambda other, named: "6000" not in named and not other.startswith("seed"),
+    ),
 )
 def test_what_differs_is_refused_by_name_before_the_first_step(
     world, finished, monkeypatch, other, named
