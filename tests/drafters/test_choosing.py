@@ -82,11 +82,15 @@ class WorkingSession(Session):
         return Trees.of([self.settings.draft(each.tokens, budget) for each in self.requests])
 
 
-@pytest.fixture
-def target():
+def endless():
     target = tiny_target(seed=3)
     target.model.generation_config.eos_token_id = None
     return target
+
+
+@pytest.fixture
+def target():
+    return endless()
 
 
 @pytest.fixture
@@ -96,9 +100,9 @@ def clock(monkeypatch):
     monkeypatch.setattr(auto.time, "perf_counter", lambda: float(next(ticks)))
 
 
-@pytest.fixture
-def answer(target):
-    return PlainDecoder(target, Sampling(), LONG).generate(PROMPT).ids
+@pytest.fixture(scope="module")
+def answer():
+    return PlainDecoder(endless(), Sampling(), LONG).generate(PROMPT).ids
 
 
 def widths(engine: Engine, monkeypatch, prompt=PROMPT) -> list[int]:
