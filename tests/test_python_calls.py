@@ -59,26 +59,7 @@ def ours(model, ids, drafter, **options):
     )
 
 
-def test_through_transformers_generate():
-    target = tiny_target()
-    ids = torch.tensor([[1, 2, 3, 4]])
-    options = dict(max_new_tokens=20, do_sample=False, pad_token_id=0)
-    expected = target.model.generate(ids, **options)
-    found = target.model.generate(
-        ids, custom_generate=slipstream.custom_generate, drafter=DraftModel(target, 4), **options
-    )
-    assert found.tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"repetition_penalty": 1.5},
-        {"max_time": 1.0},
-        {"num_beams": 2},
-        {"prompt_lookup_num_tokens": 3},
-    ],
-)
+@pytest.mark.parametrize("setting", [{"max_time": 1.0}, {"prompt_lookup_num_tokens": 3}])
 def test_custom_generate_refuses_settings_it_would_not_keep(setting):
     target = tiny_target()
     with pytest.raises(InputError, match="is not supported; leave out"):
@@ -109,29 +90,6 @@ def test_the_shipped_speculator_through_transformers_generate(small):
 
 
 GREEDY = dict(max_new_tokens=24, do_sample=False, pad_token_id=0)
-
-
-def test_custom_generate_ends_at_the_end_token_of_the_call():
-    target, ids = tiny_target(), torch.tensor([[1, 2, 3]])
-    free = target.model.generate(ids, **GREEDY)[0, 3:].tolist()
-    end = next(token for token in free[4:] if token not in free[:4])
-    options = GREEDY | dict(eos_token_id=end)
-    expected = target.model.generate(ids, **options).tolist()
-    assert len(expected[0]) < 3 + len(free)
-    assert ours(target.model, ids, DraftModel(target, 4), **options).tolist() == expected
-
-
-def test_custom_generate_does_not_read_the_padding(model, ids):
-    padded = torch.cat([torch.zeros(1, 6, dtype=torch.long), ids], 1)
-    mask = (torch.arange(padded.shape[1]) >= 6).long()[None]
-    options = dict(attention_mask=mask, max_new_tokens=24, do_sample=False)
-    expected = model.generate(padded, **options).tolist()
-    drafter = PromptLookup(3, 4)
-    assert ours(model, padded, drafter, **options).tolist() == expected
-    assert expected[0][6:] == ours(model, ids, drafter, max_new_tokens=24)[0].tolist()
-    mask[0, -2] = 0
-    with pytest.raises(InputError, match="attention_mask: only tokens before the prompt"):
-        ours(model, padded, drafter, **options)
 
 
 def test_a_wrapped_custom_generate_streams_as_well(model, ids):
