@@ -3,13 +3,12 @@
 import gzip
 import json
 import shutil
-import subprocess
 import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
-from tests.commands import ROOT, config_of, refused
+from tests.commands import config_of, refused, script
 from tests.exhaustive import sparing
 
 from slipstream import app, entry
@@ -212,19 +211,14 @@ ONCE = "streming", "unknown config", "budget=[1", "train.py', ['output_dir"
 
 
 @pytest.mark.parametrize(
-    ("script", "overrides", "expected"),
+    ("name", "overrides", "expected"),
     sparing(SCRIPTS, lambda *each: any(word in str(each) for word in ONCE)),
 )
-def test_the_scripts_print_one_sentence_and_exit_with_2(tmp_path, script, overrides, expected):
+def test_the_scripts_print_one_sentence_and_exit_with_2(tmp_path, name, overrides, expected):
     """Also for a folder that Hydra would make before anything of ours runs."""
     (tmp_path / "file").write_text("kept")
     overrides = [each.replace("FILE", str(tmp_path / "file")) for each in overrides]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / script), f"output_dir={tmp_path}", *overrides],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    done = script(name, f"output_dir={tmp_path}", *overrides, cwd=tmp_path)
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
@@ -259,10 +253,7 @@ def test_each_run_of_a_multirun_is_one_of_its_own_for_wandb(monkeypatch, capsys)
 def test_a_folder_that_takes_no_log_file_is_one_sentence(tmp_path):
     """Hydra writes its log there, before anything of ours runs."""
     (tmp_path / "train.log").mkdir()
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), f"output_dir={tmp_path}"],
-        capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
+    done = script("train.py", f"output_dir={tmp_path}", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: output_dir: cannot write to ")
 

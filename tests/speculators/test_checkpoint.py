@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -141,7 +140,6 @@ def test_a_folder_opens_by_its_path_alone_in_a_fresh_process(target_folder, targ
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from itertools import chain, product
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from omegaconf import OmegaConf
 from studies.collect import BOUNDS, Collect, collect
 from studies.draft_lengths import cost_model
 from studies.pairs import pairs
-from tests.commands import ROOT, config_of, refused
+from tests.commands import ROOT, config_of, refused, script
 from tests.tiny import save_tiny_target, tiny_speculator
 
 from slipstream import app
@@ -80,13 +78,8 @@ def test_what_is_trained_first_lies_where_it_is_looked_for(study):
 
 @pytest.mark.exhaustive
 def test_a_sweep_gives_a_folder_for_each_run_and_one_table(tmp_path):
-    done = subprocess.run(
-        [
-            sys.executable, str(ROOT / "infer.py"), "study=batches", *FEW, "batch_size=1,2",
-            "budget=1,4", f"output_dir={tmp_path / 'out'}",
-        ],
-        capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
+    given = "study=batches", *FEW, "batch_size=1,2", "budget=1,4", f"output_dir={tmp_path / 'out'}"
+    done = script("infer.py", *given, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     content = json.loads((tmp_path / "out" / "results.json").read_text())
     rows = [row for row in content["results"] if row["prompt_set"] == "all"]
@@ -103,13 +96,8 @@ def test_a_sweep_gives_a_folder_for_each_run_and_one_table(tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_sweep_goes_on_after_a_run_that_is_refused(tmp_path):
-    done = subprocess.run(
-        [
-            sys.executable, str(ROOT / "infer.py"), "-m", "drafter=adaptive,prompt_lookup", *FEW,
-            f"output_dir={tmp_path / 'out'}",
-        ],
-        capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
+    given = "-m", "drafter=adaptive,prompt_lookup", *FEW, f"output_dir={tmp_path / 'out'}"
+    done = script("infer.py", *given, cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.count("error: drafter.length: has no value") == 1
     assert (tmp_path / "out" / "1" / "results.json").is_file()

@@ -1,13 +1,9 @@
 """Two processes on this machine train what one does with the same batches."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import safetensors.torch
 import torch
-from tests.commands import ROOT
+from tests.commands import script
 
 ROWS = [
     '{"prompt": "name[Blue Spice], food[Thai]", "completion": "Blue Spice serves Thai food."}',
@@ -18,8 +14,8 @@ ROWS = [
 
 def train(folder, output, *overrides) -> dict[str, torch.Tensor]:
     """The trained tensors of three steps in float64: AdamW enlarges what rounding leaves open."""
-    command = [
-        sys.executable, str(ROOT / "train.py"), f"data.path={folder}", "data=jsonl",
+    given = [
+        f"data.path={folder}", "data=jsonl",
         "data.regenerate=false", "trainer.max_steps=3", "trainer.precision=64-true",
         "trainer.accelerator=cpu", "trainer.val_check_interval=null",
         "trainer.check_val_every_n_epoch=1000", "training.learning_rate=1e-3",
@@ -27,8 +23,7 @@ def train(folder, output, *overrides) -> dict[str, torch.Tensor]:
         "speculator.copy_scores=true", "speculator.root_rank=8", "speculator.root_dropout=0.5",
         "logger=csv", "seed=3", f"output_dir={output}", *overrides,
     ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    run = script("train.py", *given)
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.count("saved to") == 1
     return safetensors.torch.load_file(output / "model" / "model.safetensors")

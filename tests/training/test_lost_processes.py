@@ -34,12 +34,9 @@ def started(world, output, *overrides):
         "callbacks.best=null", "trainer.precision=32-true", "trainer.accelerator=cpu",
         "trainer.val_check_interval=4", "trainer.max_epochs=10", f"output_dir={output}", *overrides,
     ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
     output.mkdir(exist_ok=True)
     with (output / "said.txt").open("a") as said:
-        return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=said, stderr=subprocess.STDOUT
-        )
+        return subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
 
 
 def said(output) -> str:
