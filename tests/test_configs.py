@@ -84,8 +84,11 @@ SUCCESSORS = sorted({("infer" if OF_INFER.match(n) else "train", RENAMED[n]) for
 
 @pytest.mark.parametrize(
     ("command", "successor"),
-    # that studies and experiments compose by their names, other tests prove
-    sparing(SUCCESSORS, lambda _, each: not re.fullmatch(r"(study|experiment)=\w+", each)),
+    # that studies, experiments and targets compose by their names, other tests prove
+    sparing(
+        SUCCESSORS,
+        lambda _, each: not re.fullmatch(r"(study|experiment)=\w+( target=\w+)?", each),
+    ),
 )
 def test_every_successor_composes(command, successor):
     own, other = (Infer, Train) if command == "infer" else (Train, Infer)
