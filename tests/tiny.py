@@ -76,6 +76,8 @@ LLAMA_LIKE = {
 }
 for name, own in LLAMA_LIKE.items():
     ARCHITECTURES[name] = ARCHITECTURES["llama"] | dict(model_type=name) | own
+BUILT_AS_LLAMA = "gemma", "mistral", "qwen2", "qwen3"
+"""Modules of the same names and shapes."""
 
 
 MADE: dict[str, tuple[PreTrainedModel, torch.Tensor]] = {}

@@ -14,7 +14,7 @@ from tests.decoding.options import (
     recomputed,
 )
 from tests.exhaustive import sparing
-from tests.tiny import ARCHITECTURES, tiny_speculator, tiny_target
+from tests.tiny import ARCHITECTURES, BUILT_AS_LLAMA, tiny_speculator, tiny_target
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
@@ -75,7 +75,7 @@ def test_greedy_output_is_that_of_one_token_per_forward(architecture, mode, name
     ("architecture",),
     sparing(
         zip(sorted(ARCHITECTURES.keys() - {"opt"})),
-        lambda each: each not in ("gemma", "mistral", "qwen2", "qwen3"),  # built as the Llama is
+        lambda each: each not in BUILT_AS_LLAMA,
     ),
 )
 def test_streams_without_the_mlp_decode_batches(architecture):
