@@ -149,6 +149,13 @@ def tiny_tokenizer(size: int = VOCABULARY, prefix: str = "w") -> PreTrainedToken
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=f"{prefix}0")
 
 
+def reading_target() -> Target:
+    """A tiny target that reads and writes text."""
+    target = tiny_target()
+    target.tokenizer = tiny_tokenizer()
+    return target
+
+
 def save_tiny_target(
     folder: Path, seed: int = 0, tokenizer: PreTrainedTokenizerFast | None = None, **changes
 ) -> Path:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.commands import refused
-from tests.tiny import tiny_target, tiny_tokenizer
+from tests.tiny import reading_target, tiny_target, tiny_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE, WordPiece
 from transformers import PreTrainedTokenizerFast
@@ -277,8 +277,7 @@ def test_the_terminal_shows_what_was_written(small, capsys, text):
 
 def test_a_special_token_stops_where_it_is_asked_to():
     """Though no text has it."""
-    target = tiny_target()
-    target.tokenizer = tiny_tokenizer()
+    target = reading_target()
     ids = PlainDecoder(target, Sampling(), Limits(12)).generate([3, 1, 4]).ids
     place = next(place for place in range(2, 12) if ids[place] not in ids[:place])
     word = f"w{ids[place]}"

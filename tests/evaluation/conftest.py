@@ -1,12 +1,9 @@
-"""What tests of studies share."""
+"""What tests of comparisons share."""
 
 import pytest
-from tests.tiny import tiny_target, tiny_tokenizer
+from tests.tiny import reading_target
 
 
 @pytest.fixture
 def target():
-    """A tiny target that reads and writes text."""
-    target = tiny_target()
-    target.tokenizer = tiny_tokenizer()
-    return target
+    return reading_target()

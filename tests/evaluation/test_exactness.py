@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.tiny import tiny_speculator, tiny_target, tiny_tokenizer
+from tests.tiny import reading_target, tiny_speculator, tiny_target
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
@@ -72,8 +72,7 @@ class Wrong(Plain):
 
 @pytest.mark.parametrize(("units", "ties"), [(1e30, 2), (0.0, 0)])
 def test_verification_counts_ties_apart_from_bugs(monkeypatch, capsys, units, ties):
-    target = tiny_target()
-    target.tokenizer = tiny_tokenizer()
+    target = reading_target()
     monkeypatch.setitem(TIE_UNITS, target.dtype, units)
     prompts = [Prompt("w3 w5", "a"), Prompt("w8", "a")]
     methods = {"wrong": Wrong(), "plain": Plain()}

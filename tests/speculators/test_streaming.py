@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from tests.exhaustive import sparing
 from tests.reference import DraftTree
+from tests.targets.test_families import filled_cache
 from tests.tiny import (
     ARCHITECTURES,
     num_extra_parameters,
@@ -87,14 +88,6 @@ class Watching:
 def pair(architecture: str, variant: str) -> tuple[Target, StreamingSpeculator]:
     target = tiny_target(architecture)
     return target, tiny_speculator(target, **VARIANTS[variant])
-
-
-@torch.no_grad()
-def filled_cache(target: Target, tokens: list[int]) -> StepCache:
-    cache = target.new_cache(120)
-    target.forward(torch.tensor([tokens]), torch.arange(len(tokens))[None], None, cache)
-    cache.commit_first([len(tokens)])
-    return cache
 
 
 @torch.no_grad()

@@ -7,8 +7,7 @@ import pytest
 import torch
 from studies.judging import TargetLikelihood, fastchat_files, wins_of
 from studies.sprinter import multiplied_weights, sprinter
-from tests.studies.conftest import reading_target
-from tests.tiny import tiny_target, tiny_tokenizer
+from tests.tiny import reading_target, tiny_target, tiny_tokenizer
 
 from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
