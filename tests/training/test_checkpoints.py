@@ -74,7 +74,7 @@ def fine_tune(world, output, *overrides):
             (fine_tune, []),
             (classify, [SPRINTER]),
         ],
-        lambda call, own: call is not train,  # the next test
+        lambda call, own: call is not train,  # whose loss the next test spoils
     ),
 )
 def test_a_loss_that_is_not_finite_stops_the_run(world, tmp_path, call, own):
