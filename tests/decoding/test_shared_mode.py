@@ -8,7 +8,6 @@ from tests.decoding import options as every_option
 from tests.exhaustive import sparing
 from tests.tiny import ARCHITECTURES, tiny_speculator, tiny_target
 
-from slipstream.core.errors import InputError
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.engine import Engine
@@ -75,9 +74,3 @@ def test_the_target_itself_is_not_changed():
     after = target.model.state_dict()
     assert after.keys() == weights.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in weights.items())
-
-
-def test_deferred_streams_are_refused():
-    target, speculator = pair("llama")
-    with pytest.raises(InputError, match="choose fused"):
-        Engine(target, Streaming(speculator, "deferred", 2), Sampling(), Limits(4), 4)
