@@ -604,7 +604,7 @@ def test_one_layer_is_compiled_for_all(monkeypatch):
     monkeypatch.setattr(
         torch, "compile", lambda function, **ways: compile_(function, backend=counting, **ways)
     )
-    for layers in (4, 8):
+    for layers in (4, 8, 16):
         torch._dynamo.reset()
         graphs.clear()
         ours = compile_target(tiny_target(num_hidden_layers=layers), "reduce-overhead")
@@ -617,7 +617,7 @@ def test_one_layer_is_compiled_for_all(monkeypatch):
             drafted = Engine(ours, PromptLookup(3, 7), Sampling(), Limits(4), 8)
             assert drafted.generate(prompt).ids == expected
         found[layers] = list(graphs)
-    assert len(found[4]) == 2 and found[4] == found[8]  # one row, and several
+    assert len(found[4]) == 2 and found[4] == found[8] == found[16]  # one row, and several
 
 
 @pytest.mark.exhaustive

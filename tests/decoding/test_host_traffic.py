@@ -23,7 +23,7 @@ from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.streaming import Streaming
 from slipstream.targets.rows import Rows
 
-VOCABULARY, BUDGET, STEPS, DRAFTED = 32_000, 64, 4, 4
+BUDGET, STEPS, DRAFTED = 64, 4, 4
 MOST_BYTES = 16 * 1024
 READING = "tolist", "item", "numpy", "cpu", "__int__", "__float__", "__bool__", "__index__"
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [1, 2, 3, 1, 2, 3, 1, 2]]
@@ -61,10 +61,12 @@ class Traffic:
         self.bytes += tensor.numel() * tensor.element_size()
 
 
-@pytest.fixture(scope="module")
-def target():
-    assert MOST_BYTES * STEPS * len(PROMPTS) < 8 * VOCABULARY
-    return tiny_target("llama", vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=4)
+@pytest.fixture(
+    scope="module", params=[32_000, pytest.param(128_000, marks=pytest.mark.exhaustive)]
+)
+def target(request):
+    assert MOST_BYTES * STEPS * len(PROMPTS) < 8 * request.param
+    return tiny_target("llama", vocab_size=request.param, hidden_size=16, num_hidden_layers=4)
 
 
 def drafters(target) -> dict[str, object]:
