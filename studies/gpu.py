@@ -88,14 +88,12 @@ def exactness(device: str, modes: list[str]) -> Iterator[dict]:
                 "batch": [each.ids for each in likeliest.generate_batch(prompts)],
                 "sampled": [drawing.generate(ids, 7).ids for ids in prompts],
             }
-            yield (
-                {"steps": mode, "drafter": name}
-                | {
-                    way: f"{sum(map(list.__eq__, answers, expected[way]))}/{len(prompts)}"
-                    for way, answers in found.items()
-                }
-                | {"exact": "yes" if found == expected else "no"}
-            )
+            right = {
+                way: f"{sum(map(list.__eq__, answers, expected[way]))}/{len(prompts)}"
+                for way, answers in found.items()
+            }
+            exact = {"exact": "yes" if found == expected else "no"}
+            yield {"steps": mode, "drafter": name} | right | exact
 
 
 def decoding(
