@@ -133,7 +133,8 @@ def _draw_lines(axes, panel: Panel) -> None:
     for scale, name in ((axes.set_xscale, "x"), (axes.set_yscale, "y")):
         if name in plot.log:
             scale("log")
-    if len(places := sorted(panel.names)) <= TICKS and not plot.log:
+    # Measured places of points may lie anywhere, and their names over one another.
+    if len(places := sorted(panel.names)) <= TICKS and not plot.log and plot.kind != "point":
         axes.set_xticks(places, [cell(place) for place in places])
     if plot.reference is not None and panel.first:
         axes.axhline(plot.reference, **GREY)
