@@ -17,7 +17,7 @@ from slipstream.decoding.answer import Generation, Limits
 from slipstream.decoding.decoder import Decoder
 from slipstream.decoding.statistics import LOW_TAU
 from slipstream.drafters.streaming import OWN_MODEL
-from slipstream.evaluation.comparison import compare, summarise
+from slipstream.evaluation.comparison import Run, compare, summarise
 from slipstream.evaluation.exactness import Divergence, PlainReference, first_divergence
 from slipstream.evaluation.methods import Method, Plain, Speculative, Sprinter, prepared
 from slipstream.evaluation.prompts import Prompt
@@ -115,18 +115,7 @@ def measure(config: DictConfig, target: Target, sampling: Sampling, limits: Limi
     show(result)
     ratios = ", ".join(f"{n} rows {cost / costs[1]:.2f}x" for n, cost in costs.items() if n > 1)
     print(f"a forward of 1 row takes {1000 * costs[1]:.2f} ms; {ratios}")
-    sizes = [len(render_prompt(target.tokenizer, prompt.text)) for prompt in prompts]
-    for run in runs:
-        decoder = getattr(methods[run.method], "decoder", None)
-        most = getattr(getattr(decoder, "attached", None), "trained_length", None)
-        pairs = zip(sizes, run.generations, strict=True)
-        beyond = sum(size + len(answer.ids) > most for size, answer in pairs) if most else 0
-        if beyond:
-            print(
-                f"note: {beyond} of {len(sizes)} answers of {run.method} end beyond the {most} "
-                "tokens of the longest text that its speculator was trained on; where it drafts "
-                "badly there, train it on longer ones (data.max_length)"
-            )
+    tell_long_answers(runs, methods, prompts, target)
     for record in records:
         said = f"{record['method']} on {record['prompt_set']}"
         ours = isinstance(methods[record["method"]], Speculative | Sprinter)
@@ -139,6 +128,24 @@ def measure(config: DictConfig, target: Target, sampling: Sampling, limits: Limi
     facts = environment(target, content.get("methods")) | {"seconds_by_rows": costs}
     write(output, result, content, facts)
     return records
+
+
+def tell_long_answers(
+    runs: list[Run], methods: dict[str, Method], prompts: list[Prompt], target: Target
+) -> None:
+    """Say of each run how many answers end beyond what its speculator was trained on."""
+    sizes = [len(render_prompt(target.tokenizer, prompt.text)) for prompt in prompts]
+    for run in runs:
+        decoder = getattr(methods[run.method], "decoder", None)
+        most = getattr(getattr(decoder, "attached", None), "trained_length", None)
+        pairs = zip(sizes, run.generations, strict=True)
+        beyond = sum(size + len(answer.ids) > most for size, answer in pairs) if most else 0
+        if beyond:
+            print(
+                f"note: {beyond} of {len(sizes)} answers of {run.method} end beyond the {most} "
+                "tokens of the longest text that its speculator was trained on; where it drafts "
+                "badly there, train it on longer ones (data.max_length)"
+            )
 
 
 def verify_methods(
