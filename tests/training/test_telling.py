@@ -25,7 +25,7 @@ from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.targets.loading import load_target
 from slipstream.training.callbacks import _masked
 from slipstream.training.speculator import SpeculatorTraining
-from slipstream.training.tracking import log_settings, tracked, wandb_logger
+from slipstream.training.tracking import followed, tracked, wandb_logger
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,20 @@ def test_wandb_is_given_the_config_of_the_run(run):
     (record,) = (run[0] / "wandb").glob("offline-run-*/*.wandb")
     assert b'"learning_rate":0.00125' in record.read_bytes().replace(b": ", b":")
     assert not (run[0] / "metrics" / "hparams.yaml").exists()
+
+
+def test_the_run_of_wandb_ends_with_the_training(run):
+    (log,) = (run[0] / "wandb").glob("offline-run-*/logs/debug.log")
+    assert "got exitcode: 0" in log.read_text() and "Uncaught" not in log.read_text()
+
+
+def test_a_training_that_fails_has_failed_in_wandb(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with pytest.raises(ZeroDivisionError), followed([wandb_logger("x", str(tmp_path))], {}):
+        1 / 0  # noqa: B018
+    assert (
+        "got exitcode: 1" in next(tmp_path.glob("wandb/offline-run-*/logs/debug.log")).read_text()
+    )
 
 
 def test_wandb_is_given_the_folder_as_an_artifact(run):
@@ -145,7 +159,7 @@ def test_wandb_is_offline_where_it_cannot_be_asked(tmp_path, monkeypatch, caplog
         raise wandb.errors.CommError("no such entity")
 
     monkeypatch.setattr(own, "log_hyperparams", refuse)
-    text = refused(lambda: log_settings(own, {}))
+    text = refused(followed([own], {}).__enter__)
     assert text.startswith("logger.wandb: no such entity; set WANDB_MODE=offline")
 
 

@@ -30,7 +30,7 @@ from slipstream.training.module import epoch_batches
 from slipstream.training.resuming import Finished, check_settings, data_of, identity, state_of
 from slipstream.training.sharding import ShardedTarget
 from slipstream.training.together import end_alone, launch
-from slipstream.training.tracking import log_once, log_settings, tracked
+from slipstream.training.tracking import followed, log_once, tracked
 
 ROOM = (
     "lower data.batch_tokens or data.max_length, raise training.num_segments, or set "
@@ -84,11 +84,10 @@ def train(config: DictConfig) -> Path:
             return output / "model"
         going_on = f"from {state}" if state else "nothing to go on from, so it is a new run"
         say(f"resume: {going_on}")
-    for logger in tracked(trainer.loggers):
-        log_settings(logger, content)
-    with lightning_in_one_sentence(config.trainer):
-        start(trainer, module, data, state, output)
-    folder = finish(trainer, module, output, content)
+    with followed(tracked(trainer.loggers), content):
+        with lightning_in_one_sentence(config.trainer):
+            start(trainer, module, data, state, output)
+        folder = finish(trainer, module, output, content)
     if trainer.is_global_zero:
         finished.note()
     return folder

@@ -7,7 +7,8 @@ import csv
 import logging
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
@@ -98,8 +99,23 @@ def _logged_in() -> bool:
         return False
 
 
-def log_settings(logger: WandbLogger, content: dict) -> None:
-    """Begin the run of W&B, with these settings; `InputError` where that is not to be had."""
+@contextmanager
+def followed(loggers: list[WandbLogger], content: dict) -> Iterator[None]:
+    """W&B's run with these settings, which ends with the block, and has failed where that raises:
+    at the end of a process nothing would wait until it is written. `InputError` where W&B does not
+    begin it."""
+    for logger in loggers:
+        _begin(logger, content)
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        for logger in loggers:
+            logger.experiment.finish(exit_code=int(failed))
+
+
+def _begin(logger: WandbLogger, content: dict) -> None:
     import wandb
 
     try:
