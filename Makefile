@@ -8,6 +8,8 @@ RUNS := runs/demo
 DEMO ?=
 DECODE ?=
 TORTURE ?=
+# Where it is set, every process that a test starts would compile the sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install test test-all exhaustive torture fuzz audit demo gpu-test clean
 
