@@ -87,10 +87,10 @@ def _commands_of_block(block: str) -> list[Command]:
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-EVIDENCE = ROOT / "docs" / "evidence" / "README.md"
-TEXTS = {path: path.read_text(encoding="utf-8") for path in [*PAGES, EVIDENCE]}
+EVIDENCE = sorted((ROOT / "docs" / "evidence").glob("*.md"))
+TEXTS = {path: path.read_text(encoding="utf-8") for path in [*PAGES, *EVIDENCE]}
 SECTIONS = {
     section.name: section
-    for path in [*PAGES, EVIDENCE]
+    for path in [*PAGES, *EVIDENCE]
     for section in sections_of(str(path.relative_to(ROOT)), TEXTS[path])
 }
