@@ -196,6 +196,7 @@ def test_tensors_that_do_not_fit_are_named(folder, target, change, said):
         *(({"trained_length": wrong}, "cannot be read") for wrong in (None, "281", [1])),
         *(({"format_version": wrong}, f"format {wrong!r}") for wrong in (2, 0, None, "1")),
         *(({"kind": wrong}, f"kind {wrong!r}") for wrong in ("unheard-of", None, ["streaming"])),
+        ({"kind": "owl"}, "of others install the package"),
         *(({"arguments": {name: wrong}}, name) for name, wrong in BROKEN),
         ({"arguments": {"adapter_rank": 10**9}}, "1000000000 is more than any size"),
     ],

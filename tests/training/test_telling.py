@@ -15,7 +15,7 @@ import wandb
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from tests.commands import ROOT, refused
-from tests.tiny import save_tiny_target, tiny_tokenizer
+from tests.tiny import save_tiny_target, tiny_target, tiny_tokenizer
 
 from slipstream.data.rendering import Sample
 from slipstream.evaluation.report import tables_of
@@ -24,6 +24,7 @@ from slipstream.results.writer import show
 from slipstream.speculators.streaming.config import StreamingConfig
 from slipstream.targets.loading import load_target
 from slipstream.training.callbacks import _masked
+from slipstream.training.card import speculator_card
 from slipstream.training.speculator import SpeculatorTraining
 from slipstream.training.tracking import followed, tracked, wandb_logger
 
@@ -130,6 +131,20 @@ def test_the_model_card_names_a_target_of_the_hub(tmp_path, name, base):
     module.save(tmp_path / "model", "# Title\n\n- data: x\n")
     told = "chat_template=TEMPLATE, chat_template_kwargs={'enable_thinking': False}"
     assert f"{told}, quantization='nf4')" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_the_model_card_decodes_with_the_configs_that_it_was_trained_with(monkeypatch):
+    """Those of another package have its drafter."""
+    search = "hydra.searchpath=[file://conf]"
+    monkeypatch.setattr("slipstream.training.card.overrides", lambda: [search, "speculator=owl"])
+    module = SimpleNamespace(
+        target=tiny_target(),
+        shared=False,
+        speculator=SimpleNamespace(kind="owl"),
+        data=SimpleNamespace(longest=33),
+    )
+    told = speculator_card(module, "# Title\n")
+    assert f"`python infer.py '{search}' target=hub target.name=TARGET drafter=owl " in told
 
 
 def test_only_wandb_is_given_the_config(tmp_path, monkeypatch):

@@ -47,12 +47,12 @@ class Verified:
     which the host need not wait for.
 
     cache: the target's; trees: as verified (pruned nodes gone), of a prompt the chain of its last
-    part's tokens, of which the last node alone is accepted; rows: of the forward; logits: (B, N, V)
-    after the nodes, None for a prompt; paths: (B, P) accepted nodes, the root first, padded with
-    any; counts: (B,) how many they are; last: (B,) the last of them; next_tokens: (B,) what
-    follows, the roots of the next trees; decided: (B, P), the accepted tokens after the roots and
-    the next ones, padded with -1; room: (B,) how many more tokens the answers may have, and at most
-    `most_room`; wait: the context of the step's one wait.
+    part's tokens, of which the last node alone is accepted; rows: of the forward, the nodes first,
+    before the final norm; logits: (B, N, V) after the nodes, None for a prompt; paths: (B, P)
+    accepted nodes, the root first, padded with any; counts: (B,) how many they are; last: (B,) the
+    last of them; next_tokens: (B,) what follows, the roots of the next trees; decided: (B, P), the
+    accepted tokens after the roots and the next ones, padded with -1; room: (B,) how many more
+    tokens the answers may have, and at most `most_room`; wait: the context of the step's one wait.
     """
 
     requests: Sequence[Request]

@@ -112,7 +112,8 @@ def read_config(folder: str | Path) -> dict:
     if version != FORMAT_VERSION or kind not in list(known_kinds()):
         raise InputError(
             f"speculator: {folder} has format {version!r} and kind {kind!r}; this version opens "
-            f"format {FORMAT_VERSION} and kinds {', '.join(known_kinds())}"
+            f"format {FORMAT_VERSION} and kinds {', '.join(known_kinds())}; of others "
+            "install the package"
         )
     return config
 
@@ -194,8 +195,8 @@ def opened(
     if not isinstance(speculator, expected):
         kind = getattr(speculator, "kind", type(speculator).__name__)
         raise InputError(
-            f"{field}: a speculator of kind {kind!r} is no {expected.title}; decode with the "
-            f"drafter of its kind, or train one with speculator={expected.kind}"
+            f"{field}: a speculator of kind {kind!r} is no {expected.title}; name a folder that "
+            f"train.py speculator={expected.kind} wrote, or decode with the drafter of its kind"
         )
     return speculator
 

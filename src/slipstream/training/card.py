@@ -69,7 +69,9 @@ def speculator_card(module: L.LightningModule, text: str) -> str:
         measured = min(module.validation_prompts, len(module.data.samples["validation"]))
         tau = TAU.format(prompts=measured, budget=module.validation_budget)
     own = getattr(target.tokenizer, "own_template", False)
-    given = [*target_overrides(target), f"drafter={module.speculator.kind}", "speculator_path=THIS"]
+    given = [each for each in overrides() if each.startswith("hydra.searchpath=")]
+    given += target_overrides(target)
+    given += [f"drafter={module.speculator.kind}", "speculator_path=THIS"]
     return SPECULATOR.format(
         base=f"base_model: {target.name}\n" if hub else "",
         card=text,
