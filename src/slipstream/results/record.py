@@ -134,9 +134,12 @@ def cell(value: object) -> str:
 
 
 def bounded(value: float | None, low: float | None, high: float | None) -> str | None:
-    """A ratio, or tau, with half of its 95 % interval, as tables show it.
+    """A ratio, or tau, with half of its 95 % interval, as tables show it; that of a single row is
+    none.
 
-    >>> bounded(1.5, 1.25, 1.75)
-    '1.50 ±0.25'
+    >>> bounded(1.5, 1.25, 1.75), bounded(1.5, 1.5, 1.5)
+    ('1.50 ±0.25', '1.50')
     """
-    return None if value is None else f"{cell(value)} ±{(high - low) / 2:.2f}"
+    if value is None or low == high:
+        return None if value is None else cell(value)
+    return f"{cell(value)} ±{(high - low) / 2:.2f}"
