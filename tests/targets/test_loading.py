@@ -199,6 +199,7 @@ def test_what_there_is_not_is_named(folder, given, said):
         ("config.json", lambda old: old[:40]),
         ("config.json", lambda old: old.replace(b'_attention_heads": 4', b'_attention_heads": 5')),
         ("config.json", lambda old: old.replace(b'hidden_size": 24', b'hidden_size": "wide"')),
+        ("config.json", lambda old: old.replace(b'_type": "llama"', b'_type": ["llama"]')),
     ],
 )
 def test_a_broken_file_is_refused(tmp_path, name, change):

@@ -193,11 +193,13 @@ def _no_model(name: str, error: Exception) -> InputError:
 
 
 def _config(location: str) -> dict:
-    """What config.json says; ValueError where it names code of the hub, or an absurd number of
-    layers."""
+    """What config.json says; ValueError where it names code of the hub, no kind of model, or an
+    absurd number of layers."""
     from transformers import PreTrainedConfig
 
     said, _ = PreTrainedConfig.get_config_dict(location)
+    if isinstance(said.get("model_type"), list | dict):
+        raise ValueError("its config.json names no kind of model")
     for name, value in said.items():
         if "attn_implementation" in name and "/" in str(value):  # kernels: code of the hub
             raise ValueError(f"its config.json names code to attend with, {value}")
