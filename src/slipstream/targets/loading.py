@@ -34,9 +34,10 @@ LEFT_OUT = {
     **dict.fromkeys(["repetition_penalty", "encoder_repetition_penalty", "guidance_scale"], 1.0),
     **dict.fromkeys(["num_beams", "typical_p"], 1),
     **dict.fromkeys(["no_repeat_ngram_size", "min_length", "min_new_tokens", "min_p"], 0),
+    **dict.fromkeys(["encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"], 0),
     **dict.fromkeys("bad_words_ids sequence_bias suppress_tokens forced_eos_token_id".split()),
     **dict.fromkeys("begin_suppress_tokens exponential_decay_length_penalty stop_strings".split()),
-    **dict.fromkeys("watermarking_config max_time penalty_alpha".split()),
+    **dict.fromkeys("watermarking_config max_time penalty_alpha top_h forced_bos_token_id".split()),
 }
 """What a model's own generation config may ask for besides, and what would change nothing."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
