@@ -68,15 +68,28 @@ ARCHITECTURES = {
         rotary_pct=0.5,
     ),
 }
+TWO_KINDS = dict(sliding_window=6, layer_types=["sliding_attention", "full_attention"] * 2)
 LLAMA_LIKE = {
     "mistral": dict(sliding_window=6),
     "qwen2": dict(use_sliding_window=True, sliding_window=6, max_window_layers=2),
     "phi3": dict(sliding_window=6),
     "gemma": dict(head_dim=8),
+    "smollm3": dict(no_rope_layer_interval=2),
+    "exaone4": dict(sliding_window=6, sliding_window_pattern=2),
+    "olmo2": dict(),
+    "olmo3": dict(
+        **TWO_KINDS,
+        rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
+    ),
+    "gemma3_text": dict(**TWO_KINDS, head_dim=8),
+    "granite": dict(embedding_multiplier=3.0, logits_scaling=5.0, residual_multiplier=0.5),
 }
 for name, own in LLAMA_LIKE.items():
     ARCHITECTURES[name] = ARCHITECTURES["llama"] | dict(model_type=name) | own
-BUILT_AS_LLAMA = "gemma", "mistral", "qwen2", "qwen3"
+BUILT_AS_LLAMA = (
+    "exaone4", "gemma", "gemma3_text", "granite", "mistral", "olmo2", "olmo3", "qwen2", "qwen3",
+    "smollm3",
+)  # fmt: skip
 """Modules of the same names and shapes."""
 
 

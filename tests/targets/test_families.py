@@ -231,7 +231,9 @@ def test_an_unsupported_architecture_is_named_in_one_sentence():
         assert architecture in str(caught.value)
 
 
-@pytest.mark.parametrize("architecture", ["gpt_neo", "mistral", "phi3", "qwen2"])
+@pytest.mark.parametrize(
+    "architecture", ["exaone4", "gemma3_text", "gpt_neo", "mistral", "olmo3", "phi3", "qwen2"]
+)
 def test_layers_look_back_over_their_window_alone(architecture, monkeypatch):
     """A tree, a single row and a prefill behind more tokens than the window holds."""
     target, tokens = tiny_target(architecture), [(7 * step) % VOCABULARY for step in range(20)]
@@ -326,6 +328,22 @@ def test_scaled_positions_reach_as_far_as_they_were_scaled_for(rope, positions):
     expected = target.model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
     engine = Engine(target, PromptLookup(3, 7).attached(target), Sampling(), Limits(8), 8)
     assert engine.generate(ids[0].tolist()).ids == expected[0, 199:].tolist()
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "linear", "factor": 4.0}, None])
+def test_scaled_positions_of_one_kind_of_layers_do_not_reach_further(rope):
+    """A Gemma 3 that says how its full layers are scaled has the length after it."""
+    target = tiny_target("gemma3_text", rope_scaling=rope)
+    assert target.max_positions == 128
+    ids = torch.tensor([[*range(1, 21)]])
+    expected = target.model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    found = PlainDecoder(target, Sampling(), Limits(8)).generate(ids[0].tolist())
+    assert found.ids == expected[0, 20:].tolist()
+
+
+def test_capped_logits_are_refused():
+    with pytest.raises(InputError, match="logits capped at 30"):
+        tiny_target("gemma3_text", final_logit_softcapping=30.0)
 
 
 def test_a_layer_without_any_tensor_runs_somewhere():

@@ -199,6 +199,7 @@ def test_what_there_is_not_is_named(folder, given, said):
         ("config.json", lambda old: old[:40]),
         ("config.json", lambda old: old.replace(b'_attention_heads": 4', b'_attention_heads": 5')),
         ("config.json", lambda old: old.replace(b'hidden_size": 24', b'hidden_size": "wide"')),
+        ("config.json", lambda old: old.replace(b'_type": "llama"', b'_type": ["llama"]')),
     ],
 )
 def test_a_broken_file_is_refused(tmp_path, name, change):
@@ -362,10 +363,12 @@ def test_what_a_model_asks_for_besides_is_said(tmp_path, caplog):
     """Many chat models come with a penalty, which `generate` of transformers applies."""
     save_tiny_target(tmp_path)
     asked = dict(repetition_penalty=1.05, no_repeat_ngram_size=0, temperature=0.7, do_sample=True)
+    asked |= dict(forced_bos_token_id=2, epsilon_cutoff=0.01, eta_cutoff=0.0)
     (tmp_path / "generation_config.json").write_text(json.dumps(asked))
     load_target(str(tmp_path))
     said = [record.message for record in caplog.records if "left out" in record.message]
-    assert said == [f"{tmp_path} asks for repetition_penalty=1.05, which is left out"]
+    left_out = "repetition_penalty=1.05", "epsilon_cutoff=0.01", "forced_bos_token_id=2"
+    assert said == [f"{tmp_path} asks for {each}, which is left out" for each in left_out]
 
 
 @pytest.mark.parametrize("method", ["fp8", "gptq", "awq"])

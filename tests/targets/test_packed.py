@@ -198,7 +198,7 @@ def test_a_packed_model_gives_the_same_greedy_tokens(architecture, per_layer):
 
 
 FUSED = {"llama": 2, "mistral": 2, "qwen2": 2, "qwen3": 2, "gemma": 2, "opt": 1, "gpt_neo": 1,
-         "gpt2": 0, "phi3": 0, "gpt_neox": 0}  # fmt: skip
+         "gpt2": 0, "phi3": 0, "gpt_neox": 0, "olmo3": 2, "gemma3_text": 2}  # fmt: skip
 
 
 def states(target: Target) -> torch.Tensor:

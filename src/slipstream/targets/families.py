@@ -35,9 +35,12 @@ def device_of(module: nn.Module) -> torch.device:
 def context_of(config) -> int:
     """How many positions a config allows, where rotary ones are scaled."""
     most, rope = config.max_position_embeddings, getattr(config, "rope_parameters", None) or {}
-    first, kinds = rope.get("original_max_position_embeddings") or most, rope_kinds(config)
+    kinds, full = rope_kinds(config), rope.get("full_attention")  # of kinds of layers, if at all
+    first = (full or rope).get("original_max_position_embeddings") or most
     if "longrope" in kinds:  # beyond it all rows of a forward would be rotated in another way
         return min(most, first)
+    if full:  # such configs name the length after scaling
+        return most
     if "yarn" in kinds:  # added to a config, as Qwen's cards say, it stands beside the old length
         return max(most, int((rope.get("factor") or most / first) * first))
     return int(rope["factor"] * most) if "linear" in kinds else most
@@ -176,6 +179,43 @@ class Phi3Family(Family):
     fused = ()
 
 
+class OLMo2Family(Family):
+    """OLMo 2: a norm over the queries of all heads, and one over the keys."""
+
+    splits_heads = False
+
+
+class KindsFamily(Family):
+    """Gemma 3: layers of each kind have a rotation of their own."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__(model)
+        if cap := getattr(model.config, "final_logit_softcapping", None):
+            raise InputError(f"target: logits capped at {cap} are not supported; choose another")
+
+    def rotary(self, hidden, positions) -> dict[str, Rotary]:
+        return {kind: self.decoder.rotary_emb(hidden, positions, kind) for kind in set(self.kinds)}
+
+    def run_layer(self, layer, hidden, mask, positions, rotary, cache) -> torch.Tensor:
+        sliding = layer.self_attn.sliding_window is not None  # the same for all layers of a kind
+        own = rotary["sliding_attention" if sliding else "full_attention"]
+        return super().run_layer(layer, hidden, mask, positions, own, cache)
+
+
+class OLMo3Family(KindsFamily, OLMo2Family):
+    """OLMo 3: both."""
+
+
+class GraniteFamily(Family):
+    """Granite: embeddings are scaled, and so are logits: here what the LM head takes."""
+
+    def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self.embeddings(ids) * self.config.embedding_multiplier
+
+    def norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().norm(hidden) / self.config.logits_scaling
+
+
 class GPTNeoFamily(GPT2Family):
     """GPT-Neo: every other layer looks back over a window. Its attention module knows only slots of
     an unpadded sequence, so what it does is done here, with its own linears."""
@@ -221,10 +261,16 @@ class GPTNeoXFamily(Family):
         return output.unflatten(-1, (*self.cache_shape[:1], 3, -1))[..., 2, :]
 
 
-WINDOWED = {"mistral": False, "qwen2": True, "qwen3": True, "phi3": False}
+WINDOWED = {"mistral": False, "phi3": False} | dict.fromkeys(
+    ("qwen2", "qwen3", "smollm3", "exaone4", "gemma3_text", "olmo3"), True
+)
 """Families that read `sliding_window`, and whether `layer_types` says which layers have it."""
 FAMILIES: dict[str, type[Family]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), Family),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3", "exaone4"), Family),
+    "olmo2": OLMo2Family,
+    "olmo3": OLMo3Family,
+    "gemma3_text": KindsFamily,
+    "granite": GraniteFamily,
     "phi3": Phi3Family,
     "opt": OPTFamily,
     "gpt2": GPT2Family,

@@ -34,9 +34,10 @@ LEFT_OUT = {
     **dict.fromkeys(["repetition_penalty", "encoder_repetition_penalty", "guidance_scale"], 1.0),
     **dict.fromkeys(["num_beams", "typical_p"], 1),
     **dict.fromkeys(["no_repeat_ngram_size", "min_length", "min_new_tokens", "min_p"], 0),
+    **dict.fromkeys(["encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"], 0),
     **dict.fromkeys("bad_words_ids sequence_bias suppress_tokens forced_eos_token_id".split()),
     **dict.fromkeys("begin_suppress_tokens exponential_decay_length_penalty stop_strings".split()),
-    **dict.fromkeys("watermarking_config max_time penalty_alpha".split()),
+    **dict.fromkeys("watermarking_config max_time penalty_alpha top_h forced_bos_token_id".split()),
 }
 """What a model's own generation config may ask for besides, and what would change nothing."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -193,11 +194,13 @@ def _no_model(name: str, error: Exception) -> InputError:
 
 
 def _config(location: str) -> dict:
-    """What config.json says; ValueError where it names code of the hub, or an absurd number of
-    layers."""
+    """What config.json says; ValueError where it names code of the hub, no kind of model, or an
+    absurd number of layers."""
     from transformers import PreTrainedConfig
 
     said, _ = PreTrainedConfig.get_config_dict(location)
+    if isinstance(said.get("model_type"), list | dict):
+        raise ValueError("its config.json names no kind of model")
     for name, value in said.items():
         if "attn_implementation" in name and "/" in str(value):  # kernels: code of the hub
             raise ValueError(f"its config.json names code to attend with, {value}")
