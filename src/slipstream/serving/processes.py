@@ -29,6 +29,7 @@ from slipstream.serving.jobs import Asked, Job, Told
 from slipstream.serving.worker import Worker
 
 LOST = "a process of the server has ended, often for want of memory; see the log and start it again"
+ENDING = "the server was told to end before this answer was ready; ask again when it is back"
 News = tuple[int, int, Told]
 """The number of a request, which of its jobs, and what is told of that."""
 
@@ -130,6 +131,11 @@ class Workers:
             self.jobs.put((number, index, job, *place))
         self.sent += len(jobs)
         return opened
+
+    def end_open(self) -> None:
+        """Tell all that are answered that the server ends."""
+        for opened in self.opened.values():
+            opened.arrive(0, Told(refused=ENDING, failed=True))
 
 
 def work(server, config, device: str, number: int, board: Board, jobs, pipe) -> None:
