@@ -21,6 +21,7 @@ from multiprocessing import connection, parent_process
 
 import uvicorn
 from fastapi import FastAPI
+from tqdm import tqdm
 
 from slipstream.core.errors import InputError
 from slipstream.serving.application import Open
@@ -141,6 +142,7 @@ class Workers:
 def work(server, config, device: str, number: int, board: Board, jobs, pipe) -> None:
     """The process of a worker."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    tqdm.set_lock(threading.RLock())  # its own is of all processes, and left when one is killed
     try:
         worker = server.worker(config, device, Counts(board.cells[number]))
     except InputError as error:
