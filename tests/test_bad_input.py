@@ -196,6 +196,8 @@ SCRIPTS = [
     ("infer.py", ["data.path=~/rows"], "is quoted for the shell and for Hydra"),
     ("infer.py", ["study=trees", "batch_size=2"], "batch_size: study= does not use it"),
     ("infer.py", ["calibrate=true", "batch_size=8"], "batch_size: calibrate= does not use it"),
+    ("infer.py", ["prompt=name", "repeats=2"], "repeats: prompt= does not use it"),
+    ("infer.py", ["chat=true", "num_prompts=4"], "num_prompts: chat= does not use it"),
     ("infer.py", ["calibrate=true", "num_prompts=8"], "give calibration.num_prompts"),
     (
         "infer.py",

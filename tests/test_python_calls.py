@@ -5,6 +5,7 @@ import inspect
 import shutil
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -304,6 +305,9 @@ def test_named_drafters_draft_with_what_is_given(tmp_path):
     for drafter in (None, PromptLookup(2, 3), tmp_path / "mine"):
         said = refused(lambda each=drafter: slipstream.generate("w1", target, each, **mine))
         assert said.startswith("speculator, draft: they are for a drafter of conf/drafter")
+    for name, given in (("unispec", mine), ("auto", draft)):  # which would ignore it
+        call = partial(slipstream.generate, "w1", target, name, **given)
+        assert f"drafter='{name}' drafts without one" in refused(call)
 
 
 def test_generate_takes_a_folder_or_a_model_as_target(small, model, tmp_path):

@@ -16,9 +16,12 @@ from slipstream.core.resuming import flattened, journal, owned, stoppable
 TASKS = ("verify", "chat", "calibrate", "study", "prompt")
 """What `infer` may be asked for in place of a comparison, one at a time."""
 OF_A_COMPARISON = "methods budget batch_size repeats leave_out_unfit".split()
+OF_MANY_PROMPTS = "num_prompts batch_size repeats resume".split()
 UNREAD = {
     "study": [*OF_A_COMPARISON, "drafter", "calibration"],
     "calibrate": [*OF_A_COMPARISON, "num_prompts"],
+    "prompt": OF_MANY_PROMPTS,
+    "chat": OF_MANY_PROMPTS,
 }
 """Keys that these take no notice of; a study that has some of them names them."""
 

@@ -224,6 +224,7 @@ def _configured(target: Target, name: str, speculator: str | None, draft: str | 
     """What `infer.py drafter=NAME` drafts with."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
 
     from slipstream.commands import Infer
     from slipstream.configuration import build, check_config
@@ -240,6 +241,10 @@ def _configured(target: Target, name: str, speculator: str | None, draft: str | 
             config = compose("infer", overrides)
     finally:
         GlobalHydra.instance().hydra = hydra
+    read = str(OmegaConf.to_container(config.drafter, resolve=False))
+    for own, given, key in ("speculator", speculator, "speculator_path"), ("draft", draft, "draft"):
+        if given and f"${{{key}}}" not in read:
+            raise InputError(f"{own}: drafter={name!r} drafts without one; leave it out")
     config.speculator_path = speculator or config.speculator_path
     config.draft = draft or config.draft
     check_config(config, Infer)

@@ -3,7 +3,8 @@
 import gc
 import math
 import weakref
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -264,6 +265,21 @@ def test_keys_tell_apart_processors_and_layouts(monkeypatch):
     monkeypatch.setattr(calibrated, "is_packed", lambda model: True)
     keys.add(calibration_path("", target, drafter, Sampling()))
     assert len(keys) == 3
+
+
+def test_what_was_calibrated_is_found_where_another_layout_is_now_the_faster(tmp_path, monkeypatch):
+    """That is measured at each start, so two runs may differ."""
+    target, drafter = tiny_target(), PromptLookup(2, 3)
+    given = tmp_path, target, drafter, Sampling()
+    attached = drafter.attached(target)
+    found = Calibration("PromptLookup", 4, 0.1, 1.5, 0.1, {})
+    write_json(calibration_path(*given), asdict(found))
+    monkeypatch.setattr(calibrated, "is_packed", lambda model: True)
+    ask = partial(calibrated.calibrated_decoder, *given[:3], attached, Sampling(), Limits(4))
+    assert ask()[0] == found
+    own = replace(found, budget=2)
+    write_json(calibration_path(*given), asdict(own))
+    assert ask()[0] == own
 
 
 def test_a_drafter_that_was_used_can_be_described():

@@ -2,16 +2,21 @@
 
 import asyncio
 import queue
+import signal
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import httpx
+import pytest
+import uvicorn
+from tests.serving.conftest import free_port
 from tests.serving.test_worker import LIMITS, engine, worker
 
 from slipstream.core.sampling import Sampling
 from slipstream.decoding.answer import Limits
 from slipstream.decoding.plain import PlainDecoder
-from slipstream.serving import processes
+from slipstream.serving import processes, server
 from slipstream.serving.application import Application, Open
 from slipstream.serving.counts import Counts
 from slipstream.serving.jobs import Job, Told
@@ -106,3 +111,38 @@ def test_two_loops_share_the_requests_and_count_each_once():
         assert 'num_requests_waiting{model_name="mine"} 0.0' in text
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize("seconds", [0.2, 60])
+def test_a_server_that_is_told_to_end_tells_those_whose_answers_are_open(
+    monkeypatch, caplog, seconds
+):
+    """When their time is up, or at a second Ctrl-C."""
+    monkeypatch.setattr(server, "END_SECONDS", seconds)
+
+    async def scene() -> list[httpx.Response]:
+        pool = Pool(places=4, loops=1, most=1)  # never started: nothing is answered
+        port, own = free_port(), Application(pool.backend, "mine", Sampling(), Limits(), None)
+        config = uvicorn.Config(own.app(), port=port, log_config=None, timeout_graceful_shutdown=9)
+        listening = server.Listening(config, pool.backend)
+        serving = asyncio.ensure_future(listening.serve())
+        await until(lambda: listening.started)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            asked = [
+                client.post("/v1/completions", json=dict(prompt="w9", stream=streamed))
+                for streamed in (False, True)
+            ]
+            answers = asyncio.gather(*asked)
+            await until(lambda: len(pool.backend.opened) == 2)
+            listening.handle_exit(signal.SIGTERM, None)
+            if seconds > 9:
+                listening.handle_exit(signal.SIGINT, None)
+            found = await answers
+        listening._captured_signals.clear()  # which it would send to this process
+        await serving
+        return found
+
+    for found in asyncio.run(scene()):
+        assert found.status_code == 500
+        assert found.json()["error"]["message"] == processes.ENDING
+    assert "Traceback" not in caplog.text

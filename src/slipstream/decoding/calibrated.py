@@ -44,13 +44,20 @@ def kept_calibration(path: Path) -> Calibration:
 
 
 def calibration_path(
-    folder: str | Path, target: Target, drafter: Drafter, sampling: Sampling
+    folder: str | Path,
+    target: Target,
+    drafter: Drafter,
+    sampling: Sampling,
+    other_layout: bool = False,
 ) -> Path:
     """Where in `folder` it is kept what was calibrated for these; the name tells apart device,
-    model, dtype, layout, sampling and drafter, as `described`."""
+    model, dtype, layout, sampling and drafter, as `described`. other_layout: as if the weights of
+    the target were reordered where they are not, and the other way round."""
     device, compiled = target.device, target.compiled is not None
     threads = torch.get_num_threads() if device.type == "cpu" else None
-    settings = [described(target), target.num_parallel, compiled, described(sampling)]
+    *model, laid_out = described(target)
+    model = [*model, laid_out != other_layout]
+    settings = [model, target.num_parallel, compiled, described(sampling)]
     # 1 and 1.0 are one setting.
     same = json.loads(json.dumps([settings, described(drafter)]), parse_int=float)
     return Path(folder) / f"{key_of(device_name(device), threads, *same)}.json"
@@ -92,7 +99,11 @@ def calibrated_decoder(
 ) -> tuple[Calibration, Decoder]:
     """What was calibrated for `drafter` and is kept in `folder`, and an engine with the size and
     the variant that were best; plain decoding where nothing beat that."""
-    found = kept_calibration(calibration_path(folder, target, drafter, sampling))
+    asked = folder, target, drafter, sampling
+    path, other = calibration_path(*asked), calibration_path(*asked, other_layout=True)
+    # Which layout is faster is measured at each start, and where they are close it may change.
+    use_other = target.device.type == "cpu" and other.is_file() and not path.is_file()
+    found = kept_calibration(other if use_other else path)
     if found.plain:
         return found, undrafted(target, attached, sampling, limits)
     if (chosen := drafter.variants(attached).get(found.way)) is None:

@@ -21,6 +21,7 @@ from multiprocessing import connection, parent_process
 
 import uvicorn
 from fastapi import FastAPI
+from tqdm import tqdm
 
 from slipstream.core.errors import InputError
 from slipstream.serving.application import Open
@@ -29,6 +30,7 @@ from slipstream.serving.jobs import Asked, Job, Told
 from slipstream.serving.worker import Worker
 
 LOST = "a process of the server has ended, often for want of memory; see the log and start it again"
+ENDING = "the server was told to end before this answer was ready; ask again when it is back"
 News = tuple[int, int, Told]
 """The number of a request, which of its jobs, and what is told of that."""
 
@@ -131,10 +133,16 @@ class Workers:
         self.sent += len(jobs)
         return opened
 
+    def end_open(self) -> None:
+        """Tell all that are answered that the server ends."""
+        for opened in self.opened.values():
+            opened.arrive(0, Told(refused=ENDING, failed=True))
+
 
 def work(server, config, device: str, number: int, board: Board, jobs, pipe) -> None:
     """The process of a worker."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    tqdm.set_lock(threading.RLock())  # its own is of all processes, and left when one is killed
     try:
         worker = server.worker(config, device, Counts(board.cells[number]))
     except InputError as error:

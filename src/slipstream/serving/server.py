@@ -1,6 +1,8 @@
 """The server: HTTP in the main process, and a worker process for each device (`processes.py`)."""
 
+import asyncio
 import os
+import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -25,9 +27,29 @@ from slipstream.targets.compiled import compile_target
 
 HOSTS = ("127.0.0.1", "0.0.0.0", "::")
 Port = Annotated[int, Ge(1024), Le(65535)]
-IDLE_SECONDS, END_SECONDS = 75, 30
-"""How long a connection may wait for its next request (proxies close theirs after 60), and open
-answers for their end when the server is told to end."""
+IDLE_SECONDS, END_SECONDS, CUT_SECONDS = 75, 30, 5
+"""How long a connection may wait for its next request (proxies close theirs after 60), open answers
+for their end when the server is told to end, and connections that do not close even then."""
+
+
+class Listening(uvicorn.Server):
+    """Ends when it is told to. Answers that are open after `END_SECONDS`, or at a second Ctrl-C,
+    end with a sentence."""
+
+    def __init__(self, config: uvicorn.Config, workers: Workers):
+        super().__init__(config)
+        self.workers = workers
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            asyncio.get_running_loop().call_soon_threadsafe(self.workers.end_open)
+            sig = signal.SIGTERM  # uvicorn would drop what is open, with a traceback for each
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, *given, **named) -> None:
+        end = asyncio.get_running_loop().call_later(END_SECONDS, self.workers.end_open)
+        await super().shutdown(*given, **named)
+        end.cancel()
 
 
 @dataclass
@@ -86,8 +108,9 @@ class Server(Settings):
         with ending_on_signals(), Workers(self, config, names) as workers:
             app = Application(workers, *told).app(workers.listening)
             options = dict(log_level="warning", access_log=False, http=Connection)
-            options |= dict(timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=END_SECONDS)
-            server = uvicorn.Server(uvicorn.Config(app, self.host, self.port, **options))
+            options |= dict(timeout_keep_alive=IDLE_SECONDS)
+            options |= dict(timeout_graceful_shutdown=END_SECONDS + CUT_SECONDS)
+            server = Listening(uvicorn.Config(app, self.host, self.port, **options), workers)
             check_free(self.host, self.port)  # still, after the models were read
             workers.watch(server)
             with suppress(KeyboardInterrupt):  # a signal, again, when all is answered
