@@ -110,6 +110,13 @@ def test_conversations_of_sharegpt_and_tasks_of_alpaca_are_read(tmp_path):
     assert "messages[0]: it has no text 'content'" in refused(lambda: read_rows(path, "train"))
 
 
+@pytest.mark.parametrize("who", ["gpt", "chatgpt", "bing", "bard"])
+def test_all_that_answer_in_sharegpt_are_the_assistant(tmp_path, who):
+    said = [{"from": "human", "value": "One?"}, {"from": who, "value": "1"}]
+    (row,) = bench(tmp_path, {"conversations": said})
+    assert row == Row([dict(role="user", content="One?")], "1", "bench")
+
+
 def test_fields_of_a_reader_that_are_named_like_a_benchmarks_change_nothing(tmp_path):
     own = {"prompt": "One?", "later": [1], "turns": "none", "text": 2, "category": 3}
     assert bench(tmp_path, own) == [Row("One?", "", "bench")]

@@ -36,7 +36,7 @@ MBPP = (
 )
 CLASS_EVAL = "Please complete the class {class_name} in the following code.\n{skeleton}"
 """What stands around a task of MBPP and of ClassEval: the wording of their papers."""
-SPEAKERS = {"human": "user", "gpt": "assistant"}
+SPEAKERS = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")
 """The roles of those whom ShareGPT names."""
 
 
