@@ -128,7 +128,11 @@ def test_config_errors(tmp_path, call, overrides, expected):
         (GOOD_ROW.encode() + b"\n\xff\xfe", "is not UTF-8"),
         (b'{"prompt": "x"}', "line 1 has no text field 'completion'"),
         (b'{"completion": "x"}', "line 1 has no text field 'prompt'"),
-        (b"[1, 2]", "line 1 has no text field 'prompt'"),
+        (b"[1, 2]", "line 1 is no JSON object; every line needs one"),
+        (
+            b"[\n{}\n]",
+            "line 1 is not valid JSON (Expecting value)",
+        ),
         (b'{"prompt": "x", "completion": ""}', "nothing is supervised"),
     ],
 )

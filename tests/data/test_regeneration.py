@@ -387,6 +387,11 @@ def test_a_template_that_forgets_turns_gives_a_sample_for_each(tmp_path):
         assert all(sample.ids[start:stop] == [11, 4] for start, stop in sample.earlier)
 
 
+def test_a_prompt_without_tokens_is_named(tmp_path):
+    sentence = refused(lambda: answered(tmp_path, ["w5", " "], Regeneration()))
+    assert sentence.startswith("data: the row that begins '': it has no tokens")
+
+
 def test_a_greeting_stays_as_it_is(tmp_path):
     target = chatting_target()
     messages = said("assistant w7", "user w5")

@@ -106,8 +106,18 @@ def test_conversations_of_sharegpt_and_tasks_of_alpaca_are_read(tmp_path):
         (asked, "2"), ([dict(role="user", content="One?")], "1"),
         ("Add.\n\n1 and 2", "3"), ("Sing.", "La."),
     ]  # fmt: skip
+    nulls = dict.fromkeys(("conversations", "messages", "prompt", "instruction", "turns"))
+    path.write_text("\n".join(json.dumps(nulls | line) for line in lines))
+    assert [(row.prompt, row.completion) for row in read_rows(path, "train")] == found
     path.write_text(json.dumps({"conversations": [{"from": ["human"], "value": 3}]}))
     assert "messages[0]: it has no text 'content'" in refused(lambda: read_rows(path, "train"))
+
+
+@pytest.mark.parametrize("who", ["gpt", "chatgpt", "bing", "bard"])
+def test_all_that_answer_in_sharegpt_are_the_assistant(tmp_path, who):
+    said = [{"from": "human", "value": "One?"}, {"from": who, "value": "1"}]
+    (row,) = bench(tmp_path, {"conversations": said})
+    assert row == Row([dict(role="user", content="One?")], "1", "bench")
 
 
 def test_fields_of_a_reader_that_are_named_like_a_benchmarks_change_nothing(tmp_path):

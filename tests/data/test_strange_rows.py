@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from tests.commands import config_of, refused
-from tests.tiny import tiny_target, tiny_tokenizer
+from tests.tiny import VOCABULARY, tiny_target, tiny_tokenizer
 from transformers import AutoTokenizer
 
 from slipstream.assets import locate
@@ -125,19 +125,32 @@ def test_half_a_character_in_a_prompt_is_refused(tokenizer):
     assert "surrogate" in refused(lambda: render_prompt(tiny_tokenizer(), "a\ud800"))
 
 
+def given(folder, lines) -> PromptCompletionData:
+    """Both splits are these lines, learned as they are."""
+    for split in ("train", "validation"):
+        text = "\n".join(map(json.dumps, lines))
+        (folder / f"{split}.jsonl").write_text(text)
+    settings = dict(max_train_rows=None, max_validation_rows=None, copying_rows=0)
+    return PromptCompletionData(
+        str(folder), None, None, **settings, generated_rows=0, max_length=512, batch_tokens=256,
+        regenerate=False, regeneration=Regeneration(), max_new_tokens=8, cache_dir="", seed=0,
+    )  # fmt: skip
+
+
 def test_samples_beyond_the_context_are_left_out_and_counted(tmp_path, caplog):
     target, words = tiny_target("llama", max_position_embeddings=32), " ".join(["w1"] * 40)
     lines = [{"prompt": "w1", "completion": "w2 w3"}, {"prompt": "w4", "completion": words}]
-    for split in ("train", "validation"):
-        text = "\n".join(map(json.dumps, lines))
-        (tmp_path / f"{split}.jsonl").write_text(text)
-    settings = dict(max_train_rows=None, max_validation_rows=None, copying_rows=0)
-    data = PromptCompletionData(
-        str(tmp_path), None, None, **settings, generated_rows=0, max_length=512, batch_tokens=256,
-        regenerate=False, regeneration=Regeneration(), max_new_tokens=8, cache_dir="", seed=0,
-    )  # fmt: skip
+    data = given(tmp_path, lines)
     data.prepare(tiny_tokenizer(), target)
     assert [len(sample.ids) for sample in data.samples["train"]] == [3]
     assert "dropped 1 of 2 train samples that are longer than 32 tokens" in caplog.text
     (batch,) = data.train_dataloader()
     assert torch.equal(batch.lengths, torch.tensor([3]))
+
+
+def test_given_rows_with_tokens_that_the_target_has_no_embedding_for_are_refused(tmp_path):
+    tokenizer, target = tiny_tokenizer(VOCABULARY + 1), tiny_target()
+    data = given(tmp_path, [{"prompt": "w1", "completion": f"w{VOCABULARY}"}])
+    assert refused(lambda: data.prepare(tokenizer, target)).startswith(
+        "data: the row that begins 'w1': the model has embeddings for 40 tokens, and token 40 is "
+    )

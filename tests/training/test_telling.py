@@ -67,6 +67,11 @@ def test_every_log_line_comes_once_and_none_advertises(run):
     assert "litlogger" not in printed + errors and "Tip:" not in printed + errors
 
 
+def test_the_first_sample_stands_below_its_heading(run):
+    before, _, below = run[1].partition("first sample, supervised tokens in green:\n")
+    assert "steps are few" in before and below.startswith("w")
+
+
 def test_wandb_is_given_the_config_of_the_run(run):
     (record,) = (run[0] / "wandb").glob("offline-run-*/*.wandb")
     assert b'"learning_rate":0.00125' in record.read_bytes().replace(b": ", b":")

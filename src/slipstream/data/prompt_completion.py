@@ -17,6 +17,7 @@ from slipstream.data.regeneration import Regeneration
 from slipstream.data.rendering import TRAINING, Sample, check_generation_markers, render_sample
 from slipstream.data.rows import Row, by_prompt, messages_of, named, spread
 from slipstream.data.sources import HubSets, Kinds, Paths, Sources, copying_rows
+from slipstream.decoding.answer import check_known
 from slipstream.targets.target import Target
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,8 @@ class PromptCompletionData(L.LightningDataModule):
                 for row in rows:
                     with naming(named(row.prompt)):
                         samples.append(render_sample(tokenizer, row.prompt, row.completion))
+                        if target is not None and samples[-1].ids:
+                            check_known(target, samples[-1].ids)
             if count := self.generated_rows[split]:
                 more = self.sources.synthetic(count, split)
                 sampled = replace(self.regeneration, temperature=1.0)

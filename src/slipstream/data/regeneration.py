@@ -149,6 +149,8 @@ class Conversation:
             return False
         with naming(named(said)):
             ids = render_prompt(tokenizer, said)
+            if not ids:
+                raise InputError("it has no tokens; leave the row out, or give it some text")
         if len(ids) >= self.most:
             self.too_long, self._turns = True, iter(())
             return False

@@ -36,7 +36,7 @@ MBPP = (
 )
 CLASS_EVAL = "Please complete the class {class_name} in the following code.\n{skeleton}"
 """What stands around a task of MBPP and of ClassEval: the wording of their papers."""
-SPEAKERS = {"human": "user", "gpt": "assistant"}
+SPEAKERS = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")
 """The roles of those whom ShareGPT names."""
 
 
@@ -173,10 +173,13 @@ def _parse_line(where: str, line: bytes, source: str, completion_required: bool)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, too
         reason = getattr(error, "msg", "nested too deeply, or a number is too long")
         raise InputError(
-            f"{where} is not valid JSON ({reason}); the file may be truncated: mend or remove "
-            "that line"
+            f"{where} is not valid JSON ({reason}); the file may be truncated, or a list over "
+            "several lines: every line needs one whole object"
         ) from error
-    record, later = _as_row(record if isinstance(record, dict) else {})
+    if not isinstance(record, dict):
+        raise InputError(f"{where} is no JSON object; every line needs one, and a file no list")
+    # null is what tables of several forms have for the fields of the others
+    record, later = _as_row({name: each for name, each in record.items() if each is not None})
     if record.get("tools"):
         raise InputError(f"{where} has 'tools', which nothing here tells a model; leave them out")
     if record.get("messages") and not isinstance(record.get("completion"), str):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, naming
 from slipstream.core.settings import Count, Settings, Text
 from slipstream.decoding.statistics import Statistics
 from slipstream.targets.target import Target
@@ -16,6 +16,16 @@ PATIENCE = 16
 TokenCallback = Callable[[int, bool, str], None]
 """Called with each token as it is decided, whether it had been drafted, and the text that it
 settles: whole characters, of which none may begin a stop string. Pieces add up to the answer."""
+
+
+def check_known(target: Target, ids: list[int]) -> None:
+    """`InputError` for a token that the target has no embedding for."""
+    known = target.model.get_input_embeddings().weight.shape[0]
+    if unknown := [token for token in (min(ids), max(ids)) if not 0 <= token < known]:
+        raise InputError(
+            f"the model has embeddings for {known} tokens, and token {unknown[0]} is none of them; "
+            "take the tokenizer that the model was trained with"
+        )
 
 
 @dataclass(frozen=True)
@@ -34,16 +44,13 @@ class Limits(Settings):
 
     def check_prompts(self, target: Target, prompts: list[list[int]]) -> list[int]:
         """How many tokens may be emitted for each; `InputError` if a prompt leaves no room."""
-        rooms, known = [], target.model.get_input_embeddings().weight.shape[0]
+        rooms: list[int] = []
         for number, ids in enumerate(prompts):
             name = "prompt" if len(prompts) == 1 else f"prompt {number} of the batch"
             if not ids:
                 raise InputError(f"{name}: it has no tokens; give some text")
-            if unknown := [token for token in (min(ids), max(ids)) if not 0 <= token < known]:
-                raise InputError(
-                    f"{name}: the model has embeddings for {known} tokens, and token {unknown[0]} "
-                    "is none of them; take the tokenizer that the model was trained with"
-                )
+            with naming(name):
+                check_known(target, ids)
             room = target.max_positions - len(ids)
             if room < 1:
                 raise InputError(

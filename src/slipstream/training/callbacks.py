@@ -52,14 +52,14 @@ def tell_run(trainer: L.Trainer, module: L.LightningModule) -> None:
         f"memory estimate: {memory_estimate(trainer, module)}{shared}\n"
         f"steps: {steps:,}, with {epoch_batches(trainer, batches):,} batches an epoch\n"
         f"data: {len(samples):,} training samples, "
-        f"{100 * data.supervised_share:.1f} % of their tokens supervised\n"
-        "first sample, supervised tokens in green:"
+        f"{100 * data.supervised_share:.1f} % of their tokens supervised"
     )
     if steps < 2 * module.warmup_steps:
         console.print(
             f"note: {steps} steps are few; raise trainer.max_epochs or max_steps, "
             "or lower trainer.accumulate_grad_batches"
         )
+    console.print("first sample, supervised tokens in green:")
     console.print(_masked(samples[0], data.tokenizer))
 
 
