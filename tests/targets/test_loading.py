@@ -115,6 +115,12 @@ def test_a_template_is_told_its_arguments_for_good(tmp_path):
     with pytest.raises(InputError, match="with another chat_template than"):
         load_speculator(saved, given)
     assert given.tokenizer.own_template and not getattr(told.tokenizer, "own_template", False)
+    (tmp_path / "own.jinja").write_text("w7 {{ messages[0]['content'] }}")
+    read = load_target(str(folder), device="cpu", chat_template=str(tmp_path / "own.jinja"))
+    assert read.fingerprint == given.fingerprint
+    for wrong in ("", "other.jinja", "w7"):
+        said = refused(str(folder), chat_template=wrong)
+        assert said.startswith(f"target.chat_template: '{wrong}' is no file of text")
     for wrong in ({"a b": True}, {1: 2}, {"brief": None}):
         said = refused(str(folder), chat_template_kwargs=wrong)
         assert said.startswith("target.chat_template_kwargs: ") and "must be a name" in said

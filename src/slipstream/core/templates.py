@@ -1,8 +1,9 @@
-"""Arguments of chat templates, such as `enable_thinking` of Qwen3: what may be told."""
+"""Chat templates that are given, and their arguments, such as `enable_thinking` of Qwen3."""
 
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from slipstream.core.errors import InputError
 
@@ -11,6 +12,19 @@ FIELD = "chat_template_kwargs"
 """What servers call them."""
 NAME, TEXT = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII), re.compile(r"[\w .,:+-]{0,64}")
 """Names, and texts that spell no special token."""
+
+
+def template_of(given: str | None) -> str | None:
+    """A chat template, given as its text or as a file with it; `InputError` for neither."""
+    if given is None or "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"target.chat_template: {given[:64]!r} is no file of text and no template, which would "
+            "have {{ }} or {% %}; name a file with one, or give its text"
+        ) from error
 
 
 def check_arguments(arguments: Mapping[object, object], field: str = FIELD) -> None:

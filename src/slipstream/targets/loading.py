@@ -20,7 +20,7 @@ from slipstream.core.errors import (
 )
 from slipstream.core.files import check_intact
 from slipstream.core.settings import Text, checked
-from slipstream.core.templates import FIELD, check_arguments
+from slipstream.core.templates import FIELD, check_arguments, template_of
 from slipstream.targets import quantized
 from slipstream.targets.families import FAMILIES, check_architecture, family_of
 from slipstream.targets.fingerprints import fingerprint
@@ -66,19 +66,19 @@ def load_target(
     device: 'auto' takes CUDA if there is any. packed: lay the weights out for decoding, on a CPU
     reordered where that is faster, on a GPU fused (see targets/packed.py). adapter: a PEFT adapter
     (folder or hub id) to merge into the weights, or to run beside quantised ones. quantization:
-    'int8' or 'nf4' (bitsandbytes), None for the weights as they are. chat_template: in place of the
-    tokenizer's own; chat_template_kwargs: what it is told, such as {"enable_thinking": False}.
-    architecture: what the model's config must say. device_map: accelerate's, to spread the layers
-    over devices ('auto', or a device for each module); in place of `device`.
-    tensor_parallel: split every layer over the processes that torchrun started, by transformers'
-    own plan. reads_markers: take special tokens that are spelled in texts for those tokens, as in
-    prompts that were rendered before. Weights are safetensors, or pickles of tensors alone, and no
-    code of a model's folder is run. Raises `InputError` for what cannot be opened.
+    'int8' or 'nf4' (bitsandbytes). chat_template: in place of the tokenizer's, or a file with it;
+    chat_template_kwargs: what it is told, as in {"enable_thinking": False}. architecture: what the
+    model's config must say. device_map: accelerate's, to spread the layers over devices ('auto', or
+    a device for each module); in place of `device`. tensor_parallel: split every layer over the
+    processes that torchrun started, by transformers' own plan. reads_markers: take special tokens
+    that are spelled in texts for those tokens, as in prompts rendered before. Raises `InputError`
+    for what cannot be opened: weights that are not tensors alone, code in a model's folder too.
     """
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
     device, location, told = _available(device), locate(name), dict(chat_template_kwargs or {})
     check_arguments(told, f"target.{FIELD}")
+    chat_template = template_of(chat_template)
     try:
         check_intact(location)
         said = _config(location)
