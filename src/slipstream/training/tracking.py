@@ -85,7 +85,9 @@ def wandb_logger(
     known = re.fullmatch(r"(?:offline-)?run-\d+_\d+-(.+)", last)
     own = known[1] if known and resume is not None and mode == "online" else None
     given = dict(project=project, save_dir=save_dir, name=name, tags=tags, id=own)
-    return WandbLogger(**given, mode=mode, settings=settings)
+    logger = WandbLogger(**given, mode=mode, settings=settings)
+    logger._wandb_init.pop("anonymous", None)  # Lightning's None, of which W&B warns
+    return logger
 
 
 def _logged_in() -> bool:
