@@ -81,7 +81,8 @@ LLAMA_LIKE = {
         **TWO_KINDS,
         rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
     ),
-    "gemma3_text": dict(**TWO_KINDS, head_dim=8),
+    # tied, so small a model repeats its last token
+    "gemma3_text": TWO_KINDS | dict(head_dim=8, query_pre_attn_scalar=8, tie_word_embeddings=False),
     "granite": dict(embedding_multiplier=3.0, logits_scaling=5.0, residual_multiplier=0.5),
 }
 for name, own in LLAMA_LIKE.items():
