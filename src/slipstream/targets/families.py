@@ -203,7 +203,7 @@ class KindsFamily(Family):
 
 
 class OLMo3Family(KindsFamily, OLMo2Family):
-    """OLMo 3: both."""
+    """OLMo 3: norms as in OLMo 2, and a rotation for each kind of layers, as in Gemma 3."""
 
 
 class GraniteFamily(Family):

@@ -71,8 +71,8 @@ def load_target(
     model's config must say. device_map: accelerate's, to spread the layers over devices ('auto', or
     a device for each module); in place of `device`. tensor_parallel: split every layer over the
     processes that torchrun started, by transformers' own plan. reads_markers: take special tokens
-    that are spelled in texts for those tokens, as in prompts rendered before. Raises `InputError`
-    for what cannot be opened: weights that are not tensors alone, code in a model's folder too.
+    that are spelled in texts for those tokens, as in prompts rendered before. No code of a model's
+    folder is run. Raises `InputError` for what cannot be opened, pickles of more than tensors, too.
     """
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
