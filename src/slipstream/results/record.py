@@ -140,6 +140,5 @@ def bounded(value: float | None, low: float | None, high: float | None) -> str |
     >>> bounded(1.5, 1.25, 1.75), bounded(1.5, 1.5, 1.5)
     ('1.50 ±0.25', '1.50')
     """
-    if value is None or low == high:
-        return None if value is None else cell(value)
-    return f"{cell(value)} ±{(high - low) / 2:.2f}"
+    half = "" if low == high else f" ±{(high - low) / 2:.2f}"
+    return None if value is None else cell(value) + half
